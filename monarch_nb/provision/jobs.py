@@ -24,7 +24,7 @@ from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, Tru
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Progress
-from monarch_nb.provision.launchers import UNHELD_S, Ask, Job, Launcher, Look, launcher, target_of
+from monarch_nb.provision.launchers import UNHELD_S, Ask, Job, Launcher, Look, launcher, size_of, target_of
 from monarch_nb.times import duration
 from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import (
@@ -158,9 +158,8 @@ def obtain(
     asked = ask(pool, job.paths)
     is_other = (job.on, job.nodes, job.procs, job.gpus) != (on, asked.nodes, asked.procs, asked.gpus)
     if is_other and len(there) < 2:  # what is in several jobs says itself how large it is
-        kind = counted(job.gpus or job.procs, "gpu" if job.gpus else "proc")
         raise ReservationConflict(
-            f"{job.reservation!r} has {way.title} {job.id} already, with {counted(job.nodes, 'node')} × {kind}; "
+            f"{job.reservation!r} has {way.title} {job.id} already, with {size_of(job)}; "
             "--replace ends it first, or choose another name"
         )
     if job.served and way.look(job).state == "running":
@@ -187,7 +186,8 @@ def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Prog
     way = launcher(like.on)
 
     def ask(pool: str, paths: TrustPaths) -> Ask:
-        there = [node for job in jobs_of_pool(pool) for node in published(job.paths.published)]
+        others = jobs_of_pool(pool)
+        there = [node for job in others for node in published(job.paths.published)]
         return Ask(
             like.reservation,
             pool,
@@ -199,6 +199,7 @@ def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Prog
             paths,
             preload=like.preload,
             beside=tuple(dict.fromkeys(node.node_id for node in there)),
+            further_to=tuple(job.id for job in others),
         )
 
     for job in jobs_of_pool(like.pool):
@@ -243,7 +244,7 @@ def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: 
         for of_all, own in ((of_pool.identity, paths.identity), (of_pool.node, paths.node)):
             write_private(own, read_private(of_all))
         paths.published.mkdir(mode=0o700, exist_ok=True)
-        job = replace(job, id=way.ask(asked))
+        job = replace(job, id=_asked_of(way, asked))
         try:
             remember(job)
         except BaseException:
@@ -253,6 +254,17 @@ def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: 
         _remove(paths)
         raise
     return job
+
+
+def _asked_of(way: Launcher, asked: Ask) -> str:
+    """Ask an engine; return how it calls the job. What it never has is named when nobody has: a further job."""
+    try:
+        return way.ask(asked)
+    except CapacityError as error:
+        if not asked.beside:
+            raise
+        what = f"no {size_of(asked)} beside {', '.join(asked.beside)}"
+        raise CapacityError(f"{what}: {error}", waiting_helps=error.waiting_helps) from None
 
 
 def _user() -> str:
@@ -315,7 +327,7 @@ def _check(way: Launcher, job: Job, look: Look) -> None:
         kind = CapacityError if look.no_room else PoolError
         raise kind(f"{look.text}{_log_tail(job) if look.logged else ''}")
     if look.trouble and look.state == "waiting":
-        raise CapacityError(f"{way.title} {job.id} would wait for ever: {look.trouble}")
+        raise CapacityError(f"{way.title} {job.id} for {size_of(job)} would wait for ever: {look.trouble}")
     if look.trouble:
         raise PoolError(f"{way.title} {job.id}: {look.trouble}{_log_tail(job)}")
 

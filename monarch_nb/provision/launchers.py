@@ -18,6 +18,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from monarch_nb.config import DEFAULT_PRELOAD, TrustPaths
 from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import ENTRY_POINTS, Option
 
 UNHELD_S = 300.0
@@ -39,6 +40,7 @@ class Ask:
         target: what of the engine is meant: "lab" of `--on ssh:lab`; empty when it is not said.
         preload: what the ranks will have imported already.
         beside: names of the nodes that the pool has already: new ones are to be other machines.
+        further_to: what the engine calls the jobs that brought these.
     """
 
     reservation: str
@@ -52,6 +54,7 @@ class Ask:
     target: str = ""
     preload: tuple[str, ...] = DEFAULT_PRELOAD
     beside: tuple[str, ...] = ()
+    further_to: tuple[str, ...] = ()
 
     def allocator(self, node_id: str = "", toward: Sequence[str] = (), *, publish: bool = True) -> list[str]:
         """Return the command that runs an allocator in the foreground. A node that has no such home directory needs a
@@ -110,6 +113,12 @@ class Job:
     price_per_hour: float = 0.0
     cuts_s: float = 0.0
     unwanted: bool = False
+
+
+def size_of(asked: Ask | Job) -> str:
+    """Return how much is asked for, as people say it: "2 nodes × 8 gpus"."""
+    kind = counted(asked.gpus or asked.procs, "gpu" if asked.gpus else "proc")
+    return f"{counted(asked.nodes, 'node')} × {kind}"
 
 
 @dataclass(frozen=True)

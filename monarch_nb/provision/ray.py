@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class RayLauncher:
 
     def ask(self, ask: Ask) -> str:
         """Ask for a placement group; it is checked first whether the cluster can ever have it."""
-        address, bundle, _ = _found(ask)
+        address, bundle, facts = _found(ask)
         group = f"monarch-nb-{_user()}{ask.reservation}-{secrets.token_hex(2)}"
         try:
             _call(
@@ -73,6 +73,7 @@ class RayLauncher:
                 group=group,
                 nodes=ask.nodes,
                 bundle=bundle,
+                avoid=facts["taken"],
                 pool=ask.pool,
                 arguments=_arguments(ask),
                 environment={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -187,9 +188,10 @@ def _found(ask: Ask) -> tuple[str, dict[str, float], dict[str, Any]]:
     wanted = parse_flags(ask.arguments, _default_address())
     address = str(_call("find", address=wanted.address)["address"])
     bundle = wanted.bundle(ask)
-    facts = _call("cluster", address=address)
+    groups = [group for group, _, where in (each.rpartition("@") for each in ask.further_to) if where == address]
+    facts = _call("cluster", address=address, groups=groups)
     if not facts["grows"]:
-        check_fits(facts["nodes"], bundle, ask.nodes, address)
+        check_fits(facts["nodes"], bundle, ask.nodes, address, facts["taken"])
     return address, bundle, facts
 
 
@@ -208,21 +210,32 @@ def _user() -> str:
         return ""
 
 
-def check_fits(nodes: Sequence[Mapping[str, Any]], bundle: Mapping[str, float], count: int, address: str) -> None:
+def check_fits(
+    nodes: Sequence[Mapping[str, Any]],
+    bundle: Mapping[str, float],
+    count: int,
+    address: str,
+    taken: Collection[str] = (),
+) -> None:
     """Check that a cluster can ever have what is asked for.
+
+    Args:
+        taken: ids of nodes of which the reservation has a part already: it is to be on others.
 
     Raises:
         CapacityError: it never has.
     """
     alive = sorted((node for node in nodes if node["alive"]), key=lambda node: str(node["name"]))
-    fitting = [node for node in alive if _has(node["total"], bundle)]
+    fitting = [node for node in alive if node["id"] not in taken and _has(node["total"], bundle)]
     if len(fitting) >= count:
         return
+    held = ", ".join(str(node["name"]) for node in alive if node["id"] in taken)
     there = "; ".join(f"{node['name']} {_sizes(node['total'], bundle)}" for node in alive[:SHOWN_NODES])
     more = f"; and {len(alive) - SHOWN_NODES} more" if len(alive) > SHOWN_NODES else ""
+    each = f"with {_sizes(bundle, bundle)} each{f' beside {held}' if held else ''}"
     raise CapacityError(
-        f"the Ray cluster at {address} never has {counted(count, 'node')} with {_sizes(bundle, bundle)} each, and no "
-        f"autoscaler that could add some. Its nodes: {there}{more}. Ask for less, or for fewer CPUs: ... -- --cpus=1"
+        f"the Ray cluster at {address} never has {counted(count, 'node')} {each}, and no autoscaler that could add "
+        f"some. Its nodes: {there}{more}. Ask for less, or for fewer CPUs: ... -- --cpus=1"
     )
 
 

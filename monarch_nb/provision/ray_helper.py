@@ -8,12 +8,13 @@ ask for nodes, to give them back, and to read a log.
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import logging
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,8 @@ IDLE_S = 30.0
 """It ends when nobody has asked for so long."""
 LOG_S = 20.0
 LOG_TAIL_BYTES = 8192
+NODE_ID_LABEL = "ray.io/node-id"
+"""Ray gives every node a label of this name, with its id."""
 
 Facts = dict[str, Any]
 
@@ -55,10 +58,10 @@ def find(facts: Facts) -> Facts:
 
 
 def cluster(facts: Facts) -> Facts:
-    """Return what a cluster has, and whether it can get more."""
+    """Return what a cluster has, whether it can get more, and which of its nodes some placement groups use."""
     store, state = _connect(facts["address"])
     _check_versions(store)
-    return {"nodes": _nodes(state), "grows": _grows(store, state)}
+    return {"nodes": _nodes(state), "grows": _grows(store, state), "taken": _taken(state, facts["groups"])}
 
 
 def ask(facts: Facts) -> Facts:
@@ -75,7 +78,8 @@ def ask(facts: Facts) -> Facts:
             base64.b64decode(facts["certificate"]),
         )
         bundle = facts["bundle"]
-        group = placement_group([bundle] * start.nodes, "STRICT_SPREAD", name=start.group, lifetime="detached")
+        wants = {"name": start.group, "lifetime": "detached", **_elsewhere(facts["avoid"], start.nodes)}
+        group = placement_group([bundle] * start.nodes, "STRICT_SPREAD", **wants)
         others = {name: size for name, size in bundle.items() if name not in ("CPU", "GPU")}
         for index in range(start.nodes):
             actor = ray.remote(NotebookNode).options(
@@ -88,6 +92,21 @@ def ask(facts: Facts) -> Facts:
             )
             actor.remote(start, index)
     return {}
+
+
+def _elsewhere(avoid: Sequence[str], count: int) -> Facts:
+    """Return what has the nodes of a placement group be none of some: a Ray that is older spreads each by itself."""
+    if not avoid or "bundle_label_selector" not in inspect.signature(placement_group).parameters:
+        return {}
+    return {"bundle_label_selector": [{NODE_ID_LABEL: f"!in({','.join(avoid)})"}] * count}
+
+
+def _taken(state: GlobalState, groups: Sequence[str]) -> list[str]:
+    """Return the nodes on which the actors of some placement groups live. Ray gives a group another node for one that
+    has failed, which it does not use."""
+    starts = tuple(actor_name(group, 0).removesuffix("0") for group in groups)
+    living = (actor for actor in state.actor_table(None).values() if starts and actor["State"] == "ALIVE")
+    return sorted({actor["Address"]["NodeID"] for actor in living if actor["Name"].startswith(starts)})
 
 
 def look(facts: Facts) -> Facts:

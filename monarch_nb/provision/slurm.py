@@ -124,7 +124,7 @@ class SlurmLauncher:
         words = ["sbatch", "--parsable", *ask.arguments]
         done = _run(words, script(ask))
         if done.returncode:
-            raise _refusal(done.stderr)
+            raise _refusal(done.stderr, is_further=bool(ask.beside))
         return done.stdout.strip().partition(";")[0]
 
     def look(self, job: Job) -> Look:
@@ -173,6 +173,8 @@ def script(ask: Ask) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
     lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &&"]
+    failed = shlex.join(["grep", "-c", "^srun: error: Node failure on ", str(ask.paths.log)])
+    lines += [f'[ "$({failed})" -lt {ask.nodes} ] &&  # else what has become of them is still to be told']
     lines += [f"{{ {ask.removal()}; }}"]
     return "\n".join(lines) + "\n"
 
@@ -389,13 +391,16 @@ def _environment(allocation: str = "") -> dict[str, str]:
     return kept | own
 
 
-def _refusal(said: str) -> UsageError | CapacityError | PoolError:
-    """Return the error for what sbatch said when it refused."""
+def _refusal(said: str, *, is_further: bool = False) -> UsageError | CapacityError | PoolError:
+    """Return the error for what sbatch said when it refused.
+
+    Args:
+        is_further: whether it was asked for more of what it had given before, with the same flags.
+    """
     text = f"Slurm refused the job: {_said(said)}"
     if "Requested node configuration" in said or "time limit" in said.lower() or "More processors" in said:
-        return CapacityError(
-            f"{text}. Ask for less, or name a partition that has it: ... -- --partition=NAME{_partitions()}"
-        )
+        other = "" if is_further else f", or name a partition that has it: ... -- --partition=NAME{_partitions()}"
+        return CapacityError(f"{text}. Ask for less{other}")
     if "partition" in said:
         return UsageError(f"{text}{_partitions()}")
     if "Unable to contact" in said or "Zero Bytes" in said or "Connection" in said:

@@ -219,7 +219,11 @@ def test_what_could_not_be_ended_is_said_with_what_ends_it(engine: Engine, monke
 @pytest.mark.parametrize(
     ("look", "error", "said"),
     [
-        (Look("waiting", "", "NoSuchMachine"), CapacityError, "engine job 1 would wait for ever: NoSuchMachine"),
+        (
+            Look("waiting", "", "NoSuchMachine"),
+            CapacityError,
+            "engine job 1 for 2 nodes × 1 proc would wait for ever: NoSuchMachine",
+        ),
         (Look("ended", "engine job 1 failed"), PoolError, "(?s)engine job 1 failed; its log ends with\n.*no torch"),
         (Look("running", "", "n1 has ended"), PoolError, "(?s)engine job 1: n1 has ended; its log.*no torch"),
     ],
@@ -375,10 +379,20 @@ class TestFurtherJobs:
 
     def test_one_that_comes_to_nothing_leaves_the_other_as_it_was(self, engine: Engine, first: Job) -> None:
         engine.looks = [Look("waiting", "", "NoSuchMachine")]
-        with pytest.raises(CapacityError, match="engine job 2 would wait for ever"):
+        with pytest.raises(CapacityError, match="engine job 2 for 2 nodes × 1 proc would wait for ever"):
             self.more(first)
         assert jobs.jobs() == [first]
         assert [path.name for path in first.paths.directory.parent.iterdir()] == ["1"]
+
+    def test_one_that_there_never_is_is_named(
+        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(_: Ask) -> NoReturn:
+            raise CapacityError("there are 3 nodes")
+
+        monkeypatch.setattr(engine, "ask", refuse)
+        with pytest.raises(CapacityError, match=r"^no 2 nodes × 1 proc beside n0, n1: there are 3 nodes$"):
+            self.more(first)
 
     def test_one_whose_client_died_is_waited_for_when_it_is_as_large(
         self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch

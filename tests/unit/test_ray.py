@@ -98,6 +98,11 @@ class TestFits:
         check_fits([node("n1"), node("n2")], BUNDLE, 2, "10.0.0.1:6379")
         with pytest.raises(CapacityError):
             check_fits([node("n1"), node("n2", alive=False)], BUNDLE, 2, "10.0.0.1:6379")
+        check_fits([node("n1"), node("n2")], BUNDLE, 1, "10.0.0.1:6379", ["id-n1"])
+        with pytest.raises(
+            CapacityError, match=r"never has 1 node with 8 GPU, 8 CPU each beside n1, and no autoscaler"
+        ):
+            check_fits([node("n1"), node("n2", alive=False)], BUNDLE, 1, "10.0.0.1:6379", ["id-n1"])
 
     def test_nodes_that_are_full_now_do(self) -> None:
         check_fits([node("n1", free=0.0)], BUNDLE, 1, "10.0.0.1:6379")

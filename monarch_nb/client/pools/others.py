@@ -48,6 +48,19 @@ def no_nodes(name: str) -> str:
     return f"{said}; {others}" if others else said
 
 
+def how_to_add(name: str, nodes: int) -> str:
+    """Return how a pool comes to have so many nodes, behind what was said; empty for one of jobs: its engine is asked.
+
+    Example:
+        >>> how_to_add("local", 4)
+        '; monarch-nb up --nodes 4 adds nodes to a local pool'
+    """
+    if not is_pool(name):
+        return f"; monarch-nb up --nodes {nodes} adds nodes to a local pool"
+    of_jobs = TrustPaths(pools_directory() / name).jobs.exists()
+    return "" if of_jobs else f"; monarch-nb pool add {name} HOST says where another one is"
+
+
 def check_meant(name: str) -> None:
     """Refuse to start a local pool under a name that may be a misspelt pool of hosts.
 

@@ -9,6 +9,7 @@ elastic      the nodes of a Reservation: replaced, more, fewer
 replacing    puts free nodes in the places of some
 growing      lets it have more nodes, or fewer
 changing     lets it have other nodes, all or nothing
+without      how it goes on without some nodes, as people type it
 further      more nodes of an engine, for one that has some of it
 arguments    what `reserve` is given, checked
 jobs         nodes that come as a job of an engine, for a reservation

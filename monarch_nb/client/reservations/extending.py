@@ -12,6 +12,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, not_whole
 from monarch_nb.client.reservations.further import Ended
+from monarch_nb.client.reservations.without import way_without
 from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import jobs
@@ -68,12 +69,14 @@ def _held_while_all_last(pool: Pool, held: HeldReservation, ended: Sequence[Job]
     jobs.remember(replace(job, cuts_s=job.cuts_s + left_s - most_s))
     passed_s = facts.time_s - facts.time_left_s if facts.time_s else time.time() - facts.created_at
     call(_set_limit(pool, held.reservation_id, name, passed_s + most_s))
-    names = jobs.nodes_in(job, {node.node_address: node.name for node in held.connections.values()})
-    shrink = f"%mesh shrink {name} {' '.join(f'--node {node}' for node in names)} --into main"
-    return (
-        f"{jobs.title_of(job)} with {', '.join(names)} ends first: {name} is held for {duration(most_s)} now, "
-        f"until {time_of_day(time.time() + most_s)}; {shrink} goes on without"
+    places = {node.node_address: place for place, node in held.connections.items()}
+    leaving = [places[address] for address in jobs.nodes_in(job, {address: address for address in places})]
+    names = ", ".join(held.connections[place].name for place in leaving)
+    line = (
+        f"{jobs.title_of(job)} with {names} ends first: {name} is held for {duration(most_s)} now, "
+        f"until {time_of_day(time.time() + most_s)}"
     )
+    return "; ".join([line, *(f"{way} goes on without" for way in filter(None, [way_without(held, leaving)]))])
 
 
 def _jobs_of(pool: Pool, held: HeldReservation) -> tuple[list[Job], float]:

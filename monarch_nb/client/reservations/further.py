@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.pool import Pool, Progress
-from monarch_nb.errors import MonarchNbError, UsageError, say_too
+from monarch_nb.client.pools.pool import MOST_RACES, Pool, Progress
+from monarch_nb.errors import CapacityError, MonarchNbError, UsageError, say_too
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Job
 from monarch_nb.times import Duration, seconds_of
@@ -52,7 +52,8 @@ def with_further_nodes(
     take: Callable[[bool | Duration], T],
 ) -> T:
     """Return what `take` returns, which is told whether to wait for what others hold. In the pool of a job the engine
-    is asked for another one first, when nodes are missing. One that was asked for here is ended if nothing comes of it.
+    is asked for another one first, when nodes are missing, and so it is when others were faster. One that was asked for
+    here is ended if nothing comes of it.
 
     Args:
         missing: returns, on the background loop, how many nodes are missing, and what is left of the reservation's
@@ -70,14 +71,27 @@ def with_further_nodes(
         return take(asking.wait)
     longest_s = None if isinstance(asking.wait, bool) else seconds_of(asking.wait, "wait")
     added: list[Job] = []
-    try:
+
+    def ask() -> bool:
+        """Return whether no node is missing then: else the new ones are not what they should be, as `take` says."""
         count, left_s = call(missing())
         while count:
             time_s = left_s and left_s + jobs.SOONER_S if asking.time is None else seconds_of(asking.time, "time")
             added.append(jobs.add(like, count, time_s, longest_s, say))
             before, (count, left_s) = count, call(missing())
             if count >= before:
-                break  # the new nodes are not what they should be: `take` says so
+                return False
+        return True
+
+    try:
+        for _ in range(MOST_RACES):
+            are_there = ask()
+            try:
+                return take(False)
+            except CapacityError:
+                if not are_there:
+                    raise
+        ask()
         return take(False)
     except BaseException as error:
         ended = end_unused(pool, added, say)

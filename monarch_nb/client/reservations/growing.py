@@ -16,12 +16,14 @@ from monarch_nb.client.files.record import FilesRecord
 from monarch_nb.client.pools.beside import checked
 from monarch_nb.client.pools.choosing import Shape, lacking
 from monarch_nb.client.pools.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.others import how_to_add
 from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.reservations.changing import Change, Others, Plan, free_nodes, look, look_again, taking_turns
 from monarch_nb.client.reservations.extending import hold_while_all_last
 from monarch_nb.client.reservations.further import Asking, end_jobs_of, with_further_nodes
 from monarch_nb.client.reservations.placing import main_of
+from monarch_nb.client.reservations.without import way_without
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import CapacityError, NodeUnreachable, NoSuchMesh, UsageError
 from monarch_nb.ground.code_names import mesh_flag
@@ -343,10 +345,10 @@ def _check_all_answer(held: HeldReservation, absent: Collection[int]) -> None:
     """Raise NodeUnreachable for nodes on which ranks are to start, and that do not answer."""
     if absent:
         name, names = held.facts.name, ", ".join(held.absent[place].name for place in sorted(absent))
+        do, others = ("does", "another in its place") if len(absent) == 1 else ("do", "others in their places")
         raise NodeUnreachable(
-            f"{names} {'does' if len(absent) == 1 else 'do'} not answer, so that no ranks can start there: "
-            f"%mesh replace {name} puts another in its place, %mesh shrink {name} --node {names.split(', ')[0]} "
-            f"--into {MAIN_MESH} goes on without it"
+            f"{names} {do} not answer, so that no ranks can start there: %mesh replace {name} puts {others}; "
+            f"{way_without(held, absent)} goes on without"
         )
 
 
@@ -356,7 +358,7 @@ def _found(pool: Pool, held: HeldReservation, count: int, others: Others) -> lis
     what_for = f"{name} to have {counted(total, 'node')}"
     if not others:
         raise CapacityError(
-            f"no free node for {what_for}: the pool {pool.name!r} has no other that answers; "
-            "monarch-nb up --nodes N adds nodes to a local pool"
+            f"no free node for {what_for}: the pool {pool.name!r} has no other that answers"
+            f"{how_to_add(pool.name, total)}"
         )
     return free_nodes(pool, held, count, others, what_for)

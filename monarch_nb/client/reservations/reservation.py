@@ -120,7 +120,10 @@ class Reservation(Elastic):
             ReservationNotFound: it was released.
             AccessDenied: its owner shares it with us no longer.
         """
-        return reservation_info(call(self.held(memory=memory)), self.pool)
+        info = reservation_info(call(self.held(memory=memory)), self.pool)
+        if not info.absences or not (said := jobs.trouble(self.pool)):
+            return info
+        return dataclasses.replace(info, absences=tuple(f"{absence}; {said}" for absence in info.absences))
 
     async def held(self, *, memory: bool = False) -> HeldReservation:
         """Return what its nodes say, as they say it. On the background loop."""

@@ -45,6 +45,19 @@ def test_gpus_are_ray_s_to_count(way: Ray) -> None:
     eventually(lambda: not way.left())
 
 
+@pytest.mark.slow
+def test_further_nodes_are_other_machines(way: Ray) -> None:
+    """Each has room for all of them."""
+    dev = reserve("dev", procs=1, preload=[], on="ray")
+    dev.grow(2, into="main")
+    dev.grow(3, into="main")
+    assert sorted(dev.node_names) == ["n0", "n1", "n2"]
+    with pytest.raises(CapacityError, match=r"never has 1 node with 1 CPU each beside n0, n1, n2"):
+        dev.grow(4, into="main")
+    dev.release()
+    eventually(lambda: not way.left())
+
+
 def secrets_seen(way: Ray) -> list[str]:
     """Return where the key of a node can be read: in command lines, environments, and files of Ray's."""
     [job] = jobs.jobs()

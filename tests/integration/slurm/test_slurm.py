@@ -203,6 +203,21 @@ def test_a_node_that_failed_is_replaced_by_one_of_another_job(slurm: Path, way: 
     way.clean_up(lost)
 
 
+def test_why_a_node_without_ranks_of_main_was_lost_is_said(slurm: Path, way: Slurm) -> None:
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    dev.grow(2)
+    lost, [_, second] = dev.node_names[1], jobs.jobs()
+    way.lose(lost)
+    eventually(lambda: any(lost in absence for absence in dev.status(memory=False).absences))
+    said = rf"^{lost} unreachable.*; Slurm job {second.id} ended: a node failed \(NODE_FAIL, .*%mesh replace dev asks"
+    [absence] = dev.status(memory=False).absences
+    assert re.match(said, absence), absence
+    [away] = (info.absence for info in dev.meshes["grown"].status() if info.absence)
+    assert re.match(said, away), away
+    dev.release()
+    has_gone()
+
+
 def test_when_one_of_two_jobs_is_cancelled_the_nodes_of_the_other_go_on(slurm: Path) -> None:
     """Here the first, for which the pool was made."""
     dev = reserve("dev", procs=1, preload=[], on="slurm")

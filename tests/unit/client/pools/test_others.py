@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.pools.others import check_meant, known_pools, no_nodes, other_pools
+from monarch_nb.client.pools.others import check_meant, how_to_add, known_pools, no_nodes, other_pools
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import PoolError
 from monarch_nb.trust.membership import make_pool
@@ -62,3 +62,10 @@ def test_pools_of_this_machine_are_known_while_they_are_up(tmp_path: Path, monke
     (home / "mine" / "pool.json").touch()
     (home / "notebooks").mkdir()
     assert known_pools() == ["mine", "lab"]
+
+
+def test_each_kind_of_pool_gets_nodes_in_its_way() -> None:
+    make_pool("lab", "alice")
+    assert how_to_add("lab", 4) == "; monarch-nb pool add lab HOST says where another one is"
+    make_paths("lab").jobs.mkdir()
+    assert how_to_add("lab", 4) == "", "an engine is asked"

@@ -95,6 +95,28 @@ def test_it_is_not_asked_for_ever(engine: Engine) -> None:
     assert engine.ended == [2], "what was asked for in vain is given back"
 
 
+def test_what_others_took_meanwhile_is_asked_for(engine: Engine) -> None:
+    """It was free when it was counted."""
+    refusals = [CapacityError("only 0 of 1 can take 1 proc")]
+
+    def take(wait: bool | Duration) -> str:
+        if refusals:
+            raise refusals.pop()
+        return taken(wait)
+
+    assert with_further_nodes(POOL, Asking(False), missing(0, 1, 0), silent, take) == "taken, wait=False"
+    assert [nodes for nodes, *_ in engine.asked] == [1]
+    assert engine.ended == []
+
+
+def test_others_are_not_raced_for_ever(engine: Engine) -> None:
+    def refuse(_: bool | Duration) -> None:
+        raise CapacityError("others were faster")
+
+    with pytest.raises(CapacityError, match="others were faster"):
+        with_further_nodes(POOL, Asking(False), missing(*[0] * 100), silent, refuse)
+
+
 def test_it_is_for_what_is_left_of_the_time_or_what_is_said(engine: Engine) -> None:
     for time, wait in ((None, False), ("2h", "30m")):
         with_further_nodes(POOL, Asking(wait, time), missing(1, 0, left_s=600.0), silent, taken)
