@@ -14,6 +14,11 @@ def known_pools() -> list[str]:
     return list(dict.fromkeys([*local_pools(), *pool_names()]))
 
 
+def _is_of_jobs(pool: str) -> bool:
+    """Whether a pool was made for jobs of an engine."""
+    return TrustPaths(pools_directory() / pool).jobs.exists()
+
+
 def how_to_name(pool: str) -> str:
     """Return how one says which pool is meant."""
     return f"--pool {pool}, or {POOL_VARIABLE}={pool}"
@@ -26,9 +31,7 @@ def other_pools(name: str) -> str:
         >>> other_pools("local")  # doctest: +SKIP
         'you have the pool lab: --pool lab, or MONARCH_NB_POOL=lab'
     """
-    others = [
-        other for other in pool_names() if other != name and not TrustPaths(pools_directory() / other).jobs.exists()
-    ]
+    others = [other for other in pool_names() if other != name and not _is_of_jobs(other)]
     if not others:
         return ""
     what = "the pool" if len(others) == 1 else "the pools"
@@ -38,6 +41,8 @@ def other_pools(name: str) -> str:
 def no_nodes(name: str) -> str:
     """Return what there is to say of a pool without any node, and what to do."""
     others = other_pools(name)
+    if _is_of_jobs(name):
+        return f"no node of the pool {name!r} is there: %mesh list says what its jobs wait for"
     if is_pool(name):
         said = f"the pool {name!r} has no nodes yet: monarch-nb pool add {name} HOST says where one is"
     else:
@@ -57,8 +62,7 @@ def how_to_add(name: str, nodes: int) -> str:
     """
     if not is_pool(name):
         return f"; monarch-nb up --nodes {nodes} adds nodes to a local pool"
-    of_jobs = TrustPaths(pools_directory() / name).jobs.exists()
-    return "" if of_jobs else f"; monarch-nb pool add {name} HOST says where another one is"
+    return "" if _is_of_jobs(name) else f"; monarch-nb pool add {name} HOST says where another one is"
 
 
 def check_meant(name: str) -> None:

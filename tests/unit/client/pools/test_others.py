@@ -69,3 +69,4 @@ def test_each_kind_of_pool_gets_nodes_in_its_way() -> None:
     assert how_to_add("lab", 4) == "; monarch-nb pool add lab HOST says where another one is"
     make_paths("lab").jobs.mkdir()
     assert how_to_add("lab", 4) == "", "an engine is asked"
+    assert no_nodes("lab") == "no node of the pool 'lab' is there: %mesh list says what its jobs wait for"
