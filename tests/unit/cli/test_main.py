@@ -132,6 +132,16 @@ def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
     assert captured.err == "monarch-nb: 'lost' is held, but 1 of its 2 nodes do not answer\n"
 
 
+def test_ctrl_c_says_what_became_of_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def attach(name: str, pool: str | None) -> None:
+        raise KeyboardInterrupt("Slurm job 12 could not be ended (busy): %mesh list says what ends it")
+
+    monkeypatch.setattr("monarch_nb.attach", attach)
+    assert main(["grow", "dev", "--nodes", "2"]) == 130
+    said = "monarch-nb: interrupted: Slurm job 12 could not be ended (busy): monarch-nb list says what ends it"
+    assert capsys.readouterr().err.strip() == said
+
+
 def test_a_job_whose_reservation_has_ended_is_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -374,6 +374,7 @@ class FakeClient:
         self.dead: set[int] = set()
         self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
+        self.cancelled = ""
         self.kept: list[KeptFiles] = []
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
@@ -384,7 +385,7 @@ class FakeClient:
         if self.ctrl_c:
             if name not in self.held:
                 progress("starting local pool")
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self.cancelled)
         if options["replace"]:
             for kept in self.held[name].release():
                 progress(str(kept))

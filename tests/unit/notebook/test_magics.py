@@ -49,7 +49,10 @@ def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: Fa
     assert isinstance(error, RunInterrupted)
     assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted: nothing is reserved"]
     assert "starting local pool · stopped after" in notebook.text()
-    client.ctrl_c = 0
+    client.cancelled = "Slurm job 12 was cancelled"
+    said = "interrupted: nothing is reserved; Slurm job 12 was cancelled"
+    assert str(notebook.error("%mesh reserve dev --procs 2")) == said
+    client.ctrl_c, client.cancelled = 0, ""
     notebook.ok("%mesh reserve dev --procs 2")
     client.ctrl_c = 1
     assert str(notebook.error("%mesh reserve dev --procs 2")) == "interrupted: nothing has changed"

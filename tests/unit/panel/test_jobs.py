@@ -79,6 +79,14 @@ def test_cancelled_work_cleans_up_first(told: Told) -> None:
     assert messages == ["cancelling", "cleaning up", "cancelled"]
 
 
+def test_what_there_is_to_say_of_a_cancellation_is_told(told: Told) -> None:
+    def work(_: Say) -> None:
+        raise KeyboardInterrupt("Slurm job 12 was cancelled")
+
+    told.jobs.start("reserve", "Reserving", work)
+    assert told.until("cancelled")[-1]["message"] == "cancelled: Slurm job 12 was cancelled"
+
+
 def test_a_job_that_nobody_knows_can_not_be_cancelled(told: Told) -> None:
     assert not told.jobs.cancel("nonsense")
 
