@@ -213,11 +213,13 @@ def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Prog
 
 def _served(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Job:
     """Wait until every node of a job serves, and remember it; whatever raises ends it."""
+    if job.unwanted:
+        remember(job := replace(job, unwanted=False))
     try:
         look = _wait(way, job, longest_s, say)
         price = look.price_per_hour if look else job.price_per_hour
         addresses = tuple(nodes_of(job, look))
-        job = replace(job, served=True, addresses=addresses, price_per_hour=price, unwanted=False)
+        job = replace(job, served=True, addresses=addresses, price_per_hour=price)
         remember(job)
     except BaseException as error:
         had_to_wait = isinstance(error, KeyboardInterrupt) or (isinstance(error, CapacityError) and error.waiting_helps)
