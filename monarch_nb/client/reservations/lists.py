@@ -85,11 +85,12 @@ def pool_of(name: str, pool: str) -> str:
     such, or else may use one; or that of its job, if nobody holds what that brought. `pool` when there is none, or
     several."""
     here = call(_ask_pools([pool], timeout_s=ELSEWHERE_S))
-    if here.failed or any(_is_meant(info, name) for info in here.reservations):
+    of_jobs = {job.pool for job in jobs.jobs_of(name)}
+    if (here.failed and not of_jobs) or any(_is_meant(info, name) for info in here.reservations):
         return pool
     meant = [info for info in _held_in_others(pool) if _is_meant(info, name)]
     found = {info.pool for info in meant if info.held_by_me} or {info.pool for info in meant}
-    found = found or {job.pool for job in jobs.jobs_of(name)}
+    found = found or of_jobs
     return found.pop() if len(found) == 1 else pool
 
 

@@ -132,6 +132,15 @@ class TestPoolOf:
         given(monkeypatch, local=Held(), lab=Held("dev"), cluster=Held("dev"))
         assert pool_of("dev", "local") == "local"
 
+    def test_else_it_is_that_of_its_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also when the default pool is too busy to answer in time."""
+        monkeypatch.setattr(lists.jobs, "jobs_of", lambda name: [SimpleNamespace(pool="slurm-dev")])
+        for local in (Held(), Dead()):
+            given(monkeypatch, local=local, lab=Held("other"))
+            assert pool_of("dev", "local") == "slurm-dev"
+        given(monkeypatch, local=Held("dev"), lab=Held("dev"))
+        assert pool_of("dev", "local") == "local"
+
     def test_a_pool_that_does_not_say_what_it_has_stays_meant(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, local=Dead(), lab=Held("dev"))
         assert pool_of("dev", "local") == "local"
