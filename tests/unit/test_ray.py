@@ -8,6 +8,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +88,34 @@ def test_the_certificate_is_not_in_the_command() -> None:
     assert "--certificate" not in words
     assert "/home/me" not in " ".join(words)
     assert words[-2:] == ["--gpus", "visible"]
+
+
+class TestFurtherNodes:
+    """They are none of those on which actors of the reservation live."""
+
+    def test_ray_takes_what_keeps_them_off(self) -> None:
+        helper = pytest.importorskip("monarch_nb.provision.ray_helper")
+        ids = ["a" * 56, "b" * 56]
+        assert helper._elsewhere([], 2) == {}
+        assert helper._elsewhere(ids, 2) == {
+            "bundle_label_selector": [{"ray.io/node-id": f"!in({ids[0]},{ids[1]})"}] * 2
+        }
+
+    def test_a_node_that_ray_has_given_for_a_failed_one_is_free(self) -> None:
+        helper = pytest.importorskip("monarch_nb.provision.ray_helper")
+
+        def actor(name: str, state: str, node: str) -> dict[str, Any]:
+            return {"Name": name, "State": state, "Address": {"NodeID": node}}
+
+        actors = [
+            actor("dev-1f-node0", "ALIVE", "id-n0"),
+            actor("dev-1f-node1", "DEAD", "id-n1"),
+            actor("dev-2a-node0", "ALIVE", "id-n2"),
+            actor("dev-1f2-node0", "ALIVE", "id-n3"),
+        ]
+        state = SimpleNamespace(actor_table=lambda _: dict(enumerate(actors)))
+        assert helper._taken(state, ["dev-1f", "dev-2a"]) == ["id-n0", "id-n2"]
+        assert helper._taken(state, []) == []
 
 
 class TestFits:
