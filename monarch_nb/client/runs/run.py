@@ -559,6 +559,7 @@ class Run:
         self.emit(events.Notice(text, key="abort"))
 
     def send_interrupt(self) -> None:
+        """Interrupt it on all ranks where it goes on; does not wait. On the background loop."""
         self._waited = self._waited or self._waits_watch.past
         self.is_interrupted = True
         self._cancel_left()
