@@ -89,9 +89,10 @@ def test_a_server_that_does_not_answer_is_said(way: Sky, monkeypatch: pytest.Mon
         )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(skypilot, "_helper", Helper("SkyPilot", skypilot._command))
+    monkeypatch.setattr(skypilot, "_helper", helper := Helper("SkyPilot", skypilot._command))
     with pytest.raises(PoolError, match=r"SkyPilot's API server does not answer \(sky api info .*127\.0\.0\.1:9"):
         reserve("dev", procs=1, on="sky")
+    helper._end()  # else it ends by itself, when nobody has asked for half a minute
     assert list(way.pools.iterdir()) == []
 
 
