@@ -5,6 +5,7 @@ A store inside rank 0 would die with rank 0, and a later init would meet the key
 
 import importlib
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -30,15 +31,16 @@ def serve(host: str, report_port: Callable[[int], None], port: int = 0) -> NoRet
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    dist: Any = importlib.import_module("torch.distributed")
-
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     port = listener.getsockname()[1]
-    # TCPStore would listen on every interface; this socket listens on one.
-    _store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     report_port(port)
     _close(inherited)
+    # Without a preload torch takes 2 s to import. Who reserves does not wait for that, nor does a mesh without groups.
+    select.select([listener], [], [])
+    dist: Any = importlib.import_module("torch.distributed")
+    # TCPStore would listen on every interface; this socket listens on one.
+    _store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     while True:
         signal.pause()
 

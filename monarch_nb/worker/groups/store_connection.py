@@ -17,6 +17,8 @@ from monarch_nb.ground import interrupting
 from monarch_nb.times import duration
 
 _ATTEMPT_S = 2.0
+_PATIENCE_S = 4.0
+"""Before it is said that no store answers: one that nobody has asked so far imports torch first."""
 _PAUSE_S = 0.3
 """Between attempts, in Python: here an interrupt gets through, which is tried again every tenth of a second."""
 
@@ -30,7 +32,7 @@ def pause(time_s: float) -> None:
 def connect(
     attempt: Callable[[timedelta], Any], where: str, timeout: timedelta, quietly: AbstractContextManager[Any]
 ) -> Any:
-    """Return a store once an attempt succeeds; say in a line that there is none when the first one fails.
+    """Return a store once an attempt succeeds; say in a line that there is none when they fail for a while.
 
     Args:
         attempt: makes a store that is connected, within the time that it is given, or raises RuntimeError.
@@ -38,7 +40,8 @@ def connect(
         timeout: what the last attempt fails after; also the store's from then on.
         quietly: what attempts are made in.
     """
-    deadline = time.monotonic() + timeout.total_seconds()
+    began = time.monotonic()
+    deadline = began + timeout.total_seconds()
     said = False
     while True:
         left_s = deadline - time.monotonic()
@@ -48,7 +51,7 @@ def connect(
         except RuntimeError:
             if time.monotonic() >= deadline:
                 raise
-            if not said:
+            if not said and time.monotonic() - began >= _PATIENCE_S:
                 said = True
                 sys.stderr.write(f"no store answers at {where} yet: trying for {duration(timeout.total_seconds())}\n")
             pause(_PAUSE_S)

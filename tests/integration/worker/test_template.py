@@ -175,6 +175,22 @@ def test_a_store_listens_on_the_one_address(template: TemplateProcess) -> None:
     assert rank.ok(code) == 2
 
 
+def test_a_store_without_torch_serves_before_it_imports_it(own_template: MakeTemplate) -> None:
+    template = own_template()
+    template.wait_ready()
+    port = template.fork_store()
+    [store] = template._children
+    assert not _has_torch(store), "a mesh that makes no groups needs none"
+    [rank] = template.fork()
+    code = f"import torch.distributed as d\nd.TCPStore('127.0.0.1', {port}, wait_for_workers=False).add('x', 2)"
+    assert rank.ok(code) == 2
+    assert _has_torch(store)
+
+
+def _has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
