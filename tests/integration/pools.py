@@ -55,6 +55,11 @@ class PoolOfMany:
 def make_whole(kept: str = "") -> None:
     """Start allocators again that were killed, and release what is reserved, but for the reservation of that name."""
     LocalProvisioner().up()
+    release_all(kept)
+
+
+def release_all(kept: str = "") -> None:
+    """Release what is reserved, but for the reservation of that name."""
     for held in call(pool_named(None).reservations()):  # also those that are not ready or are ending by themselves
         if held.facts.name != kept:
             call(release([connection for connection, _ in held.nodes.values()], held.reservation_id))

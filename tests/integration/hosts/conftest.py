@@ -5,25 +5,49 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import start_again
+from integration.faults.patched import patch_allocators
+from integration.hosts.elastic import free, start_again
+from integration.live import eventually
+from integration.pools import release_all
 from lab import Lab
+from leaks import leaks_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
 from network import Network, why_no_hosts
+
+
+@contextmanager
+def _is_ours(home: Path, config: Path) -> Iterator[None]:
+    """Have the pool of hosts there be the one that is meant when none is named."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(home))
+        patch.setenv(CONFIG_VARIABLE, str(config))
+        patch.setenv(POOL_VARIABLE, "lab")
+        yield
+
+
+@contextmanager
+def _are_ours(home: Path, config: Path) -> Iterator[None]:
+    """Have it be the pool of the three nodes, which wait for a client that is gone for seconds, not tens of them."""
+    with _is_ours(home, config), pytest.MonkeyPatch.context() as patch:
+        patch_allocators(patch, config / "patched", "from monarch_nb import config\nconfig.PROVISIONAL_LEASE_S = 3.0")
+        yield
+
+
+def _directories() -> tuple[Path, Path]:
+    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
+    return home, Path(tempfile.mkdtemp(prefix="mnb-config-"))
 
 
 @pytest.fixture
 def lab(no_leaks: Callable[[Path], None]) -> Iterator[Lab]:
     """A pool of hosts without nodes, which is the one that is meant when none is named."""
-    with pytest.MonkeyPatch.context() as patch:
-        home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-        config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
-        patch.setenv(HOME_VARIABLE, str(home))
-        patch.setenv(CONFIG_VARIABLE, str(config))
-        patch.setenv(POOL_VARIABLE, "lab")
+    home, config = _directories()
+    with _is_ours(home, config):
         no_leaks(home)
         made = Lab.make(config, home)
         yield made
@@ -39,15 +63,34 @@ def two_nodes(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.fixture(scope="session")
+def _three() -> Iterator[Lab]:
+    home, config = _directories()
+    with _are_ours(home, config):
+        made = Lab.make(config, home)
+        for _ in range(3):
+            made.start(procs=1)
+    yield made
+    with _are_ours(home, config):
+        made.end()
+    leaks = leaks_of(home)
+    shutil.rmtree(config)
+    shutil.rmtree(home, ignore_errors=True)  # the last node has removed it
+    assert not leaks, "left behind:\n" + "\n".join(leaks)
+
+
 @pytest.fixture
-def three(lab: Lab) -> Iterator[Lab]:
-    """Nodes with a slot each; those that were killed come back at the end."""
-    for _ in range(3):
-        lab.start(procs=1)
-    yield lab
-    for one in lab.allocators:
-        if one.process.poll() is not None:
-            start_again(lab, one)
+def three(_three: Lab) -> Iterator[Lab]:
+    """Nodes with a slot each, and torch as soon as one test has needed it: at the end those that were killed come back,
+    and what is reserved is released, for the next test."""
+    with _are_ours(_three.home, _three.config):
+        yield _three
+        for one in _three.allocators:
+            if one.process.poll() is not None:
+                start_again(_three, one)
+        _three.allocators.sort(key=lambda one: one.node_id)
+        release_all()
+        eventually(lambda: free() == [1, 1, 1])
 
 
 @pytest.fixture

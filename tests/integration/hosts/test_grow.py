@@ -270,10 +270,9 @@ def test_nodes_that_join_get_the_files_and_those_that_leave_keep_what_ranks_wrot
 
 
 @pytest.mark.slow
-def test_in_a_notebook(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("three")
+def test_in_a_notebook(tmp_path: Path) -> None:
     """A reservation grows, the kernel is restarted, and it shrinks again."""
-    for _ in range(3):
-        lab.start(procs=1)
     kernel = Kernel(tmp_path / "train.ipynb")
     try:
         kernel.run("%load_ext monarch_nb.notebook")

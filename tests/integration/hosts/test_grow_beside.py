@@ -176,7 +176,7 @@ def test_nodes_without_main_get_the_files(lab: Lab, network: Callable[[int], Net
     hosts = network(2).hosts
     for host in hosts:
         lab.start(host, procs=1, hidden=[tmp_path])
-    dev = reserve("dev", nodes=1, procs=1, directory=project, files=project)
+    dev = reserve("dev", nodes=1, procs=1, preload=[], directory=project, files=project)
     dev.mesh.run("from model import width")
     dev.grow(2)
     mesh = dev.meshes["grown"]
@@ -193,9 +193,8 @@ def test_nodes_without_main_get_the_files(lab: Lab, network: Callable[[int], Net
 
 
 @pytest.mark.slow
-def test_in_a_notebook(lab: Lab, tmp_path: Path) -> None:
-    for _ in range(2):
-        lab.start(procs=1)
+@pytest.mark.usefixtures("three")
+def test_in_a_notebook(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path / "train.ipynb")
     try:
         kernel.run("%load_ext monarch_nb.notebook")

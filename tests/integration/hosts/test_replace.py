@@ -223,16 +223,14 @@ def test_two_clients_that_reach_different_nodes_both_replace_the_others(lab: Lab
 
 
 @pytest.mark.slow
-def test_in_a_notebook(lab: Lab, tmp_path: Path) -> None:
+def test_in_a_notebook(three: Lab, tmp_path: Path) -> None:
     """A cell runs on a node that is lost; another node takes its place; the kernel is restarted."""
-    for _ in range(3):
-        lab.start(procs=1)
     kernel = Kernel(tmp_path / "train.ipynb")
     try:
         kernel.run("%load_ext monarch_nb.notebook")
         assert "2 nodes × 1 proc" in kernel.run("%mesh reserve dev --nodes 2 --procs 1")
         kernel.run("%%mesh\nkept = rank + 3")
-        lost = lab.allocators[1]
+        lost = three.allocators[1]
         kill(lost)
         said = kernel.run("%mesh replace")
         assert "dev: replaced in " in said
@@ -247,7 +245,7 @@ def test_in_a_notebook(lab: Lab, tmp_path: Path) -> None:
         assert "rank 0 3, rank 1 None" in kernel.run("%%mesh -o kept --no-stream\nglobals().get('kept')") + kernel.run(
             "'rank 0 {}, rank 1 {}'.format(*kept)"
         )
-        start_again(lab, lost)
+        start_again(three, lost)
         kernel.run("%mesh release")
     finally:
         kernel.kill()
