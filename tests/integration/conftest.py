@@ -53,6 +53,14 @@ def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
         make_whole(kept="dev" if is_of_module else "")
 
 
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that the test starts, and ranks that it reserves, import no torch, which is most of what starting them
+    takes: for tests in which no rank needs it. What other processes reserve has it, unless they say `preload=[]`."""
+    monkeypatch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", ("",))
+    monkeypatch.setattr("monarch_nb.config.DEFAULT_PRELOAD", ())
+
+
 @pytest.fixture(scope="module")
 def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
     """A reservation of 2 nodes × 4 procs for a module's tests, in whose ranks variables stay from test to test."""

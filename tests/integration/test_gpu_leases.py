@@ -24,6 +24,8 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 ME = user_name(os.getuid())
 
 

@@ -15,13 +15,9 @@ from monarch_nb.errors import PoolError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 local = LocalProvisioner()
-
-
-@pytest.fixture(autouse=True)
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Templates that import nothing: that is most of what starting a node takes, and no rank is wanted here."""
-    monkeypatch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", ("",))
 
 
 def pids(nodes: list[Node]) -> list[int | None]:

@@ -16,6 +16,8 @@ from monarch_nb.client.connections import events
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 local = LocalProvisioner()
 
 LATE = "from monarch_nb.allocator.recovery import records\nrecords.FLUSH_DELAY_S = 3600.0"

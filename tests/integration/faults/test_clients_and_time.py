@@ -18,6 +18,8 @@ from monarch_nb.client.reservations.reservation import attach, reserve
 from monarch_nb.errors import VersionMismatch
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 local = LocalProvisioner()
 
 JUMPS = """
@@ -45,9 +47,8 @@ async def stops(*arguments):
     print("stopped")
     threading.Event().wait()
 {stop}
-monarch_nb.reserve({name!r}, nodes=2, procs=1, progress=print)
+monarch_nb.reserve({name!r}, nodes=2, procs=1, preload=[], progress=print)
 """
-
 STOPS = {
     "leased": "pool.nodes_seeing = stops",
     "spawned": "pool.files_pb2.Peer = lambda **_: (print('stopped'), threading.Event().wait())",
@@ -92,7 +93,9 @@ def test_leases_do_not_follow_the_clock_on_the_wall(jump: Path, gate: Gate) -> N
 def upgraded(pool_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A reservation "dev" on an allocator that was replaced by one of a newer protocol in the middle of a cell."""
     local.up(nodes=1, procs=2)
-    with client("mesh = monarch_nb.reserve('dev', procs=2).mesh\nmesh.run('kept = rank')\nprint('kept')") as first:
+    with client(
+        "mesh = monarch_nb.reserve('dev', procs=2, preload=[]).mesh\nmesh.run('kept = rank')\nprint('kept')"
+    ) as first:
         assert first.line() == "kept"
         first.finish()
     [node] = local.nodes()
@@ -111,7 +114,7 @@ def upgraded(pool_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("upgraded")
 def test_a_newer_allocator_tells_older_clients_and_keeps_what_is_held() -> None:
-    for ask in ("monarch_nb.attach('dev')", "monarch_nb.reserve('dev', procs=2)"):
+    for ask in ("monarch_nb.attach('dev')", "monarch_nb.reserve('dev', procs=2, preload=[])"):
         with client(f"try: {ask}\nexcept monarch_nb.MonarchNbError as error: print(repr(str(error)))\n") as older:
             said = older.line()
             assert "9.9.9" in said

@@ -21,7 +21,7 @@ from monarch_nb.client.reservations.reservation import Reservation, attach, rese
 from monarch_nb.config import NodePaths
 from monarch_nb.provision.local import LocalProvisioner
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_torch")]
 
 local = LocalProvisioner()
 
@@ -93,7 +93,7 @@ def settles(condition: Callable[[], object]) -> None:
 @also_in_flight
 def test_reserve(home: Path, project: Path, in_flight: bool) -> None:
     before = pids(home)
-    for _ in moments("monarch_nb.reserve('half', nodes=2, procs=2)", in_flight=in_flight):
+    for _ in moments("monarch_nb.reserve('half', nodes=2, procs=2, preload=[])", in_flight=in_flight):
         settles(lambda: nodes_that_hold() in (0, 2))
         if held():
             whole = attach("half")

@@ -19,6 +19,8 @@ from monarch_nb.errors import MonarchNbError, RunFailed
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 local = LocalProvisioner()
 
 

@@ -13,6 +13,8 @@ from integration.live import TIMEOUT_S, Recorder, client, eventually
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 FLOOD = """
 import time
 print('begun')
@@ -23,7 +25,6 @@ print('end')
 rank
 """
 """As much as is sent and not elided, for long enough that it adds up."""
-
 FOLLOWS = """
 def tell(event):
     if 'begun' in getattr(event, 'text', ''): begun.set()
