@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from e2e.lighter import lighter_path
 from gpus import FAKE_NVML, FakeGpus
 from monarch_nb.config import CONFIG_VARIABLE, GPU_LOCKS_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision.ray_node import NAMESPACE
 
 CPUS, GPUS = 4, 4
 STORE_BYTES = 80_000_000
@@ -47,6 +47,7 @@ class RayCluster:
         self._names = [f"n{index}" for index in range(nodes)]
         self.directory = Path(tempfile.mkdtemp(prefix="mnb-ray-", dir="/tmp"))  # short: socket paths end at 107 bytes
         FakeGpus(self.directory / "gpus.json")
+        (self.directory / "ray").mkdir()
         self._cluster = self._patiently(self._head)
         self.address: str = self._cluster.address
         self.mend()
@@ -95,12 +96,15 @@ class RayCluster:
         with pytest.MonkeyPatch.context() as patch:
             for name in (HOME_VARIABLE, GPU_LOCKS_VARIABLE, CONFIG_VARIABLE):
                 patch.delenv(name, raising=False)
-            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(FAKE_NVML), os.environ.get("PYTHONPATH")])))
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE_NVML), lighter_path()]))
             patch.setenv("FAKE_NVML", str(self.directory / "gpus.json"))
+            patch.setenv("RAY_TMPDIR", str(self.directory))  # not /tmp/ray, which may not be there, or is a person's
             yield
 
     def left(self) -> str:
         """Return which placement groups, actors and keys reservations have."""
+        from monarch_nb.provision.ray_node import NAMESPACE
+
         state, store = self.state(), self.store()
         groups = [group["name"] for group in state.placement_group_table().values() if group["state"] != "REMOVED"]
         actors = [actor["Name"] for actor in state.actor_table(None).values() if actor["State"] != "DEAD"]

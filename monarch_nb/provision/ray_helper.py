@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+# Where Jupyter is installed, jsonschema, which Ray imports, takes 2 s to read a grammar of addresses for this package.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 import ray
 from ray._private import ray_constants, services, utils
 from ray._private.state import GlobalState

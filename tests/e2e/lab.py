@@ -22,7 +22,8 @@ import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from .ports import held_port  # noqa: TID252 (the bench imports this as tests.e2e.lab)
+from .lighter import lighter_path  # noqa: TID252 (the bench imports this as tests.e2e.lab)
+from .ports import held_port  # noqa: TID252
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -96,6 +97,7 @@ class Lab:
         self._options = options
         self._port = port
         self._python = python or sys.executable
+        self._lighter = {} if python else {"PYTHONPATH": lighter_path()}
         self._set("apputils-extension", "notification", {"fetchNews": "false", "checkForUpdates": False})
         self._set("completer-extension", "manager", {"providerTimeout": WAIT_MS})  # else after 1 s it offers nothing
         if not python:
@@ -118,6 +120,7 @@ class Lab:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **self._lighter},
         )
         threading.Thread(target=self._read_log, args=(self._process.stderr,), daemon=True).start()
         if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:

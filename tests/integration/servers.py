@@ -17,6 +17,7 @@ from typing import Any
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from e2e.lighter import lighter_path
 from integration.live import TIMEOUT_S, eventually
 from told import view_after
 
@@ -46,7 +47,7 @@ class Server:
                 *(sys.executable, "-m", "jupyter", "server", *" ".join(options).split()),
                 f"--ServerApp.jpserver_extensions={EXTENSIONS}",
             ],
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, "PYTHONPATH": lighter_path()},
             stderr=subprocess.PIPE,
             text=True,
         )

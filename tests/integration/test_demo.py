@@ -13,6 +13,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from e2e.lighter import lighter_path
+
 SAY_HOME = "import os\nprint(os.environ['MONARCH_NB_HOME'])"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "demo.py"
 
@@ -27,7 +29,8 @@ def command_with(folder: Path, *cells: str) -> list[str]:
 def run_demo(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
     """Run the script with a notebook of these cells."""
     command = [sys.executable, *command_with(folder, *cells)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, env={**os.environ, "COLUMNS": "100"})
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": lighter_path()}
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
 def home_of(demo: subprocess.CompletedProcess[str]) -> Path:
