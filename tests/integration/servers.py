@@ -156,10 +156,10 @@ class Browser:
 
     @property
     def ranks(self) -> list[Any]:
-        """The ranks of the only reservation."""
+        """The ranks of the only reservation, which is there a moment before its mesh."""
         (reservation,) = self.view["reservations"].values()
-        ranks: list[Any] = reservation["meshes"][0]["ranks"]
-        return ranks
+        meshes: list[Any] = reservation["meshes"]
+        return meshes[0]["ranks"] if meshes else []
 
     @property
     def runs(self) -> list[Any]:
