@@ -96,7 +96,7 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(JLPM) check
 
 # Beside each other: a browser or a notebook that waits leaves a core to the integration tests.
-test: install panel  ## Everything (about 25 minutes on 2 cores)
+test: install panel  ## Everything (about half an hour on 2 cores)
 	@mkdir -p build
 	@$(say) 'Unit and integration tests; beside them checks, browser and notebooks (build/beside.log)'
 	@$(MAKE) --no-print-directory check ui e2e notebooks >build/beside.log 2>&1 & beside=$$!; \
