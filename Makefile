@@ -95,16 +95,7 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'TypeScript'
 	@$(JLPM) check
 
-# Beside each other: a browser or a notebook that waits leaves a core to the integration tests.
-test: install panel  ## Everything (about half an hour on 2 cores)
-	@mkdir -p build
-	@$(say) 'Unit and integration tests; beside them checks, browser and notebooks (build/beside.log)'
-	@$(MAKE) --no-print-directory check ui e2e notebooks >build/beside.log 2>&1 & beside=$$!; \
-	trap 'kill $$beside' INT TERM; \
-	$(MAKE) --no-print-directory unit itest; here=$$?; \
-	wait $$beside; there=$$?; \
-	cat build/beside.log; \
-	test $$here = 0 && test $$there = 0
+test: check unit ui itest e2e notebooks  ## Everything (about half an hour on 2 cores)
 	@$(say) 'All passed'
 
 quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)
