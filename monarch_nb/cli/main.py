@@ -20,8 +20,9 @@ from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.cli.hints import typed_here
+from monarch_nb.cli.meshes import mesh_of
 from monarch_nb.cli.tables import print_table
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.times import duration, seconds_of
 
@@ -115,6 +116,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
+    logs.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="of a mesh beside main")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     lines = f"the last N lines of each rank ({LOG_LINES} when not said; 0: all)"
     logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
@@ -151,6 +153,9 @@ def make_parser() -> argparse.ArgumentParser:
     nodes_command.add_grow_arguments(grow)
     shrink = command("shrink", nodes_command.shrink, *nodes_command.SHRINK)
     nodes_command.add_shrink_arguments(shrink)
+
+    stop = command("stop", nodes_command.stop, *nodes_command.STOP)
+    nodes_command.add_stop_arguments(stop)
 
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
     extend.add_argument("name", metavar="NAME", help="the reservation")
@@ -380,7 +385,7 @@ def _logs(options: argparse.Namespace) -> int:
     for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):
         if number is not None and number < least:
             raise UsageError(f"{flag} must be at least {least}, not {number}")
-    mesh = attach(options.name, pool=options.pool).mesh
+    mesh = mesh_of(attach(options.name, pool=options.pool), options.mesh)
     mesh = mesh.select(parse_targets(options.targets, mesh.extent))
     if options.raw:
         lines = LOG_LINES if options.lines is None else options.lines
@@ -485,11 +490,15 @@ def _print_reservations(
     rows = [
         (
             *(info.name, info.pool if with_pool else ""),
-            *(info.holder, info.shape, info.alive_of_all, _running(info), info.left, info.notebook),
+            *(info.holder, info.shape, info.mesh_names, info.alive_of_all, _running(info), info.left, info.notebook),
         )
         for info in reservations
     ]
-    print_table(("reservation", "pool", "held by", "shape", "ranks alive", "running", "time left", "notebook"), rows)
+    headers = "reservation", "pool", "held by", "shape", "meshes", "ranks alive", "running", "time left", "notebook"
+    print_table(headers, rows)
+    for info in reservations:
+        for bare in info.nodes_without_main:
+            print(f"{info.name}: {bare}")
 
 
 def _running(info: ReservationInfo) -> str:

@@ -1,4 +1,4 @@
-"""`monarch-nb replace`, `grow` and `shrink`: which nodes a reservation has."""
+"""`monarch-nb replace`, `grow`, `shrink` and `stop`: which nodes and meshes a reservation has."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SHRINK = (
     "shrink dev --nodes 2 --into main",
     "shrink dev --node host3 --into main",
 )
+STOP = ("end a mesh beside main; its nodes are held on", "stop dev --mesh grown")
 """What a command does, and examples."""
 
 
@@ -48,12 +49,18 @@ def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
     _add_into(parser)
 
 
+def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `stop` takes."""
+    _add_name(parser)
+    parser.add_argument("--mesh", required=True, metavar="NAME", help="that grow or spawn_procs has made")
+
+
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
 
 
 def _add_into(parser: argparse.ArgumentParser) -> None:
-    into = "main, or another mesh over all nodes: its ranks start anew; their variables are lost"
+    into = "main, or another mesh: its ranks start anew on all nodes; their variables are lost"
     parser.add_argument("--into", metavar="MESH", default="", help=into)
 
 
@@ -93,6 +100,16 @@ def shrink(options: argparse.Namespace) -> int:
 
     reservation = attach(options.name, pool=options.pool)
     _tell(reservation.shrink(options.nodes, node=options.node, into=options.into, progress=_say))
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """End a mesh."""
+    from monarch_nb import attach
+    from monarch_nb.client.reservations.meshes import stopped_line
+
+    reservation = attach(options.name, pool=options.pool)
+    print(stopped_line(reservation.name, options.mesh, reservation.stop_mesh(options.mesh)))
     return 0
 
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
+from monarch_nb.cli.meshes import mesh_of
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
-from monarch_nb.config import OnBreakpoint, default_pool
+from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.shape import Extent, parse_targets
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--procs", type=int, metavar="N", help="reserve so many CPU ranks per node")
     kind.add_argument("--gpus", type=int, metavar="N", help="reserve so many GPUs per node, with a rank each")
+    on_mesh = "a mesh beside main, as grow makes one"
+    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help=on_mesh)
     parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     in_place = "in the live ranks' own namespace: what it leaves stays for cells"
     parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
@@ -79,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
     if options.pool is None:
         options.pool = pool_of(name, default_pool()) if name else default_pool()
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
-        mesh = reservation.mesh.select(parse_targets(options.targets, reservation.mesh.extent))
+        mesh = mesh_of(reservation, options.mesh)
+        mesh = mesh.select(parse_targets(options.targets, mesh.extent))
         launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
         path, directory = _place(options, launch, mesh)
         script = launch.script(
@@ -137,6 +141,8 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
             raise UsageError(f"you hold {', '.join(mine)}: say which: monarch-nb run {mine[0]} {options.script}")
         yield attach(name, pool=options.pool)
         return
+    if options.mesh != MAIN_MESH:
+        raise UsageError(f"--mesh {options.mesh} is of what is held: leave out --nodes, --procs and --gpus, or --mesh")
     _check_flags(options)
     reservation = reserve(
         f"run-{uuid.uuid4().hex[:8]}",

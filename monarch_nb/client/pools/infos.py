@@ -134,6 +134,20 @@ class StackReport:
 
 
 @dataclass(frozen=True)
+class MeshInfo:
+    """A mesh of a reservation.
+
+    Attributes:
+        size: how many ranks it has when all of them live.
+        nodes: the names of those that it has ranks on, in its order.
+    """
+
+    name: str
+    size: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ReservationInfo:
     """What is known of a reservation.
 
@@ -150,6 +164,8 @@ class ReservationInfo:
         shares: to whom its owner has granted what, "read" or "run", by name.
         pool: that it is in.
         waiting: who waits for such nodes, the first first: "bob (2 nodes × 4 procs)".
+        meshes: as far as its nodes tell, the main one first.
+        node_names: what its nodes are called, by number.
     """
 
     name: str
@@ -173,6 +189,28 @@ class ReservationInfo:
     pool: str = ""
     waiting: tuple[str, ...] = ()
     absences: tuple[str, ...] = ()
+    meshes: tuple[MeshInfo, ...] = ()
+    node_names: tuple[str, ...] = ()
+
+    @property
+    def mesh_names(self) -> str:
+        """`main, grown`; nothing when it has the main mesh alone."""
+        return ", ".join(dict.fromkeys(mesh.name for mesh in self.meshes)) if len(self.meshes) > 1 else ""
+
+    @property
+    def nodes_without_main(self) -> tuple[str, ...]:
+        """What there is to say of nodes without ranks of the main mesh: `node3: held, no ranks`."""
+        if not self.meshes:
+            return ()
+        main, *beside = self.meshes
+        used = {name for mesh in beside for name in mesh.nodes}
+        others: list[str] = []
+        none: list[str] = []
+        for name in self.node_names:
+            if name not in main.nodes:
+                (others if name in used else none).append(name)
+        said = {f"no ranks of {main.name}": others, "no ranks": none}
+        return tuple(f"{', '.join(names)}: held, {what}" for what, names in said.items() if names)
 
     @property
     def held_by_me(self) -> bool:
@@ -260,6 +298,16 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         pool=pool,
         waiting=who_waits(one for status in statuses for one in status.waiting),
         absences=tuple(connection.absence for _, connection in sorted(held.absent.items())),
+        meshes=_mesh_infos(held),
+        node_names=tuple(connection.name for connection in held.connections.values()),
+    )
+
+
+def _mesh_infos(held: HeldReservation) -> tuple[MeshInfo, ...]:
+    meshes = sorted(held.meshes.values(), key=lambda mesh: mesh.spec.name != MAIN_MESH) if held.main else []
+    return tuple(
+        MeshInfo(mesh.spec.name, mesh.spec.world_size, tuple(node.name for node in mesh.connections(held).values()))
+        for mesh in meshes
     )
 
 

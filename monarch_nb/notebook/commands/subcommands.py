@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.reservations.jobs import end_job_of
+from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
@@ -281,11 +282,10 @@ class Subcommands:
         )
 
     def _stop(self, parsed: Parsed) -> None:
-        reservation, name = self._session.current(), parsed.words[0]
-        silent = reservation.stop_mesh(name)
-        do = "does" if len(silent) == 1 else "do"
-        later = f"; {', '.join(silent)} {do} not answer: its ranks there end when that is back" if silent else ""
-        show(calm_line(f"{name} of {reservation.name} has ended{later}"))
+        of, name = parsed.text("of"), parsed.words[0]
+        held = self._session.client.attach(of, pool=self._session.pool) if of else None
+        reservation = held or self._session.current()
+        show(calm_line(stopped_line(reservation.name, name, reservation.stop_mesh(name))))
 
     def _resize(self, parsed: Parsed, change: Callable[[Reservation, Progress], object]) -> None:
         reservation = self._named(parsed)
@@ -352,9 +352,8 @@ class Subcommands:
         job = jobs.title_of_pool(info.pool)
         runs = self._session.open_runs(mesh)
         others = [other for other in reservation.meshes.now() if other.id != mesh.id]
-        show(
-            status_table(mesh, mesh.status(), runs, others, info.left, actors, info.waiting, price, job, info.absences)
-        )
+        who = info.waiting, price, job, info.absences, info.nodes_without_main
+        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who))
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._mesh(parsed).stacks().groups))

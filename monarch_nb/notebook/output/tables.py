@@ -100,6 +100,7 @@ def status_table(
     price_per_hour: float = 0.0,
     job: str = "",
     absences: Sequence[str] = (),
+    bare: Sequence[str] = (),
 ) -> Shown:
     """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
@@ -112,6 +113,7 @@ def status_table(
         price_per_hour: in US dollars, 0 when it is not known.
         job: whose nodes these are, as in "Slurm job 12"; empty when they are of no job.
         absences: what there is to say of nodes of the reservation that do not answer, also where the mesh is not.
+        bare: what there is to say of nodes that have no ranks of the main mesh.
     """
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
@@ -139,7 +141,7 @@ def status_table(
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     away = sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
     notes += [*away, *(text for text in absences if not any(said.startswith(text) for said in away))]
-    notes += [_other_line(other) for other in others]
+    notes += [*(_other_line(other) for other in others), *bare]
     if waiting:
         notes.append(line_sentence(waiting))
     alive = sum(rank.is_alive for rank in ranks)
@@ -175,6 +177,7 @@ def reservations_table(held: Holdings, current: str | None, prices: Mapping[str,
             f"{info.name}{' *' if info.reservation_id == current else ''}",
             info.pool if len(held.pools) > 1 else "",
             shape(info),
+            info.mesh_names,
             info.alive_of_all,
             info.holder,
             duration(max(0.0, time.time() - info.created_at)),
@@ -185,8 +188,9 @@ def reservations_table(held: Holdings, current: str | None, prices: Mapping[str,
         for info in sorted(infos, key=lambda info: (not info.held_by_me, info.name))
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
+    notes += [f"{info.name}: {bare}" for info in infos for bare in info.nodes_without_main]
     notes += [*held.unheld, *held.notes]
-    headers = ["name", "pool", "shape", "ranks alive", "held by", "for", "time left", "costs", "notebook"]
+    headers = ["name", "pool", "shape", "meshes", "ranks alive", "held by", "for", "time left", "costs", "notebook"]
     return table("", headers, rows, notes)
 
 

@@ -20,7 +20,7 @@ _WAIT = Flag(
 )
 _INTO = Flag(
     "--into",
-    "main, or another mesh over all nodes: its ranks start anew; their variables are lost",
+    "main, or another mesh: its ranks start anew on all nodes; their variables are lost",
     value="MESH",
     completes="mesh",
 )
@@ -220,12 +220,13 @@ SHRINK = Command(
 STOP = Command(
     "stop",
     "end a mesh beside main; its nodes are held on",
-    usage="NAME",
+    usage="NAME [--of RESERVATION]",
     magic="%mesh ",
     section="Hold",
     words=Words("NAME", "a mesh that grow or spawn_procs has made", least=1, completes="mesh"),
+    flags=(Flag("--of", "of this reservation; this notebook's when not said", value="R", completes="reservation"),),
     notes="Its variables are lost, and what runs on it ends.",
-    examples=(("%mesh stop grown", ""),),
+    examples=(("%mesh stop grown", ""), ("%mesh stop grown --of dev", "also when this notebook holds another one")),
 )
 EXTEND = Command(
     "extend",

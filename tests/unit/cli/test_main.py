@@ -186,6 +186,8 @@ def test_list_says_the_pool_unless_it_is_the_default_one(
         pool="slurm-dev",
         holder="me",
         shape="1 node × 1 proc",
+        mesh_names="main, grown",
+        nodes_without_main=("node3: held, no ranks",),
         alive_of_all="1 of 1",
         right="",
         left="",
@@ -193,7 +195,10 @@ def test_list_says_the_pool_unless_it_is_the_default_one(
     )
     monkeypatch.setattr("monarch_nb.list_everywhere", lambda memory: Holdings(pools, [info], {}))  # type: ignore[list-item]
     assert main(["list"]) == 0
-    header, row = capsys.readouterr().out.splitlines()
+    header, row, note = capsys.readouterr().out.splitlines()
+    assert "meshes" in header
+    assert "main, grown" in row
+    assert note == "dev: node3: held, no ranks"
     assert (header.split()[:2], row.split()[:2]) == (["reservation", "pool"], ["dev", "slurm-dev"])
 
 

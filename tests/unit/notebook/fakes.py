@@ -352,6 +352,8 @@ class FakeReservation:
             pool="lab",
             waiting=(),
             absences=(),
+            mesh_names="",
+            nodes_without_main=(),
             nodes=self.nodes,
             procs=self.procs,
             gpus=0,

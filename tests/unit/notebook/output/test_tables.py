@@ -88,6 +88,11 @@ def test_nodes_that_do_not_answer_are_named_once_also_where_the_mesh_is_not() ->
     assert shown.plain.splitlines()[-2:] == ["host2 does not answer; the job was preempted", "host3 does not answer"]
 
 
+def test_nodes_without_ranks_are_named() -> None:
+    shown = status_table(Main(), [rank_info(0)], [], bare=["node3: held, no ranks"])  # type: ignore[arg-type]
+    assert shown.plain.splitlines()[-1] == "node3: held, no ranks"
+
+
 def test_what_is_known_of_the_price_is_shown() -> None:
     shown = status_table(Main(), [rank_info(0)], [], left="3 h", price_per_hour=12.4)  # type: ignore[arg-type]
     assert shown.plain.splitlines()[0].endswith(" · 1 of 1 ranks alive · 3 h left · ≈ $12.40 an hour")
