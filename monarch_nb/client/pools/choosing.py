@@ -96,8 +96,12 @@ def _free(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> list[int]:
     return [node.gpus_free if shape.gpus else node.procs_free for node in nodes]
 
 
-def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> str:
-    """Return why slots of a kind are not free: "dev (alice) holds 8 gpus until 18:40; GPU 3 of node1 is busy: …"."""
+def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply], but: tuple[str, str] = ("", "")) -> str:
+    """Return why slots of a kind are not free: "dev (alice) holds 8 gpus until 18:40; GPU 3 of node1 is busy: …".
+
+    Args:
+        but: name and owner of a reservation that is to grow, and does not wait for itself.
+    """
     held: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], float] = {}
     others = []
@@ -105,6 +109,8 @@ def who_holds(shape: Shape, nodes: Sequence[pb.DescribeReply]) -> str:
         for holder in node.holders:
             if count := holder.gpus if shape.gpus else holder.procs:
                 key = (holder.reservation, holder.owner)
+                if key == but:
+                    continue
                 held[key] = held.get(key, 0) + count
                 ends[key] = max(ends.get(key, 0.0), holder.until)
         others += [f"{node.node_id}: {why}" for gpu in node.gpus if shape.gpus and (why := why_not_free(gpu))]

@@ -126,7 +126,9 @@ class Line:
     async def _tell(self) -> None:
         """Say the place, and who holds what, when that is news."""
         try:
-            held = who_holds(self._shape, await self._pool.described())
+            told = await self._pool.ask()
+            own = self._request.name, current_owner(told[0][0].identity)
+            held = who_holds(self._shape, [reply.node for _, reply in told], own)
         except MonarchNbError as error:
             held = str(error)
         said = f"{_ordinal(self.place)} in line: {held}" if held else f"{_ordinal(self.place)} in line"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ Place = tuple[int, bool]
 class Waiting:
     """A client that waits, and reads what it is told."""
 
-    def __init__(self, line: Line, *, procs: int = 0, gpus: int = 0, ticket: float = 0.0, wait_id: str = "") -> None:
-        request = pb.WaitRequest(procs=procs, gpus=gpus, ticket=ticket, wait_id=wait_id)
+    def __init__(self, line: Line, *, ticket: float = 0.0, **asked: Any) -> None:
+        request = pb.WaitRequest(ticket=ticket, **asked)
         self.ticket = 0.0
         self._replies: AsyncGenerator[pb.WaitReply, None] = line.wait(request)
         self._next: asyncio.Task[pb.WaitReply] | None = None
@@ -149,6 +150,19 @@ async def test_clients_of_a_reservation_are_told_who_waits_for_such_slots(node: 
     assert told_of_line(attached) == [["a"], ["a", "b"], ["b"], []]
     assert told_of_line(late) == [["a", "b"], ["b"], []]
     assert told_of_line(stranger) == []
+
+
+async def test_one_that_is_to_grow_does_not_wait_for_itself(node: NodeWithoutProcesses) -> None:
+    reserve(node)
+    lease = node.state.leases["r"].request
+    line = node.leases.line
+    itself = Waiting(line, procs=4, name=lease.name, owner=lease.owner, wait_id="itself")
+    others = Waiting(line, procs=4, name=lease.name, owner="bob", wait_id="bob")
+    await itself.told()
+    await others.told()
+    assert [one.wait_id for one in node.leases.waiting_for("r")] == ["bob"]
+    await itself.leave()
+    await others.leave()
 
 
 async def test_who_waits_for_gpus_is_nothing_to_those_who_hold_cpu_slots(node: NodeWithoutProcesses) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +58,9 @@ class FakePool:
     async def discover(self) -> list[Any]:
         return list(self.nodes.values())
 
-    async def described(self) -> list[pb.DescribeReply]:
-        return [pb.DescribeReply(holders=[pb.Holder(reservation="dev", owner="ann", procs=4)])]
+    async def ask(self) -> list[Any]:
+        held = pb.DescribeReply(holders=[pb.Holder(reservation="dev", owner="ann", procs=4)])
+        return [(SimpleNamespace(identity=None), pb.StatusReply(node=held))]
 
 
 class Client:
@@ -178,3 +180,5 @@ def test_who_holds_what() -> None:
     ]
     assert who_holds(Shape(1, 0, 1), nodes) == ("dev (ann) holds 8 gpus; node1: GPU 5 is busy: pid 4711 (python, bob)")
     assert who_holds(Shape(1, 1, 0), nodes) == "cpu (bob) holds 2 procs"
+    assert who_holds(Shape(1, 1, 0), nodes, ("cpu", "bob")) == "", "one that is to grow does not wait for itself"
+    assert who_holds(Shape(1, 1, 0), nodes, ("cpu", "ann")) == "cpu (bob) holds 2 procs"
