@@ -54,7 +54,7 @@ CHUNK_BYTES = 1 << 20
 INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
 RESTARTED = "restarted while the run went on"
-"""Cause of the end of a rank that its user had replaced."""
+"""Cause of the end of a rank that its user had replaced, or how it begins."""
 PROVISIONAL_LEASE_S = 20.0
 """A lease that is not confirmed is given back when its client has had no session for so long. While it has one, the
 ranks of other nodes may take as long as they like to start."""

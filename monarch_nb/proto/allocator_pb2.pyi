@@ -581,6 +581,8 @@ class ChangeMembersRequest(_message.Message):
     RESIZED_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
     MAKES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     revision: _builtins.int
     """of `nodes`: one higher each time that they change"""
@@ -596,6 +598,8 @@ class ChangeMembersRequest(_message.Message):
     """A mesh that is over all these nodes from now on, and was not: its ranks start anew, a node's place is its number."""
     makes: _builtins.str
     """a mesh that is whole with this change: what was undertaken for it is done"""
+    ends: _builtins.str
+    """why what runs on ranks that start anew or have no place any more ends, for people"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all from now on, by node rank"""
@@ -609,6 +613,10 @@ class ChangeMembersRequest(_message.Message):
     @_builtins.property
     def before(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all until now: who has to do with others (two clients could not see each other's nodes) tells those"""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpawnRequest]:
+        """of `resized`, by their node_rank: what those start that stay and had none of it"""
 
     def __init__(
         self,
@@ -624,10 +632,12 @@ class ChangeMembersRequest(_message.Message):
         resized: _builtins.str = ...,
         before: _abc.Iterable[_files_pb2.Peer] | None = ...,
         makes: _builtins.str = ...,
+        parts: _abc.Iterable[Global___SpawnRequest] | None = ...,
+        ends: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "files", b"files", "held_s", b"held_s", "makes", b"makes", "nodes", b"nodes", "pass_on", b"pass_on", "reason", b"reason", "reservation_id", b"reservation_id", "resized", b"resized", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "ends", b"ends", "files", b"files", "held_s", b"held_s", "makes", b"makes", "nodes", b"nodes", "parts", b"parts", "pass_on", b"pass_on", "reason", b"reason", "reservation_id", b"reservation_id", "resized", b"resized", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1104,6 +1114,7 @@ class SpawnRequest(_message.Message):
     RELOAD_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    GROWN_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     name: _builtins.str
@@ -1126,6 +1137,8 @@ class SpawnRequest(_message.Message):
     """modules that changed, before each run"""
     last_number: _builtins.int
     """the newest run's"""
+    grown: _builtins.bool
+    """it came with more nodes, and nobody replaces it by another of its name"""
     @_builtins.property
     def preload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1162,10 +1175,11 @@ class SpawnRequest(_message.Message):
         reload: _builtins.bool = ...,
         store: Global___StorePlace | None = ...,
         last_number: _builtins.int = ...,
+        grown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "in_workspace", b"in_workspace", "last_number", b"last_number", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reload", b"reload", "reservation_id", b"reservation_id", "root", b"root", "store", b"store", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "environment", b"environment", "extent", b"extent", "first_rank", b"first_rank", "grown", b"grown", "in_workspace", b"in_workspace", "last_number", b"last_number", "master_host", b"master_host", "master_port", b"master_port", "mesh_id", b"mesh_id", "name", b"name", "node_rank", b"node_rank", "preload", b"preload", "python", b"python", "ranks", b"ranks", "reload", b"reload", "reservation_id", b"reservation_id", "root", b"root", "store", b"store", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

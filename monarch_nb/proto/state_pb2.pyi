@@ -194,6 +194,7 @@ class MeshRecord(_message.Message):
     STORE_MOVES_FIELD_NUMBER: _builtins.int
     STORE_NODE_FIELD_NUMBER: _builtins.int
     NEXT_NODE_RANK_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     store_moves: _builtins.int
     """see StorePlace"""
     store_node: _builtins.str
@@ -201,6 +202,8 @@ class MeshRecord(_message.Message):
     """It is over other nodes than when its ranks here were started: these are to start anew, as those of the node with
     this number.
     """
+    ends: _builtins.str
+    """why what they run ends then"""
     @_builtins.property
     def spec(self) -> _allocator_pb2.SpawnRequest:
         """its `master_host` and `master_port` are where the store is now"""
@@ -217,10 +220,11 @@ class MeshRecord(_message.Message):
         store_moves: _builtins.int = ...,
         store_node: _builtins.str = ...,
         next_node_rank: _builtins.int | None = ...,
+        ends: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "ends", b"ends", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_node_rank: _TypeAlias = _typing.Literal["next_node_rank"]  # noqa: Y015
     _WhichOneofArgType__next_node_rank: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank"]  # noqa: Y015

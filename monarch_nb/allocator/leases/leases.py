@@ -11,7 +11,7 @@ from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.line import Line
-from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.leases.meshes import RELEASED, Meshes
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
@@ -94,7 +94,7 @@ class Leases:
     def attach(self, session: Session, reservation_id: str) -> None:
         """A client uses a reservation: it is told what there is to say of it, and who waits for such slots."""
         self.expiry.attach(session, reservation_id)
-        if self._waiting_for(reservation_id):
+        if self.waiting_for(reservation_id):
             self._tell_line(session, reservation_id)
 
     def _tell_who_waits(self) -> None:
@@ -103,12 +103,16 @@ class Leases:
                 self._tell_line(session, reservation_id)
 
     def _tell_line(self, session: Session, reservation_id: str) -> None:
-        waiting = self._waiting_for(reservation_id)
+        waiting = self.waiting_for(reservation_id)
         session.send(urgent=False, in_line=pb.InLine(reservation_id=reservation_id, waiting=waiting))
 
-    def _waiting_for(self, reservation_id: str) -> list[pb.WaitRequest]:
-        lease = self._state.leases.get(reservation_id)
-        return [] if lease is None else self.line.waiting(gpus=bool(lease.request.gpus))
+    def waiting_for(self, reservation_id: str) -> list[pb.WaitRequest]:
+        """Return who waits for such slots as a reservation has, but for itself, which is to grow."""
+        if (lease := self._state.leases.get(reservation_id)) is None:
+            return []
+        own = lease.request.name, lease.request.owner
+        waiting = self.line.waiting(gpus=bool(lease.request.gpus))
+        return [request for request in waiting if (request.name, request.owner) != own]
 
     # ---- to hold ----
 
@@ -164,8 +168,11 @@ class Leases:
 
     # ---- to give back ----
 
-    async def stop_mesh(self, mesh_id: str) -> None:
+    async def stop_mesh(self, mesh_id: str, by: str) -> None:
         """End a mesh beside the main one, whatever this node has of it; fine when it has nothing.
+
+        Args:
+            by: who has asked for it.
 
         Raises:
             UsageError: it is the main mesh, which ends with its reservation.
@@ -173,16 +180,20 @@ class Leases:
         record = self._records.meshes.get(mesh_id)
         if record is not None and record.spec.name == MAIN_MESH:
             raise UsageError("the main mesh of a reservation can not be stopped: release the reservation")
-        self._state.stop(mesh_id)
+        why = f"the mesh was stopped by {by}"
+        if record is not None and (lease := self._state.leases.get(record.spec.reservation_id)):
+            why = f"{record.spec.name} of {lease.request.name} was stopped by {by}, and its ranks have ended"
+        why += "; the cell that made it (%mesh grow, spawn_procs) makes it again"
+        self._state.stop(mesh_id, why)
         if record is not None:
-            await self.end_meshes([mesh_id])
+            await self.end_meshes([mesh_id], why)
 
-    async def end_meshes(self, meshes: list[str]) -> list[RankProcess]:
-        """End meshes with all that is theirs; return the ranks that this ended."""
+    async def end_meshes(self, meshes: list[str], why: str = RELEASED) -> list[RankProcess]:
+        """End meshes with all that is theirs; return the ranks that this ended. Whoever waits for runs is told why."""
         ranks = [rank for rank in self._supervisor.ranks.values() if rank.home_id in meshes]
         replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
         for mesh_id in meshes:
-            self._meshes.close(mesh_id)  # first, so that ranks which are being started find that it is gone
+            self._meshes.close(mesh_id, why)  # first, so that ranks which are being started find that it is gone
         await self._supervisor.end([*ranks, *replaced], patience_s=1.0)
         self._records.delete_ranks(ranks)
         for mesh_id in meshes:

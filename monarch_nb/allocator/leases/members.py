@@ -22,7 +22,7 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2
+from monarch_nb.proto import files_pb2, state_pb2
 from monarch_nb.spreading import spread
 
 _log = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ class Members:
             for mesh_id in [
                 key for key, mesh in self._state.meshes.items() if mesh.spec.reservation_id == reservation_id
             ]:
-                self._end_runs(mesh_id, LEFT)
+                self._end_runs(mesh_id, request.ends or LEFT)
             await self._leases.release(reservation_id)
             return False
         if request.resized:
-            self._note_resize(request.resized, lease.request)
+            self._note_resize(request, lease.request)
         self._leases.has_changed(reservation_id)
         for peer in concerned:
             if not lease.has_node(peer.address):
@@ -90,15 +90,23 @@ class Members:
                 session.send(members_changed=changed)
         return True
 
-    def _note_resize(self, mesh_id: str, lease: pb.ReserveRequest) -> None:
-        """Write down that a mesh is to start anew here, unless it was started so."""
-        record = self._records.meshes.get(mesh_id)
-        if record is not None and record.spec.ranks:
-            started_as = record.spec.world_size, record.spec.node_rank
-            if started_as != (lease.nodes * record.spec.ranks, lease.node_rank):
-                spread(record.spec, lease.nodes)
-                record.next_node_rank = lease.node_rank
-                self._records.save_mesh(record)
+    def _note_resize(self, request: pb.ChangeMembersRequest, lease: pb.ReserveRequest) -> None:
+        """Write down that a mesh is to start anew here, unless it was started so, or to start where it had no ranks."""
+        record = self._records.meshes.get(request.resized) or state_pb2.MeshRecord()
+        started_as = record.spec.world_size, record.spec.node_rank
+        if not record.spec.ranks:
+            part = next((part for part in request.parts if part.node_rank == lease.node_rank), None)
+            if part is None:
+                return
+            record.spec.CopyFrom(part)
+            record.spec.mesh_id, record.spec.reservation_id = request.resized, request.reservation_id
+            record.spec.ClearField("store")
+            record.store_moves, record.store_node = part.store.moves, part.store.node_id
+        elif started_as == (lease.nodes * record.spec.ranks, lease.node_rank):
+            return
+        spread(record.spec, lease.nodes)
+        record.next_node_rank, record.ends = lease.node_rank, request.ends
+        self._records.save_mesh(record)
 
     def _pass_on(self, request: pb.ChangeMembersRequest, owner: str, to: Iterable[files_pb2.Peer]) -> None:
         nodes = [peer for peer in to if peer.address != self._address]

@@ -38,11 +38,11 @@ class Meshes:
         self._supervisor, self._audience, self._mail = supervisor, audience, mail
         self._removal, self._archives = removal, archives
 
-    def close(self, mesh_id: str) -> None:
-        """From now on the mesh is not known; whoever waits for a run of it is told."""
+    def close(self, mesh_id: str, why: str = RELEASED) -> None:
+        """From now on the mesh is not known; whoever waits for a run of it is told why."""
         if mesh := self._state.meshes.pop(mesh_id, None):
             ended = self._state.ended.get(mesh.spec.reservation_id)
-            gone = error_to_json(expired(ended) if ended else MeshNotFound(RELEASED))
+            gone = error_to_json(expired(ended) if ended else MeshNotFound(why))
             for run in mesh.runs.values():
                 self._audience.dismiss(run, gone)
         self._records.close_mesh(mesh_id)

@@ -60,6 +60,7 @@ class Resizing:
                     _log.error("mesh %s could not be started for its new nodes: %s", record.spec.mesh_id, error)
                 if now := self._records.meshes.get(record.spec.mesh_id):  # else it was released meanwhile
                     now.ClearField("next_node_rank")
+                    now.ClearField("ends")
                     self._records.save_mesh(now)
 
     def between(self, reservation_id: str) -> list[pb.SpawnRequest]:
@@ -76,10 +77,14 @@ class Resizing:
         return record is not None and record.HasField("next_node_rank") and mesh_id not in self._state.meshes
 
     async def _start(self, record: state_pb2.MeshRecord) -> None:
-        spec, mesh = record.spec, self._state.mesh(record.spec.mesh_id)
+        spec, mesh = record.spec, self._state.meshes.get(record.spec.mesh_id)
         spec.node_rank, spec.first_rank = record.next_node_rank, record.next_node_rank * spec.ranks
-        if mesh.ranks.keys() == set(range(spec.first_rank, spec.first_rank + spec.ranks)):
-            await self._restarts.restart(spec.mesh_id, mesh.ranks)
+        if mesh is None:  # it had no ranks here
+            first = pb.SpawnRequest()
+            first.CopyFrom(spec)
+            await self._forking.spawn(first)
+        elif mesh.ranks.keys() == set(range(spec.first_rank, spec.first_rank + spec.ranks)):
+            await self._restarts.restart(spec.mesh_id, mesh.ranks, record.ends)
         else:  # or the allocator before this one was killed before they were forked
             await self._renumber(record, mesh.last_number)
 
@@ -88,7 +93,7 @@ class Resizing:
         new = state_pb2.MeshRecord()
         new.CopyFrom(record)
         new.ClearField("store")
-        self._runs.end_all(new.spec.mesh_id, RESTARTED)
+        self._runs.end_all(new.spec.mesh_id, record.ends or RESTARTED)
         await self._leases.end_meshes([new.spec.mesh_id])
         self._leases.check_held(new.spec.reservation_id)
         self._records.save_mesh(new)  # on disk together with the end of the old one

@@ -30,9 +30,13 @@ class Restarts:
         self._restarting = asyncio.Lock()
         self.ending: set[asyncio.Task[None]] = set()
 
-    async def restart(self, mesh_id: str, ranks: Iterable[int]) -> Mesh:
+    async def restart(self, mesh_id: str, ranks: Iterable[int], why: str = "") -> Mesh:
         """Replace ranks by fresh ones, which answer while the old ones still end; those that hold GPUs end before their
-        successors start."""
+        successors start.
+
+        Args:
+            why: what they run ends, when nobody just asked for that.
+        """
         chosen = sorted(ranks)
         async with self._restarting:
             mesh = self._state.mesh(mesh_id)
@@ -43,7 +47,7 @@ class Restarts:
             busy = [process for process in old if mesh.ranks[process.rank].running]
             self._retire(old)
             for rank in chosen:
-                self._runs.apply(self._state.rank_restarting(mesh_id, rank))
+                self._runs.apply(self._state.rank_restarting(mesh_id, rank, why))
             self._supervisor.kill(busy)
             try:
                 if any(mesh.ranks[rank].gpu_indices for rank in chosen):

@@ -21,7 +21,7 @@ from monarch_nb.allocator.state.limits import expired
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import Lease, NodeState
-from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import AccessDenied, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.rpc.callers import Caller
@@ -186,7 +186,7 @@ class Access:
         for ended in self._state.ended.values():
             if mesh_id in ended.mesh_ids and ended.owner == caller.name:
                 raise expired(ended)
-        raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+        raise self._state.no_mesh(mesh_id)
 
     def need_run(self, caller: Caller, run_id: str, doing: str) -> None:
         """Raise when somebody else has submitted a run, but to the owner of the mesh that it runs on."""
@@ -425,6 +425,13 @@ def _open(access: Access, caller: Caller, message: pb.Open) -> None:
     access.claim_mailbox(caller, message.mailbox)
 
 
+def _change_members(access: Access, caller: Caller, request: pb.ChangeMembersRequest) -> None:
+    access.need(caller, request.reservation_id, Right.OWN, "change its nodes")
+    for mesh_id in (request.resized, request.makes):
+        if access.reservation_of(mesh_id) not in ("", request.reservation_id):
+            raise UsageError("a mesh of that id exists in another reservation")
+
+
 _WRITE_FILES = _reservation(Right.OWN, "change its files")
 
 RULES: dict[str, Rule] = {
@@ -437,7 +444,7 @@ RULES: dict[str, Rule] = {
     "Wait": Rule(PEOPLE, _wait),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),
     "Release": Rule(PEOPLE, _release),
-    "ChangeMembers": Rule(PEOPLE, _reservation(Right.OWN, "change its nodes")),
+    "ChangeMembers": Rule(PEOPLE, _change_members),
     "Undertake": Rule(PEOPLE, _undertake),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
     "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),

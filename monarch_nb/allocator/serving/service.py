@@ -208,7 +208,7 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
-        await _whole(self._node.leases.stop_mesh(request.mesh_id))
+        await _whole(self._node.leases.stop_mesh(request.mesh_id, caller_of(context).name))
         return pb.StopMeshReply()
 
     @_translated
@@ -218,7 +218,7 @@ class AllocatorService(service.AllocatorServicer):
         )
         status.node.revocations = self._access.revocations
         for reservation in status.reservations:
-            reservation.waiting.extend(self._node.leases.line.waiting(gpus=bool(reservation.gpus)))
+            reservation.waiting.extend(self._node.leases.waiting_for(reservation.reservation_id))
         return self._access.shown(caller_of(context), status)
 
     @_translated

@@ -95,8 +95,8 @@ class NodeState:
         self._given_back: dict[tuple[str, str], None] = {}
         """Leases, by their reservations and their own ids ("": any), that were released before they came: their clients
         gave up, and a request is still under way."""
-        self._stopped: dict[str, None] = {}
-        """Meshes that were stopped, perhaps before they came."""
+        self._stopped: dict[str, str] = {}
+        """Meshes that were stopped, perhaps before they came, and what there is to say of that."""
 
     # ---- leases ----
 
@@ -293,11 +293,17 @@ class NodeState:
         for ended in self.ended.values():
             if mesh_id in ended.mesh_ids:
                 raise expired(ended)
-        raise MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+        raise self.no_mesh(mesh_id)
 
-    def stop(self, mesh_id: str) -> None:
+    def no_mesh(self, mesh_id: str) -> MeshNotFound:
+        """Return why there is no mesh of an id."""
+        if why := self._stopped.get(mesh_id):
+            return MeshNotFound(why)
+        return MeshNotFound("the mesh does not exist here any more (released?); reserve again")
+
+    def stop(self, mesh_id: str, why: str) -> None:
         """A mesh is to be here no longer, nor to come any more."""
-        self._stopped[mesh_id] = None
+        self._stopped.setdefault(mesh_id, why)  # who stops it once more has nothing to say
         while len(self._stopped) > MAX_GIVEN_BACK:
             del self._stopped[next(iter(self._stopped))]
 
@@ -465,9 +471,9 @@ class NodeState:
         slot.death, slot.ready, slot.running = death, False, ""
         return [*mesh.bury(), *mesh.advance()]
 
-    def rank_restarting(self, mesh_id: str, rank: int) -> list[Effect]:
+    def rank_restarting(self, mesh_id: str, rank: int, why: str = "") -> list[Effect]:
         """A rank is about to be replaced: what it runs or has queued ends."""
-        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=config.RESTARTED))
+        effects = self.rank_died(mesh_id, rank, run_pb2.Death(likely_cause=why or config.RESTARTED))
         self.mesh(mesh_id).ranks[rank].death = None
         return effects
 

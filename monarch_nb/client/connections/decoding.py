@@ -139,7 +139,7 @@ def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: boo
 
 
 def _death_failure(rank: int, death: run_pb2.Death, host: str, of_script: bool) -> RankFailure:
-    name = "RankRestarted" if death.likely_cause == RESTARTED else "ProcessEnded" if of_script else "RankDied"
+    name = "RankRestarted" if death.likely_cause.startswith(RESTARTED) else "ProcessEnded" if of_script else "RankDied"
     return RankFailure(
         rank,
         host,

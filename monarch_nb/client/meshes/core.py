@@ -11,10 +11,20 @@ from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run
+from monarch_nb.config import RESTARTED
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import NodeUnreachable
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.shape import Extent
+
+RUN_AGAIN = "run the cells that define its variables, then this one again"
+
+
+def taken_over(old: str, new: str, by: str = "") -> str:
+    """Return why what ranks ran ends when another node gets the place of theirs."""
+    what = f"{by} put {new} in the place of {old}" if by else f"{new} has the place of its node, {old}"
+    return f"{RESTARTED}: {what}; {RUN_AGAIN}"
 
 
 class MeshCore(MeshRanks):
@@ -82,7 +92,7 @@ class MeshCore(MeshRanks):
                 core._replace(node, old, new)
 
     def _replace(self, node: int, old: Connection, new: Connection) -> None:
-        self._let_go(node, old, f"{new.name} has the place of its node, {old.name}")
+        self._let_go(node, old, taken_over(old.name, new.name))
         if self.tree is not None:
             going_on = f"{new.name} has the place of {old.name}: %mesh attach follows what goes on on other nodes"
             self.tree.close(NodeUnreachable(going_on, old.name))
@@ -99,11 +109,12 @@ class MeshCore(MeshRanks):
 
     def resize(self, connections: Mapping[int, Connection], extent: Extent) -> None:
         """The mesh is over these nodes from now on, and all its ranks are new. On the background loop."""
+        anew = f"its mesh started anew, on {counted(extent['hosts'], 'node')}; {RUN_AGAIN}"
         for node, old in self.connections.items():
             if connections.get(node) is not old:
-                self._let_go(node, old, f"{old.name} has no rank of that number any more")
+                self._let_go(node, old, f"{RESTARTED}: {anew}")
         if self.tree is not None:
-            self.tree.close(NodeUnreachable("the mesh is over other nodes now, and all its ranks are new"))
+            self.tree.close(NodeUnreachable(f"{RESTARTED}: {anew}"))
             self.tree = None
         self.connections = dict(connections)
         self._take(extent)

@@ -30,10 +30,13 @@ class MeshParts:
     Attributes:
         spec: what some part was started with. places: the place in the reservation of the node that has each part, by
             the part's number; a part is missing when nobody says which of the nodes that do not answer has it.
+        lost: how many parts no node of the reservation has any more, or not yet: it is being started, or was on nodes
+            that were given back.
     """
 
     spec: pb.SpawnRequest
     places: Mapping[int, int]
+    lost: int = 0
 
     @property
     def hosts(self) -> int:
@@ -107,12 +110,27 @@ class HeldReservation:
     def _parts(self, spec: pb.SpawnRequest, told: dict[int, int]) -> MeshParts:
         """Return a mesh of which nodes have told which parts they have."""
         hosts, nodes = spec.world_size // spec.ranks, self.connections
-        if spec.name == MAIN_MESH or hosts == self.facts.nodes:
+        if spec.name == MAIN_MESH or (hosts == self.facts.nodes and self._is_on_all(spec.mesh_id)):
             return MeshParts(spec, {number: number for number in range(hosts) if number in nodes})
         missing = sorted(set(range(hosts)) - told.keys())
         if len(missing) == len(self.absent):  # else nobody says which of these had a part of it
             told |= dict(zip(missing, sorted(self.absent), strict=True))
-        return MeshParts(spec, told)
+        return MeshParts(spec, told, max(0, len(missing) - len(self.absent)))
+
+    def _is_on_all(self, mesh_id: str) -> bool:
+        """Whether each node that answers and knows of the newest change has the part of a mesh that is its number's."""
+        newest = self.facts.revision
+        return all(
+            any((one.mesh_id, one.spec.node_rank) == (mesh_id, place) for one in status.meshes)
+            for place, (_, status) in self.nodes.items()
+            if status.revision == newest
+        )
+
+    def places_without(self, mesh_id: str) -> set[int]:
+        """Return the places of those nodes that answer and have no part of a mesh."""
+        return {
+            place for place, (_, status) in self.nodes.items() if all(one.mesh_id != mesh_id for one in status.meshes)
+        }
 
     @property
     def complete(self) -> bool:

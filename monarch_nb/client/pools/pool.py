@@ -419,7 +419,7 @@ async def all_of(calls: Iterable[object]) -> None:
     """Wait for every call, also when one fails; then raise the first failure."""
     tasks = [asyncio.ensure_future(call) for call in calls]  # type: ignore[call-overload]
     try:
-        await asyncio.wait(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         for task in tasks:
             task.cancel()

@@ -16,7 +16,7 @@ from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
 from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death
-from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -251,6 +251,9 @@ class MeshRanks:
                 if self.mesh_id in ended.mesh_ids:
                     return expired(ended)
             for reservation in reply.reservations:
-                if reservation.reservation_id == self.reservation_id and (over := shared_no_longer(reservation)):
-                    return over
+                if reservation.reservation_id == self.reservation_id:
+                    if over := shared_no_longer(reservation):
+                        return over
+                    there = ", ".join(dict.fromkeys(mesh.name for mesh in reservation.meshes))
+                    return MeshNotFound(f"the mesh was stopped: {reservation.name} has {there or 'no other'}")
         return MonarchNbError("the mesh does not exist any more (released?): %mesh reserve makes a new one")

@@ -48,10 +48,12 @@ class Plan:
     Attributes:
         members: all its nodes from then on, by number.
         joining: those that have no part of it yet.
-        specs: what is started, by the numbers of nodes.
+        specs: what is started, by the numbers of nodes: on nodes that stay by `makes`, or what `resized` lacks there.
         reason: why ranks that stay lose their process groups; "": they keep them.
-        resized: the id of a mesh that is over all of `members` then, and was not: its ranks start anew; "" for none.
+        resized: the id of a mesh that is over all of `members` then, and was not: its ranks start anew, where it has
+            some; "" for none.
         makes: the id of a mesh that is new, on all of `members`; "" for none.
+        ends: why what runs on ranks that start anew or go ends, for people.
     """
 
     members: Mapping[int, Connection]
@@ -60,6 +62,7 @@ class Plan:
     reason: str = ""
     resized: str = ""
     makes: str = ""
+    ends: str = ""
 
 
 def taking_turns(
@@ -163,7 +166,7 @@ class Change:
         self._lease_id = uuid.uuid4().hex
         self._stores: dict[str, pb.StorePlace] = {}
         self._keepers: dict[str, Connection] = {}
-        """Of those stores that were there before: a node that stays, and has a part of the mesh."""
+        """Of those stores that were there before: a node that stays, and has a part of the mesh then."""
 
     async def made(self) -> list[KeptFiles]:
         """Make it so; return what ranks wrote on nodes that have no place any more, and where it is kept.
@@ -226,33 +229,54 @@ class Change:
         await lease(requests)
 
     async def _start(self) -> None:
-        joining, specs = self._plan.joining, self._plan.specs
-        nodes, main, there = list(joining.values()), main_of(self._held).spec, specs_like_main(self._held)
-        await check_ways([*nodes, *self._stay])
+        """Start ranks, but for those of nodes that learn with their new places what they are to start."""
+        joining, specs = list(self._plan.joining.values()), self._plan.specs
+        main = main_of(self._held).spec
+        await check_ways([*joining, *self._stay])
         if shared := main.environment.get(config.SHARED_VARIABLE, ""):
-            await check_shared([self._stay[0], *nodes], shared)
-        directory = os.path.join(main.root, main.directory)  # an absolute one is itself
-        seen = dict(zip(joining, await nodes_seeing(nodes, directory), strict=True))
+            await check_shared([self._stay[0], *joining], shared)
         self._say(f"starting {counted(sum(spec.ranks for parts in specs.values() for spec in parts), 'rank')}")
-        for place, parts in specs.items():
+        await self._say_directories()
+        for parts in specs.values():
             for spec in parts:
                 self._fit(spec)
-                if place in joining:
-                    _place_in(spec, directory, sees=seen[place])
+        await all_of(
+            self._spawn(self._plan.members[place], parts)
+            for place, parts in specs.items()
+            if place in self._plan.joining or self._plan.makes
+        )
+
+    async def _say_directories(self) -> None:
+        """Say where ranks start: where those do that are there, else in the directory of the main mesh if the node sees
+        it, else in a copy."""
+        main, there = main_of(self._held).spec, specs_like_main(self._held)
+        directory = os.path.join(main.root, main.directory)  # an absolute one is itself
+        like = {self._held.nodes[place][0]: spec for place, spec in there.items() if self._held.nodes[place][1].meshes}
+        nodes = {place: self._plan.members[place] for place in self._plan.specs}
+        empty = {place: node for place, node in nodes.items() if node not in like}
+        sees = dict(zip(empty, await nodes_seeing(list(empty.values()), directory), strict=True))
+        for place, parts in self._plan.specs.items():
+            for spec in parts:
+                if place in sees:
+                    _place_in(spec, directory, sees=sees[place])
                 else:
-                    spec.directory, spec.in_workspace = there[place].directory, there[place].in_workspace
-        await all_of(self._spawn(self._plan.members[place], parts) for place, parts in specs.items())
+                    of_node = like[nodes[place]]
+                    spec.directory, spec.in_workspace = of_node.directory, of_node.in_workspace
 
     async def _find_stores(self) -> None:
         """Ask where the stores of meshes are that are to be on other nodes than now, and on some that stay."""
-        mesh_ids = {spec.mesh_id for parts in self._plan.specs.values() for spec in parts} | {self._plan.resized}
-        stay = set(self._stay)
-        for connection, status in self._held.nodes.values():
-            there = {mesh.mesh_id for mesh in status.meshes} if connection in stay else set()
-            for mesh_id in (mesh_ids & there) - self._stores.keys():
+        for mesh_id in {spec.mesh_id for parts in self._plan.specs.values() for spec in parts} | {self._plan.resized}:
+            having = [
+                connection
+                for connection, status in self._held.nodes.values()
+                if any(mesh.mesh_id == mesh_id for mesh in status.meshes)
+            ]
+            staying = [connection for connection in having if connection in self._stay]
+            keepers = [*staying, *(having if mesh_id == self._plan.resized else ())]
+            if keepers:
                 find = pb.FindStoreRequest(mesh_id=mesh_id, only_look=True, reservation_id=self._held.reservation_id)
-                self._stores[mesh_id] = await connection.unary("FindStore", find)
-                self._keepers[mesh_id] = connection
+                self._stores[mesh_id] = await keepers[0].unary("FindStore", find)
+                self._keepers[mesh_id] = keepers[0] if staying else self._stay[0]
 
     async def _host_stores(self) -> None:
         """Host the stores of all other meshes: of a new one, and of those whose nodes all go."""
@@ -310,6 +334,8 @@ class Change:
             resized=plan.resized,
             makes=plan.makes,
             before=[peer_of(held) for _, held in sorted(self._held.connections.items())],
+            parts=self._parts_of_resized(),
+            ends=plan.ends,
         )
         try:
             await self._stay[0].unary("ChangeMembers", change, SPAWN_TIMEOUT_S)
@@ -331,6 +357,11 @@ class Change:
             for node, reply in replies
             if isinstance(reply, pb.ChangeMembersReply) and reply.HasField("kept")
         ]
+
+    def _parts_of_resized(self) -> list[pb.SpawnRequest]:
+        """Return what nodes start that stay and have none of the mesh that starts anew."""
+        staying = self._plan.specs.keys() - self._plan.joining.keys()
+        return [spec for place in sorted(staying) for spec in self._plan.specs[place] if self._plan.resized]
 
     async def _move_stores(self, members: Collection[str]) -> None:
         """Stores that were on a node that is gone are hosted anew, before ranks look for them."""

@@ -16,7 +16,7 @@ from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.client.reservations.attachment import Attachment
 from monarch_nb.client.reservations.further import Asking
-from monarch_nb.client.reservations.growing import Resized, grow, shrink
+from monarch_nb.client.reservations.growing import Resized, grow, shrink, words
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.placing import copied_nodes
 from monarch_nb.client.reservations.replacing import Replaced, replace
@@ -50,7 +50,7 @@ class Elastic(ABC):
 
     def replace(
         self,
-        *nodes: str | int,
+        *nodes: str | int | Sequence[str | int],
         wait: bool | Duration = False,
         time: Duration | None = None,
         progress: Progress | None = None,
@@ -60,7 +60,8 @@ class Elastic(ABC):
         was replaced ends its ranks when it answers again.
 
         Args:
-            nodes: names or numbers; by default those that do not answer. One that answers loses its ranks at once.
+            nodes: names or numbers, also a list of them; by default those that do not answer. One that answers loses
+                its ranks at once.
             wait: for what others hold, as with `reserve`. An engine is waited for in any case; at most so long, when a
                 time is said.
             time: for which the engine is asked; by default what is left of the reservation's time.
@@ -73,7 +74,9 @@ class Elastic(ABC):
             SpawnError: the ranks could not be started.
         """
         say = progress or _silent
-        replaced, held = replace(self._pool, self.id, self.name, nodes, self.files.record, Asking(wait, time), say)
+        replaced, held = replace(
+            self._pool, self.id, self.name, words(*nodes), self.files.record, Asking(wait, time), say
+        )
         call(self._move_to(held))
         return replaced
 
@@ -89,13 +92,13 @@ class Elastic(ABC):
     ) -> Resized:
         """Have more nodes of the pool; where they come as jobs of an engine, that is asked for another one when not so
         many are free. All meshes stay as they are, with their variables, on the nodes that they are on; a new one is
-        over all nodes, `meshes["grown"]`, with as many ranks on each as the main mesh. Or, with `into`, one that was
-        over all nodes is so again: those of its ranks that there were keep their numbers.
+        over all nodes, `meshes["grown"]`, with as many ranks on each as the main mesh. Or, with `into`, one that is
+        there starts anew on all nodes.
 
         Args:
             nodes: how many there are to be, or "+2" for two more; when there are so many, and a mesh is over all of
                 them, nothing happens.
-            into: "main", or the name of another mesh over all nodes: its ranks start anew, their variables are lost.
+            into: "main", or the name of another mesh: its ranks start anew on all nodes, their variables are lost.
             mesh: what the new mesh is called, instead of "grown".
             wait: for what others hold, as with `reserve`. An engine is waited for in any case; at most so long, when a
                 time is said.
@@ -127,7 +130,7 @@ class Elastic(ABC):
         self,
         nodes: int | str | None = None,
         *,
-        node: Sequence[str | int] = (),
+        node: str | int | Sequence[str | int] = (),
         into: str = "",
         progress: Progress | None = None,
     ) -> Resized:
@@ -136,9 +139,9 @@ class Elastic(ABC):
 
         Args:
             nodes: how many are to be left, or "-1" for one less: those that do not answer go, then the last ones.
-            node: names or numbers of those to give back instead.
-            into: "main", or the name of another mesh over all nodes that are left: its ranks start anew, their
-                variables are lost.
+            node: name or number of the one to give back instead, or several.
+            into: "main", or the name of another mesh: its ranks start anew on all nodes that are left, their variables
+                are lost.
             progress: told what is being done.
 
         Raises:
@@ -147,7 +150,7 @@ class Elastic(ABC):
             ReservationConflict: somebody else has just changed its nodes.
         """
         say = progress or _silent
-        resized, held = shrink(self._pool, self.id, self.name, nodes, node, into, self.files.record, say)
+        resized, held = shrink(self._pool, self.id, self.name, nodes, words(node), into, self.files.record, say)
         call(self._move_to(held))
         return resized
 
@@ -182,12 +185,13 @@ class Elastic(ABC):
         self._revision, self.nodes = held.revision, held.facts.nodes
         before, self._connections = self._connections, held.connections
         was, now = set(before.values()), set(self._connections.values())
-        changed = {node: new for node, new in self._connections.items() if before.get(node) is not new}
-        for node, new in changed.items():
+        copied, had_copies = copied_nodes(held), self.files.connections.keys()
+        for node, new in self._connections.items():
             old = before.get(node)
             if old is not None and old not in now and new not in was:
                 MeshCore.replace(self.id, old, new)
-            self.files.put_node(node, new, copied=node in copied_nodes(held))
+            if old is not new or (node in had_copies) != (node in copied):
+                self.files.put_node(node, new, copied=node in copied)
         for node in before.keys() - self._connections.keys():
             self.files.drop_node(node)
         self.meshes.move_to(held)

@@ -1,11 +1,12 @@
 """Letting a reservation have more nodes, or fewer.
 
 Meshes stay on the nodes that they are on, with their variables. More nodes come with a new mesh that is over all of
-them; or one that was over all is so again, and its ranks start anew, when that is said.
+them; or one that is there is over all from then on, and its ranks start anew, when that is said.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.record import FilesRecord
-from monarch_nb.client.pools.beside import checked
+from monarch_nb.client.meshes.core import RUN_AGAIN
+from monarch_nb.client.pools.beside import checked, stop_beside
 from monarch_nb.client.pools.choosing import Shape, lacking
 from monarch_nb.client.pools.held import HeldReservation, MeshParts
 from monarch_nb.client.pools.others import how_to_add
@@ -24,8 +26,8 @@ from monarch_nb.client.reservations.extending import hold_while_all_last
 from monarch_nb.client.reservations.further import Asking, end_jobs_of, with_further_nodes
 from monarch_nb.client.reservations.placing import main_of
 from monarch_nb.client.reservations.without import way_without
-from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import CapacityError, NodeUnreachable, NoSuchMesh, UsageError
+from monarch_nb.config import MAIN_MESH, RESTARTED
+from monarch_nb.errors import CapacityError, NodeUnreachable, NoSuchMesh, SpawnError, UsageError
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -102,9 +104,8 @@ def grow(
         asking: how it may get nodes that are not free.
     """
     held, _ = call(look(pool, reservation_id, name))
+    check_is_more(name, held.facts.nodes, nodes)
     more = total_of(nodes, held.facts.nodes) - held.facts.nodes
-    if more < 0:
-        raise UsageError(f"{name} has {counted(held.facts.nodes, 'node')}: {_shrinking(held, nodes)}")
     if wanted_mesh(held, more, into, mesh) is None:
         return Resized(name, held.facts.nodes), held
     shape = Shape(more, held.facts.procs, held.facts.gpus)
@@ -125,12 +126,15 @@ def grow(
         new = _found(pool, held, count, others) if count else []
         joining = {held.facts.nodes + index: node for index, node in enumerate(new)}
         members = {**held.connections, **joining}
-        specs = specs_of(wanted, joining if wanted.places else members, len(members))
+        specs = specs_of(wanted, joining.keys() | held.places_without(wanted.spec.mesh_id), len(members))
         if wanted.places:
-            plan = Plan(members, joining, specs, resized=wanted.spec.mesh_id)
+            ends = _ends(held, wanted, len(members))
+            plan = Plan(members, joining, specs, resized=wanted.spec.mesh_id, ends=ends)
         else:
             plan = Plan(members, joining, specs, makes=wanted.spec.mesh_id)
-        return await _made(pool, held, plan, wanted, record, say)
+        made = await _made(pool, held, plan, wanted, record, say)
+        await _end_remnants(held, wanted.spec.name)
+        return made
 
     def take(wait: bool | Duration) -> tuple[Resized, HeldReservation]:
         return taking_turns(pool, name, shape, wait, say, attempt)
@@ -173,13 +177,25 @@ def shrink(
         gone.extend(held.connections[place] for place in leaving)
         if smaller is not None:
             _check_all_answer(held, held.absent.keys() - set(leaving))
-        stay = [connection for place, connection in held.connections.items() if place not in leaving]
-        plan = Plan(dict(enumerate(stay)), {}, {}, resized=smaller.spec.mesh_id if smaller else "")
+        stay = [place for place in held.connections if place not in leaving]
+        members = {number: held.connections[place] for number, place in enumerate(stay)}
+        if smaller is None:
+            plan = Plan(members, {}, {})
+        else:
+            without = held.places_without(smaller.spec.mesh_id)
+            specs = specs_of(smaller, [number for number, place in enumerate(stay) if place in without], len(stay))
+            ends = _ends(held, smaller, len(stay))
+            plan = Plan(members, {}, specs, resized=smaller.spec.mesh_id, ends=ends)
         return await _made(pool, held, plan, smaller, record, say)
 
     resized, held = call(attempt())
     ended = end_jobs_of(pool, gone, say)
     return replace(resized, ends_first=hold_while_all_last(pool, held, ended)), held
+
+
+def words(*named: str | int | Sequence[str | int]) -> list[str | int]:
+    """Return the names or numbers of nodes, also of one that is no list. Pure."""
+    return [word for one in named for word in ([one] if isinstance(one, str | int) else one)]
 
 
 def total_of(asked: int | str, now: int) -> int:
@@ -194,8 +210,19 @@ def total_of(asked: int | str, now: int) -> int:
     except ValueError:
         raise UsageError(f"--nodes {asked}: say how many there are to be, as in --nodes 4, or --nodes +2") from None
     if total < 1:
-        raise UsageError(f"--nodes {asked}: a reservation has at least one node (%mesh release gives all back)")
+        leaves = f", of {counted(now, 'node')}, leaves none" if text.startswith("-") else ""
+        raise UsageError(f"--nodes {asked}{leaves}: a reservation has at least one node (%mesh release gives all back)")
     return total
+
+
+def check_is_more(name: str, now: int, asked: int | str) -> None:
+    """Raise UsageError when a reservation is to grow, and fewer nodes are asked for. Pure."""
+    text = str(asked).strip()
+    left = now + int(text) if re.fullmatch(r"-\d+", text) else total_of(asked, now)
+    if left < now:
+        instead = f"%mesh shrink {name} --nodes {left} leaves {left}" if left > 0 else "%mesh release gives all back"
+        have = f"{name} has {counted(now, 'node')} already"
+        raise UsageError(f"--nodes {asked}: {have}, and grow is for more, as in --nodes +1; {instead}")
 
 
 def places_to_leave(
@@ -211,8 +238,12 @@ def places_to_leave(
     Raises:
         UsageError: that makes no sense, or no node would be left.
     """
-    if (nodes is None) == (not named):
+    if nodes is None and not named:
         raise UsageError("say how many nodes are to be left, --nodes 2, or which are to go, --node NAME")
+    if nodes is not None and named:
+        raise UsageError(
+            f"--nodes {nodes} says how many nodes are to be left, --node {named[0]} which is to go: say one of them"
+        )
     if nodes is not None:
         count = len(names) - total_of(nodes, len(names))
         if count < 0:
@@ -245,22 +276,29 @@ def wanted_mesh(held: HeldReservation, missing: int, into: str, mesh: str) -> Me
     """
     if into and mesh:
         raise UsageError("--into NAME starts a mesh anew on all nodes, --mesh NAME makes one: say one of them")
-    nodes = held.facts.nodes
     if into:
-        there = _mesh_on(held, into, held.connections)
-        return there if missing else None
-    if not missing and any(one.hosts == nodes and mesh in ("", one.spec.name) for one in held.meshes.values()):
+        there = _mesh_named(held, into, f"; --mesh {into} makes one")
+        is_on_all = _is_just_on(there, held.connections) and not held.places_without(there.spec.mesh_id)
+        return there if missing or not is_on_all else None
+    over_all = [one for one in held.meshes.values() if _is_just_on(one, held.connections)]
+    if not missing and any(mesh in ("", one.spec.name) for one in over_all):
         return None
     name = mesh or GROWN
+    if name == MAIN_MESH:
+        raise UsageError(
+            f"--mesh {name}: {held.facts.name} has that one; --into {name} starts its ranks anew on all nodes, --mesh "
+            "with another name makes one beside it"
+        )
     checked(name, {})
     for one in held.meshes.values():
-        if one.spec.name == name:
-            others = f"--mesh NAME makes another, %mesh stop {name} ends it"
-            anew = f"--into {name} starts its ranks anew on all nodes, " if one.hosts == nodes else ""
-            raise UsageError(f"{held.facts.name} has {name} already, on {counted(one.hosts, 'node')}: {anew}{others}")
+        if one.spec.name == name and not one.lost:
+            raise UsageError(
+                f"{held.facts.name} has {name} already, on {counted(one.hosts, 'node')}: --into {name} starts its "
+                f"ranks anew on all nodes, --mesh NAME makes another, %mesh stop {name} ends it"
+            )
     spec = pb.SpawnRequest()
     spec.CopyFrom(main_of(held).spec)
-    spec.mesh_id, spec.name = uuid.uuid4().hex, name
+    spec.mesh_id, spec.name, spec.grown = uuid.uuid4().hex, name, True
     return MeshParts(spec, {})
 
 
@@ -280,45 +318,56 @@ def mesh_to_shrink(held: HeldReservation, leaving: Collection[int], into: str) -
         NoSuchMesh: none is called as `into` says.
     """
     stay = held.connections.keys() - set(leaving)
-    chosen = _mesh_on(held, into, stay) if into else None
+    chosen = _mesh_named(held, into) if into else None
     concerned = [mesh for mesh in held.meshes.values() if not set(leaving).isdisjoint(mesh.places.values())]
-    where = ", ".join(held.connections[place].name for place in leaving)
+    goes = ", ".join(held.connections[place].name for place in leaving)
+    goes = f"{goes} would be given back ({counted(len(stay), 'node')} left), but"
     others = {mesh.spec.name: mesh for mesh in concerned if mesh != chosen}
     if beside := sorted(others.keys() - {MAIN_MESH}):
         have = "has" if len(beside) == 1 else "have"
-        may_be_smaller = len(others) == 1 and stay <= set(others[beside[0]].places.values())
-        anew = f", --into {beside[0]} starts its ranks anew on all nodes that are left" if may_be_smaller else ""
-        raise UsageError(f"{', '.join(beside)} {have} ranks on {where}: %mesh stop {beside[0]} ends them{anew}")
+        anew = (
+            f", --into {beside[0]} starts its ranks anew on all nodes that are left"
+            if len(others) == 1 and not chosen
+            else ""
+        )
+        raise UsageError(f"{goes} {', '.join(beside)} {have} ranks there: %mesh stop {beside[0]} ends them{anew}")
     if others:
         main = main_of(held)
         ranks = [rank for rank in range(main.spec.world_size) if rank // main.spec.ranks in leaving]
         are = "is" if len(ranks) == 1 else "are"
         raise UsageError(
-            f"{name_ranks(ranks)} of {MAIN_MESH} {are} on {where}; --into {MAIN_MESH} starts the ranks of {MAIN_MESH} "
-            "anew, on all nodes that are left (their variables are lost)"
+            f"{goes} {name_ranks(ranks)} of {MAIN_MESH} {are} there: --into {MAIN_MESH} starts its ranks anew, "
+            "on all nodes that are left (their variables are lost)"
         )
-    return chosen if chosen in concerned else None
+    return None if chosen is None or _is_just_on(chosen, stay) else chosen
 
 
-def _mesh_on(held: HeldReservation, name: str, places: Collection[int]) -> MeshParts:
-    """Return the mesh of a name, which is on all these nodes."""
+def _mesh_named(held: HeldReservation, name: str, or_else: str = "") -> MeshParts:
+    """Return the newest mesh of a name, or raise NoSuchMesh, which says what else to do."""
     named = [mesh for mesh in held.meshes.values() if mesh.spec.name == name]
     if not named:
         there = ", ".join(dict.fromkeys(mesh.spec.name for mesh in held.meshes.values()))
-        raise NoSuchMesh(f"--into {name}: no mesh of {held.facts.name} is called so: it has {there}")
-    mesh = named[-1]
-    if not set(places) <= set(mesh.places.values()):
-        raise UsageError(
-            f"--into {name}: {name} is on {mesh.hosts} of the {counted(held.facts.nodes, 'node')} of "
-            f"{held.facts.name}, and only one that is on all can be over more or fewer: {_shrinking(held, mesh.hosts)} "
-            "gives the others back"
-        )
-    return mesh
+        raise NoSuchMesh(f"--into {name}: no mesh of {held.facts.name} is called so: it has {there}{or_else}")
+    return named[-1]
 
 
-def _shrinking(held: HeldReservation, nodes: int | str) -> str:
-    into = f" --into {MAIN_MESH}" if main_of(held).hosts == held.facts.nodes else ""
-    return f"%mesh shrink {held.facts.name} --nodes {nodes}{into}"
+def _is_just_on(mesh: MeshParts, places: Collection[int]) -> bool:
+    """Whether a mesh is on these nodes and no others, in their order."""
+    return not mesh.lost and dict(mesh.places) == dict(enumerate(sorted(places)))
+
+
+async def _end_remnants(held: HeldReservation, name: str) -> None:
+    """End what was left of a mesh of some name when nodes were given back that had parts of it."""
+    nodes = [connection for connection, _ in held.nodes.values()]
+    for mesh_id, mesh in held.meshes.items():
+        if mesh.spec.name == name and mesh.lost:
+            await stop_beside(nodes, held.reservation_id, mesh_id)
+
+
+def _ends(held: HeldReservation, mesh: MeshParts, nodes: int) -> str:
+    """Return why what a mesh runs ends."""
+    of = f"{mesh.spec.name} of {held.facts.name}"
+    return f"{RESTARTED}: {held.facts.owner} let {of} start anew, on {counted(nodes, 'node')}; {RUN_AGAIN}"
 
 
 async def _made(
@@ -338,7 +387,21 @@ async def _made(
         bool(plan.makes),
         tuple(kept),
     )
-    return resized, await look_again(pool, held, plan.joining)
+    now = await look_again(pool, held, plan.joining)
+    _check_started(now, plan.resized, resized)
+    return resized, now
+
+
+def _check_started(held: HeldReservation, mesh_id: str, resized: Resized) -> None:
+    """Raise SpawnError when a node knows that it is to have ranks of a mesh, and could not start them."""
+    lacking = held.places_without(mesh_id) if mesh_id else set()
+    names = [held.connections[place].name for place in lacking if held.nodes[place][1].revision == held.revision]
+    if names:
+        raise SpawnError(
+            f"{resized.name} has {counted(resized.nodes, 'node')}, but ranks of {resized.mesh} could not be started on "
+            f"{', '.join(names)} (the allocator's log there says why): %mesh grow {resized.name} --nodes "
+            f"{resized.nodes} --into {resized.mesh} tries again"
+        )
 
 
 def _check_all_answer(held: HeldReservation, absent: Collection[int]) -> None:

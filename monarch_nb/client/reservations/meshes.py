@@ -14,7 +14,7 @@ from monarch_nb.client.pools.beside import Place, checked, spawn_beside, stop_be
 from monarch_nb.client.pools.held import HeldReservation, MeshParts
 from monarch_nb.client.reservations.needs import Holding
 from monarch_nb.client.reservations.placing import main_of, specs_like_main
-from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError
+from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
 ACTORS_TIMEOUT_S = 1.0
@@ -40,6 +40,8 @@ class Meshes(Mapping[str, Mesh]):
         self._reservation = reservation
         self._places = _places(held)
         self._known: dict[str, Mesh] = {}
+        self._grown: set[str] = set()
+        """Those that came with more nodes: nobody else replaces them."""
         self.with_actors: set[str] = set()
 
     def _find(self) -> dict[str, Mesh]:
@@ -94,6 +96,7 @@ class Meshes(Mapping[str, Mesh]):
         for mesh_id, parts in told.items():
             if mesh_id != main.id and mesh_id not in self._known:
                 self._add(mesh_id, parts, parts.connections(held))
+        self._grown = {mesh_id for mesh_id, parts in told.items() if parts.spec.grown}
         self._known = {mesh_id: mesh for mesh_id, mesh in self._known.items() if mesh_id in told}
         self.with_actors &= told.keys()
         return [main, *self._known.values()]
@@ -117,7 +120,7 @@ class Meshes(Mapping[str, Mesh]):
             nodes: the addresses of those on which they are to be.
             per_host: how many on each.
             environment: added to what the ranks of the main mesh have.
-            replaces: meshes of that name are stopped first.
+            replaces: meshes of that name are stopped first, unless `grow` has made them.
 
         Raises:
             UsageError: a name or a shape that can not be had.
@@ -146,7 +149,13 @@ class Meshes(Mapping[str, Mesh]):
         if strange := [node for node in nodes if node not in by_address]:
             raise TargetError(f"{', '.join(strange)}: no node of {self._reservation.name}")
         if replaces:
-            await asyncio.gather(*(self.stop(mesh.id) for mesh in await self.all() if mesh.name == name))
+            known = await self.all()
+            if any(mesh.id in self._grown and mesh.name == name for mesh in known):
+                raise UsageError(
+                    f"{self._reservation.name} has a mesh {name} that grow has made: choose another name, or end that "
+                    f"one first (%mesh stop {name})"
+                )
+            await asyncio.gather(*(self.stop(mesh.id) for mesh in known if mesh.name == name))
         places = [by_address[node] for node in nodes]
         mesh_id = await spawn_beside(places, name, per_host, environment)
         spec = pb.SpawnRequest()
@@ -187,6 +196,13 @@ class Meshes(Mapping[str, Mesh]):
 
         told = await asyncio.gather(*(ask(mesh) for mesh in await self.all()))
         return actor_infos({name: {rank: reply.actors for rank, reply in ranks.items()} for name, ranks in told})
+
+
+def stopped_line(reservation: str, name: str, silent: Sequence[str]) -> str:
+    """Return what there is to say when a mesh was stopped; `silent`: the nodes that do not answer."""
+    do, that_is = ("does", "that is") if len(silent) == 1 else ("do", "those are")
+    later = f"; {', '.join(silent)} {do} not answer: its ranks there end when {that_is} back" if silent else ""
+    return f"{name} of {reservation} has ended{later}"
 
 
 _starting: dict[tuple[str, str], asyncio.Future[None]] = {}

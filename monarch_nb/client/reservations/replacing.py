@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.record import FilesRecord
+from monarch_nb.client.meshes.core import taken_over
 from monarch_nb.client.pools.choosing import Shape, lacking
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, Progress
@@ -144,7 +145,8 @@ async def _put_in(
     reason = f"{', '.join(before.values())} replaced by {', '.join(node.name for node in chosen.values())}"
     members = {**held.connections, **chosen}
     specs = specs_by_place(held, list(chosen))
-    await Change(held, Plan(members, chosen, specs, reason), record, say).made()
+    ends = taken_over(", ".join(before.values()), ", ".join(node.name for node in chosen.values()), held.facts.owner)
+    await Change(held, Plan(members, chosen, specs, reason, ends=ends), record, say).made()
     replaced = []
     for place, new in chosen.items():
         ranks = [(spec.name, range(spec.first_rank, spec.first_rank + spec.ranks)) for spec in specs[place]]

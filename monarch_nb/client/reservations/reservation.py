@@ -149,7 +149,8 @@ class Reservation(Elastic):
 
         Args:
             per_host: how many on each node, in which shape: `{"gpus": 2}`; one when left out.
-            name: by which `%mesh actors` and logs know them. Those of the same name are stopped first.
+            name: by which `%mesh actors` and logs know them. Those of the same name are stopped first, but for one
+                that `grow` has made: then the processes are not started, and using them says why.
             env: variables to add to those of the main mesh's ranks; None takes this process's value.
             bootstrap: called in each process before there are actors; may be async.
 

@@ -466,9 +466,7 @@ class Run:
         """Another node has the place of one, with new ranks that know nothing of this run."""
         connection = self.mesh.core.connections[node]
         if self._submission is not None and not self.number and node == self._submission.numbered_by:
-            self.on_refused(
-                connection, NodeUnreachable(f"{why}, which was to begin this: run it again", connection.name)
-            )
+            self.on_refused(connection, NodeUnreachable(why, connection.name))
         lost = [rank for rank in self.left() if rank in ranks]
         if lost and not self.done:
             died = run_pb2.RankResult(outcome=run_pb2.OUTCOME_DIED, death=run_pb2.Death(likely_cause=why))

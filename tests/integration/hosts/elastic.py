@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from integration.live import TIMEOUT_S
 from lab import Allocator, Lab
+from monarch_nb import Reservation
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.errors import RunFailed
 
 SUM = """
 import torch, torch.distributed as dist
@@ -15,6 +17,19 @@ total = torch.tensor([rank])
 dist.all_reduce(total)
 (total.item(), globals().get("kept"))
 """
+
+WORLD = "import os; (rank, int(os.environ['WORLD_SIZE']), int(os.environ['NODE_RANK']), globals().get('kept'))"
+
+
+def all_are_new(dev: Reservation) -> bool:
+    """Whether all three ranks are of the new world. Those of a node that was away start anew when it has learnt of it,
+    also in the middle of a cell."""
+    try:
+        return dev.mesh.run(WORLD).values == [(rank, 3, rank, None) for rank in range(3)]
+    except RunFailed as error:
+        if "RankRestarted" not in str(error):
+            raise
+        return False
 
 
 def free() -> list[int]:

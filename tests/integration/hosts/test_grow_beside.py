@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before
+from integration.hosts.elastic import SUM, WORLD, all_are_new, free, kill, start_again, stops_after, stops_before
 from integration.kernels import Kernel
 from integration.live import client, eventually, lives, pids_of
 from lab import Lab
@@ -17,7 +17,6 @@ from monarch_nb.errors import NodeUnreachable, NoSuchMesh, UsageError
 from network import Network
 
 GROWS = "grow(3)"
-WORLD = "import os; (rank, int(os.environ['WORLD_SIZE']), int(os.environ['NODE_RANK']), globals().get('kept'))"
 
 
 @pytest.mark.slow
@@ -43,8 +42,6 @@ class TestOnThisMachine:
         assert str(dev.grow(2)) == "dev has 2 nodes already"
         with pytest.raises(UsageError, match=r"dev has grown already, on 2 nodes: --into grown .*--mesh NAME makes"):
             dev.grow(3)
-        with pytest.raises(UsageError, match="--into main: main is on 1 of the 2 nodes of dev"):
-            dev.grow(3, into="main")
 
         assert str(dev.grow(3, into="grown")).splitlines() == [
             "dev has 3 nodes: host3 is new",
@@ -54,7 +51,9 @@ class TestOnThisMachine:
         assert mesh.run(SUM).values == [(3, None)] * 3
         assert dev.mesh.run("kept").values == [3]
         mesh.run("kept = rank + 5")
-        with pytest.raises(UsageError, match="grown has ranks on host3: %mesh stop grown ends them, --into grown"):
+        with pytest.raises(
+            UsageError, match=r"host3 would .* grown has ranks there: %mesh stop grown ends them, --into grown"
+        ):
             dev.shrink(2)
         assert dev.shrink(2, into="grown").left == ("host3",)
         assert mesh.run(WORLD).values == [(0, 2, 0, None), (1, 2, 1, None)]
@@ -75,6 +74,57 @@ class TestOnThisMachine:
         dev.release()
         eventually(lambda: sorted(free()) == [1, 1, 1])
         assert not lives(pids[0])
+
+    def test_main_starts_anew_on_all_nodes_that_are_held(self) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.mesh.run("kept = 3")
+        dev.grow(2)
+        grown = dev.meshes["grown"]
+        grown.run("kept = rank + 5")
+        assert str(dev.grow(2, into="main")).splitlines() == [
+            "dev has 2 nodes",
+            "main has 2 ranks, all new: run the cells that define their variables",
+        ]
+        assert dev.mesh.run(WORLD).values == [(0, 2, 0, None), (1, 2, 1, None)]
+        assert dev.mesh.run(SUM).values == [(1, None)] * 2
+        assert grown.run("kept").values == [5, 6], "others stay as they are"
+        assert str(dev.grow(2, into="main")) == "dev has 2 nodes already"
+        dev.stop_mesh("grown")
+        dev.shrink(1, into="main")
+        dev.grow(2)
+        dev.mesh.run("kept = 3")
+        assert dev.grow(3, into="main").joined == ("host3",), "host2 gets ranks of it as well"
+        assert dev.mesh.run(SUM).values == [(3, None)] * 3
+        assert attach("dev").meshes["grown"].run("rank").values == [0, 1]
+        dev.stop_mesh("grown")
+        dev.shrink(2, into="main")
+        dev.grow(3)
+        dev.stop_mesh("grown")
+        assert dev.shrink(node=["host1", "host2"], into="main").left == ("host1", "host2")
+        assert dev.mesh.run(SUM).values == [(0, None)], "on the node that had none of its ranks"
+        assert attach("dev").mesh.run(WORLD).values == [(0, 1, 0, None)]
+
+    @pytest.mark.parametrize("stops", [stops_before, stops_after])
+    def test_a_client_dies_while_main_starts_anew(self, three: Lab, stops: Callable[[str, str], str]) -> None:
+        """All nodes have learnt what they are to start, or none has."""
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.grow(2)
+        dev.stop_mesh("grown")
+        dev.mesh.run("kept = 3")
+        with client(stops("ChangeMembers", "grow(3, into='main')")) as other:
+            assert other.line() == "there"
+            other.process.kill()
+        if stops is stops_before:
+            eventually(lambda: sorted(free()) == [0, 0, 1])
+            assert dev.mesh.run(WORLD).values == [(0, 1, 0, 3)]
+            dev.grow(3, into="main")
+        else:
+            for one in three.allocators:
+                kill(one)
+                start_again(three, one)
+            eventually(lambda: attach("dev").mesh.extent == {"hosts": 3, "procs": 1})
+        eventually(lambda: all_are_new(attach("dev")))
+        assert attach("dev").mesh.run(SUM).values == [(3, None)] * 3
 
     def test_a_new_client_finds_it(self) -> None:
         dev = reserve("dev", nodes=1, procs=1)
@@ -215,7 +265,7 @@ def test_in_a_notebook(tmp_path: Path) -> None:
         assert "attached to dev: 2 nodes × 1 proc, 1 rank alive" in said
         assert "and beside main grown" in said
         assert kernel.run("%mesh pull rank --mesh grown") == "[0, 1]"
-        assert "ranks on host2: %mesh stop grown ends them" in kernel.run("%mesh shrink --nodes 1")
+        assert "grown has ranks there: %mesh stop grown ends them" in kernel.run("%mesh shrink --nodes 1")
         assert "grown of dev has ended" in kernel.run("%mesh stop grown")
         assert "host2 is given back" in kernel.run("%mesh shrink --nodes 1")
         assert kernel.run("%mesh pull kept") == "[3]"

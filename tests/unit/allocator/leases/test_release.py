@@ -281,16 +281,16 @@ class TestMeshBesideMain:
         await spawn(node)
         await node.forking.spawn(self.request(ranks=3))
         assert sorted(node.state.meshes) == [MESH, self.SECOND]
-        await node.leases.stop_mesh(self.SECOND)
+        await node.leases.stop_mesh(self.SECOND, "alice")
         assert list(node.state.meshes) == [MESH]
         assert sorted(node.supervisor.ranks) == [(MESH, 0), (MESH, 1)]
         assert not node.paths.mesh(self.SECOND).exists()
-        await node.leases.stop_mesh(self.SECOND)  # fine
+        await node.leases.stop_mesh(self.SECOND, "alice")  # fine
 
     async def test_main_is_not_stopped(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         with pytest.raises(UsageError, match="release the reservation"):
-            await node.leases.stop_mesh(MESH)
+            await node.leases.stop_mesh(MESH, "alice")
         assert len(node.supervisor.ranks) == 2
 
     async def test_it_goes_with_its_reservation(self, node: NodeWithoutProcesses) -> None:
@@ -305,7 +305,7 @@ class TestMeshBesideMain:
         node.supervisor.asked.clear()
         task = asyncio.create_task(node.forking.spawn(self.request()))
         await node.supervisor.asked.wait()
-        await node.leases.stop_mesh(self.SECOND)
+        await node.leases.stop_mesh(self.SECOND, "alice")
         node.supervisor.may_fork.set()
         with pytest.raises(MeshNotFound):
             await task

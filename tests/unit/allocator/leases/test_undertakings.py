@@ -174,7 +174,7 @@ async def test_a_mesh_that_was_stopped_before_it_came_does_not_come(node: NodeWi
     """The call of a client that was killed may arrive after what ends the mesh."""
     reserve(node)
     node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
-    await node.leases.stop_mesh(MESH)
+    await node.leases.stop_mesh(MESH, "alice")
     for start in (node.stores.host(store_request()), node.forking.spawn(spawn_request())):
         with pytest.raises(MeshNotFound, match="stopped before it was started"):
             await start

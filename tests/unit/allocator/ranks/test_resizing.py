@@ -35,12 +35,13 @@ class Node:
         spec = pb.SpawnRequest(reservation_id="r", mesh_id="m", name="main", ranks=2, world_size=6, node_rank=number)
         spec.first_rank = 2 * number
         record = state_pb2.MeshRecord(spec=spec, next_node_rank=next_number, store_moves=3, store_node="host1")
+        record.ends = "me let main start anew"
         mesh = self.state.add_mesh(spec)
         mesh.ranks, mesh.last_number = {rank: RankSlot() for rank in ranks}, 7
         self.records.save_mesh(record)
 
-    async def restart(self, mesh_id: str, ranks: Iterable[int]) -> None:
-        self.told.append(("restart", mesh_id, sorted(ranks)))
+    async def restart(self, mesh_id: str, ranks: Iterable[int], why: str) -> None:
+        self.told.append(("restart", mesh_id, sorted(ranks), why))
         if self.error:
             raise self.error
 
@@ -78,7 +79,7 @@ async def test_ranks_that_keep_their_numbers_are_restarted_once(node: Node) -> N
     node.has([2, 3], number=1, next_number=1)
     await node.resizing.settle()
     await node.resizing.settle()
-    assert node.told == [("restart", "m", [2, 3])]
+    assert node.told == [("restart", "m", [2, 3], "me let main start anew")]
 
 
 async def test_a_mesh_that_is_as_it_is_to_be_is_left_alone(node: Node) -> None:
@@ -92,8 +93,17 @@ async def test_others_are_begun_with_the_numbers_that_they_are_to_have(node: Nod
     node.has(ranks, number=2 if ranks else 1, next_number=1)
     await node.resizing.settle()
     ended, *rest = node.told
-    assert ended == ("end runs", "restarted while the run went on")
+    assert ended == ("end runs", "me let main start anew")
     assert rest == [("between", [1]), ("spawn", 1, 2, 7, 3)]
+    assert not is_to_change(node)
+
+
+async def test_a_node_that_had_none_begins_with_them(node: Node) -> None:
+    node.has([], number=1, next_number=1)
+    node.records.meshes["m"].spec.last_number = 9
+    del node.state.meshes["m"]
+    await node.resizing.settle()
+    assert node.told == [("spawn", 1, 2, 9, 3)]
     assert not is_to_change(node)
 
 
@@ -117,5 +127,5 @@ async def test_the_next_allocator_goes_on(node: Node) -> None:
     node.has([2, 3], number=1, next_number=1)
     node.resizing.resume()
     await node.resizing.settle()
-    assert node.told == [("restart", "m", [2, 3])]
+    assert node.told == [("restart", "m", [2, 3], "me let main start anew")]
     node.resizing.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.infos import reservation_info
 from monarch_nb.client.pools.pool import not_whole
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -62,3 +63,31 @@ def test_who_knows_of_the_newest_change_says_what_a_mesh_is() -> None:
     reservation.nodes[1][1].revision = 1
     assert reservation.main is not None
     assert reservation.main.hosts == 2
+
+
+def test_one_that_lost_parts_is_not_taken_for_one_that_is_on_all_nodes() -> None:
+    rest = held({"main": (0, 1)}, {"all": (1, 2)})
+    assert rest.meshes["all"].lost == 1
+    assert rest.meshes["main"].lost == 0
+    assert not held({"all": (0, 2)}, {"all": (1, 2)}).meshes["all"].lost
+    assert held({"all": (0, 3)}, None, None).meshes["all"].lost == 0, "both may have one"
+
+
+def test_nodes_without_ranks_of_main_are_named() -> None:
+    info = reservation_info(mine({"main": (0, 1), "grown": (0, 2)}, {"grown": (1, 2)}, {}))
+    assert info.mesh_names == "main, grown"
+    assert [(mesh.name, mesh.size, mesh.nodes) for mesh in info.meshes] == [
+        ("main", 2, ("host0",)),
+        ("grown", 4, ("host0", "host1")),
+    ]
+    assert info.nodes_without_main == ("host1: held, no ranks of main", "host2: held, no ranks")
+    alone = reservation_info(mine({"main": (0, 1)}))
+    assert (alone.mesh_names, alone.nodes_without_main) == ("", ())
+
+
+def mine(*nodes: dict[str, tuple[int, int]]) -> HeldReservation:
+    made = held(*nodes)
+    for connection, status in made.nodes.values():
+        connection.identity = None
+        status.owner = current_owner()
+    return made

@@ -11,11 +11,13 @@ import pytest
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.reservations.growing import (
     Resized,
+    check_is_more,
     mesh_to_shrink,
     places_to_leave,
     specs_of,
     total_of,
     wanted_mesh,
+    words,
 )
 from monarch_nb.errors import NoSuchMesh, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
@@ -42,6 +44,29 @@ class TestTotalOf:
             total_of(asked, 3)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (2, "--nodes 2: dev has 3 nodes already, and grow is for more.*%mesh shrink dev --nodes 2 leaves 2"),
+        ("-1", r"--nodes -1: dev has 3 .* --nodes \+1; %mesh shrink dev --nodes 2 leaves 2"),
+        (-1, "%mesh shrink dev --nodes 2 leaves 2"),
+        ("-3", "%mesh release gives all back"),
+    ],
+)
+def test_who_asks_for_fewer_is_told_how(asked: int | str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_is_more("dev", 3, asked)
+    for more in (3, "+0", "-0", 4):
+        check_is_more("dev", 3, more)
+
+
+def test_one_node_is_no_list_of_letters() -> None:
+    assert words("node9") == ["node9"]
+    assert words(2) == [2]
+    assert words(["a", 1], "b") == ["a", 1, "b"]
+    assert words(()) == []
+
+
 class TestPlacesToLeave:
     @pytest.mark.parametrize(
         ("absent", "nodes", "named", "leave"),
@@ -65,7 +90,8 @@ class TestPlacesToLeave:
         ("nodes", "named", "said"),
         [
             (None, [], "say how many nodes are to be left"),
-            (2, ["host1"], "say how many nodes are to be left"),
+            (2, ["host1"], "--nodes 2 says how many .* --node host1 which is to go: say one of them"),
+            ("-3", [], "--nodes -3, of 3 nodes, leaves none: a reservation has at least one"),
             (4, [], "there are 3 nodes: %mesh grow --nodes 4 is for more"),
             (0, [], "at least one node"),
             (None, ["host9", 7], "no node host9, 7 in this reservation: it has host1, host2, 3"),
@@ -122,16 +148,35 @@ class TestWantedMesh:
         assert (again.spec.mesh_id, dict(again.places)) == ("grown", {0: 0, 1: 1, 2: 2})
         with pytest.raises(UsageError, match=r"dev has grown already, on 3 nodes: --into grown .*--mesh NAME makes"):
             wanted_mesh(there, 1, "", "")
-        with pytest.raises(UsageError, match=r"main is on 1 of the 3 nodes of dev.*%mesh shrink dev --nodes 1 gives"):
-            wanted_mesh(there, 1, "main", "")
+
+    @pytest.mark.parametrize("missing", [0, 1])
+    def test_one_that_is_on_some_nodes_is_over_all_when_that_is_said(self, missing: int) -> None:
+        there = held(3, {"main": [0], "grown": [0, 1, 2], "one": [2]})
+        for name, places in {"main": {0: 0}, "one": {0: 2}}.items():
+            wanted = wanted_mesh(there, missing, name, "")
+            assert wanted is not None
+            assert (wanted.spec.mesh_id, dict(wanted.places)) == (name, places)
+            assert there.places_without(name) == {0, 1, 2} - set(places.values())
+
+    def test_what_is_left_of_one_leaves_its_name_to_others(self) -> None:
+        """A node was given back that had a part of it."""
+        there = held(2, {"main": [0], "all": [0, 9], "grown": [9, 1, 8]})
+        assert {mesh.spec.name: mesh.lost for mesh in there.meshes.values()} == {"main": 0, "all": 1, "grown": 2}
+        for name in ("grown", "all"):
+            made = wanted_mesh(there, 0, "", name)
+            assert made is not None
+            assert (made.spec.name, made.places) == (name, {})
+            assert made.spec.mesh_id != name
 
     def test_what_makes_no_sense(self) -> None:
         there = held(2, {"main": [0, 1]})
-        with pytest.raises(NoSuchMesh, match="--into evals: no mesh of dev is called so: it has main"):
+        with pytest.raises(
+            NoSuchMesh, match="--into evals: no mesh of dev is called so: it has main; --mesh evals makes one"
+        ):
             wanted_mesh(there, 1, "evals", "")
         with pytest.raises(UsageError, match="say one of them"):
             wanted_mesh(there, 1, "main", "all")
-        with pytest.raises(UsageError, match="'main' is the mesh that the reservation has"):
+        with pytest.raises(UsageError, match="--mesh main: dev has that one; --into main starts"):
             wanted_mesh(there, 1, "", "main")
 
 
@@ -156,7 +201,10 @@ class TestMeshToShrink:
         smaller = mesh_to_shrink(there, [1], "main")
         assert smaller is not None
         assert smaller.spec.name == "main"
-        with pytest.raises(UsageError, match="ranks 2-5 of main are on host2, host3; --into main starts the ranks"):
+        with pytest.raises(
+            UsageError,
+            match=r"host2, host3 would be given back \(1 node left\), but ranks 2-5 of main are there: --into main",
+        ):
             mesh_to_shrink(there, [1, 2], "")
 
     def test_one_beside_it_ends_first_or_starts_anew(self) -> None:
@@ -164,14 +212,23 @@ class TestMeshToShrink:
         smaller = mesh_to_shrink(there, [2, 3], "grown")
         assert smaller is not None
         assert smaller.spec.name == "grown"
-        with pytest.raises(UsageError, match=r"grown has ranks on host3, host4: %mesh stop grown ends them, --into gr"):
+        with pytest.raises(
+            UsageError, match=r"\(2 nodes left\), but grown has ranks there: %mesh stop grown ends them, --into gr"
+        ):
             mesh_to_shrink(there, [2, 3], "")
-        with pytest.raises(UsageError, match=r"grown has ranks on host2, host3: %mesh stop grown ends them$"):
+        with pytest.raises(UsageError, match=r"host2, host3 .* grown has ranks there: %mesh stop grown ends them$"):
             mesh_to_shrink(there, [1, 2], "")
-        with pytest.raises(UsageError, match=r"ranks 2-3 of main are on host2; --into main"):
+        with pytest.raises(UsageError, match=r"host2 would .* ranks 2-3 of main are there: --into main"):
             mesh_to_shrink(there, [1], "grown")
-        with pytest.raises(UsageError, match="main is on 2 of the 4 nodes"):
+        with pytest.raises(UsageError, match=r"host2 would .* grown has ranks there: %mesh stop grown ends them$"):
             mesh_to_shrink(there, [1], "main")
+
+    def test_one_that_is_on_some_nodes_starts_anew_on_all_that_are_left(self) -> None:
+        there = held(4, {"main": [0, 1]})
+        for leaving in ([1], [3], [0, 1]):
+            smaller = mesh_to_shrink(there, leaving, "main")
+            assert smaller is not None
+            assert smaller.spec.name == "main"
 
 
 def test_what_came_of_it() -> None:

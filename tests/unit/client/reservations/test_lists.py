@@ -48,7 +48,7 @@ def _held(name: str, owner: str = "", right: str = "") -> HeldReservation:
     if owner:
         name, owner = owner, name
     status = pb.ReservationStatus(name=name, owner=owner or "me", right=pb.RIGHT_RUN if right else pb.RIGHT_UNSPECIFIED)
-    return HeldReservation(name, {0: (SimpleNamespace(identity=SimpleNamespace(name="me")), status)})  # type: ignore[dict-item]
+    return HeldReservation(name, {0: (SimpleNamespace(name="host", identity=SimpleNamespace(name="me")), status)})  # type: ignore[dict-item]
 
 
 def given(monkeypatch: pytest.MonkeyPatch, **pools: Held) -> None:
