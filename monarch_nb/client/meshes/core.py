@@ -18,7 +18,7 @@ from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.shape import Extent
 
-RUN_AGAIN = "run the cells that define its variables, then this one again"
+RUN_AGAIN = "run the cells that define the variables, then this one again"
 
 
 def taken_over(old: str, new: str, by: str = "") -> str:

@@ -97,7 +97,9 @@ class Meshes(Mapping[str, Mesh]):
             if mesh_id != main.id and mesh_id not in self._known:
                 self._add(mesh_id, parts, parts.connections(held))
         self._grown = {mesh_id for mesh_id, parts in told.items() if parts.spec.grown}
-        self._known = {mesh_id: mesh for mesh_id, mesh in self._known.items() if mesh_id in told}
+        there = [mesh_id for mesh_id in self._known if mesh_id in told]
+        there.sort(key=lambda mesh_id: not told[mesh_id].lost)  # what is left of one hides no whole one of its name
+        self._known = {mesh_id: self._known[mesh_id] for mesh_id in there}
         self.with_actors &= told.keys()
         return [main, *self._known.values()]
 
