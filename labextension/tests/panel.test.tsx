@@ -189,7 +189,8 @@ test('more nodes for a mesh that starts anew are asked before they are had', asy
   await userEvent.selectOptions(choice, 'main');
   await form.findByText('node2 besides; main has 6 ranks then, all new');
   const values = { nodes: 3, mesh: 'main' };
-  expect(transport.asked('check').at(-1)).toEqual({ action: 'resize', reservation: 'R', values });
+  const last = { action: 'resize', reservation: 'R', values };
+  await waitFor(() => expect(transport.asked('check').at(-1)).toEqual(last));
   await userEvent.click(form.getByRole('spinbutton', { name: 'Nodes' }));
   await userEvent.keyboard('{Enter}');
   const question = await screen.findByRole('alertdialog', { name: 'Have dev on 3 nodes instead of 2?' });
@@ -213,6 +214,7 @@ test('more nodes with a mesh of their own cost nothing: they are had at once; fe
   const choice = screen.getByRole('combobox', { name: 'Mesh' });
   expect([...choice.children].map(each => each.textContent)).toEqual([
     'grown-2 (new)',
+    'main (starts anew)',
     'grown (starts anew)'
   ]);
   await userEvent.click(button('Resize'));
@@ -230,6 +232,20 @@ test('more nodes with a mesh of their own cost nothing: they are had at once; fe
   await userEvent.click(button('Resize'));
   await screen.findByRole('alertdialog', { name: 'Have dev on 1 node instead of 2?' });
   expect(transport.asked('resize')).toHaveLength(1);
+});
+
+test('a node that is held without ranks is named, and a mesh can start anew on it', async () => {
+  transport.replies.lost = () => ({ text: 'all' });
+  const nodes = { nodes: 3, node_ids: ['node0', 'node1', 'node2'] };
+  await show(view({ reservations: { R: reservation({ ...nodes, meshes: [mesh(ON_TWO)] }) } }));
+  screen.getByText('node2: held, no ranks');
+  await userEvent.click(button('Resize…'));
+  const asked = screen.getByRole('spinbutton', { name: 'Nodes' });
+  await userEvent.clear(asked);
+  await userEvent.type(asked, '3');
+  await userEvent.selectOptions(screen.getByRole('combobox', { name: 'Mesh' }), 'main');
+  await userEvent.click(button('Resize'));
+  await screen.findByRole('alertdialog', { name: 'Start main anew on all 3 nodes?' });
 });
 
 test('ranks that are no more are not chosen any more', async () => {

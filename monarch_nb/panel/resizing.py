@@ -35,11 +35,11 @@ class Resize:
     def of(cls, view: Json, held: Json, nodes: int, mesh: str) -> Resize:
         """Return it, or raise Refused: there are so many, or ranks are to start where nobody answers, or to end where
         nobody has said so."""
-        if nodes == held["nodes"]:
-            raise _refused(f"{held['name']} has {counted(nodes, 'node')} already")
         nowhere = {"state": "silent"}
         away = frozenset(name for name in held["node_ids"] if view["nodes"].get(name, nowhere)["state"] != "ok")
         resize = cls(held, away, nodes, mesh)
+        if nodes == held["nodes"] and (resize.into is None or len(resize._nodes_of(resize.into)) == nodes):
+            raise _refused(f"{held['name']} has {counted(nodes, 'node')} already")
         resize._check_meshes()
         left = sorted(away.difference(resize.leaving))
         if left and (resize.is_growing or resize.into):
@@ -49,7 +49,7 @@ class Resize:
 
     @property
     def is_growing(self) -> bool:
-        return self.nodes > int(self.held["nodes"])
+        return self.nodes >= int(self.held["nodes"])  # as many: for a mesh that is not on all of them
 
     @property
     def leaving(self) -> list[str]:
@@ -89,6 +89,8 @@ class Resize:
 
     def _more(self, asked: list[pb.StatusReply], provisioner: Provisioner, pool: str) -> str:
         """Return which nodes come, or raise Refused."""
+        if self.nodes == self.held["nodes"]:
+            return "no node besides"
         others = [reply.node for reply in asked if self.held["id"] not in _held_on(reply)]
         shape = Shape(self.nodes - self.held["nodes"], self.held["procs"], self.held["gpus"])
         try:

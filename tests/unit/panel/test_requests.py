@@ -436,6 +436,8 @@ def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(pa
         beside(fake, "eval", rank)
     panel.live.wake()
     assert resized(panel, 2)["message"] == "node2 given back; eval has 2 ranks then, all new"
+    assert resized(panel, 3, "main")["message"].startswith("no node besides; main has "), "it is not on node2"
+    assert resized(panel, 3, "eval")["errors"] == {"nodes": "dev has 3 nodes already"}
     several = "main and eval have ranks on node1, node2: %mesh stop eval ends those of one first"
     assert resized(panel, 1)["errors"] == {"nodes": several}
 

@@ -58,6 +58,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
 
   const fail = (reason: unknown): void => setAside({ kind: 'message', text: explain(reason), isBad: true });
   const ranks = chosen.size ? rankSet(chosen) : null;
+  const bare = useMemo(() => nodesWithoutRanks(reservation), [reservation]);
 
   const ask = useCallback(
     async (action: Costly, about: About): Promise<void> => {
@@ -205,6 +206,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               label={`Ranks of ${reservation.name}: Space chooses, Enter opens the log`}
             />
           )}
+          {bare.length > 0 && <div className="mnb-dim">{bare.join(', ')}: held, no ranks</div>}
           <div className="mnb-card-status">
             <Tally ranks={mesh.ranks} />
             <MeshMemory mesh={mesh} />
@@ -386,10 +388,20 @@ function wordsOf(
     }
     case 'resize': {
       const wanted = Number(values?.nodes);
+      if (wanted === nodes) {
+        const title = `Start ${values?.mesh} anew on all ${count(nodes, 'node')}?`;
+        return { title, accept: 'Start anew', keep: 'Keep' };
+      }
       const title = `Have ${name} on ${count(wanted, 'node')} instead of ${nodes}?`;
       return { title, accept: wanted > nodes ? 'Grow' : 'Shrink', keep: 'Keep' };
     }
   }
+}
+
+/** The nodes on which no mesh has ranks, once all have told. */
+function nodesWithoutRanks({ node_ids, meshes }: Reservation): string[] {
+  const used = new Set(meshes.flatMap(each => each.ranks.map(rank => rank.node)));
+  return used.has('') ? [] : node_ids.filter(name => !used.has(name));
 }
 
 const NO_LIMIT = 'It has no time limit: there is nothing to extend.';

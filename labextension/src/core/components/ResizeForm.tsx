@@ -30,9 +30,8 @@ export function ResizeForm(props: {
   );
 }
 
-/** The form with the meshes that can be chosen: a new one, and those that are over all nodes now. */
-function withMeshes(form: Form, { meshes, nodes }: Reservation): Form {
-  const over = meshes.filter(each => new Set(each.ranks.map(rank => rank.node)).size === nodes);
+/** The form with the meshes that can be chosen: a new one, and those that there are. */
+function withMeshes(form: Form, { meshes }: Reservation): Form {
   return {
     ...form,
     fields: form.fields.map(field => {
@@ -43,7 +42,7 @@ function withMeshes(form: Form, { meshes, nodes }: Reservation): Form {
         String(field.default),
         meshes.map(each => each.name)
       );
-      const others = over.map(each => ({ value: each.name, label: `${each.name} (starts anew)` }));
+      const others = meshes.map(each => ({ value: each.name, label: `${each.name} (starts anew)` }));
       return {
         ...field,
         type: 'choice',
