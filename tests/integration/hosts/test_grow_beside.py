@@ -10,9 +10,10 @@ import pytest
 
 from integration.hosts.elastic import SUM, WORLD, all_are_new, free, kill, start_again, stops_after, stops_before
 from integration.kernels import Kernel
-from integration.live import client, eventually, lives, pids_of
+from integration.live import TIMEOUT_S, client, eventually, lives, pids_of
 from lab import Lab
 from monarch_nb import attach, list_reservations, reserve
+from monarch_nb.cli.main import main
 from monarch_nb.errors import NodeUnreachable, NoSuchMesh, UsageError
 from network import Network
 
@@ -40,6 +41,8 @@ class TestOnThisMachine:
         assert dev.mesh.run("kept").values == [3]
         assert pids_of(dev.mesh) == pids
         assert str(dev.grow(2)) == "dev has 2 nodes already"
+        with pytest.raises(UsageError, match="dev has a mesh grown that grow has made"):
+            dev.spawn_procs(name="grown").initialized.get(timeout=TIMEOUT_S)
         with pytest.raises(UsageError, match=r"dev has grown already, on 2 nodes: --into grown .*--mesh NAME makes"):
             dev.grow(3)
 
@@ -125,6 +128,24 @@ class TestOnThisMachine:
             eventually(lambda: attach("dev").mesh.extent == {"hosts": 3, "procs": 1})
         eventually(lambda: all_are_new(attach("dev")))
         assert attach("dev").mesh.run(SUM).values == [(3, None)] * 3
+
+    def test_from_a_terminal(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        script = tmp_path / "hello.py"
+        script.write_text("print('hello')\n")
+        reserve("dev", nodes=1, procs=1)
+
+        def says(*words: str, status: int = 0) -> str:
+            assert main([*words]) == status
+            return capfd.readouterr().out
+
+        assert "monarch-nb run --mesh grown SCRIPT runs a script there" in says("grow", "dev", "--nodes", "2")
+        assert "main, grown" in (listed := says("list"))
+        assert "dev: host2: held, no ranks of main" in listed
+        assert says("run", "dev", "--mesh", "grown", str(script)).splitlines() == ["[0-1] hello"]
+        assert "[0-1] hello" in says("logs", "dev", "--mesh", "grown")
+        assert "hello" not in says("logs", "dev")
+        assert says("stop", "dev", "--mesh", "grown") == "grown of dev has ended\n"
+        assert "dev: host2: held, no ranks\n" in says("list")
 
     def test_a_new_client_finds_it(self) -> None:
         dev = reserve("dev", nodes=1, procs=1)
@@ -266,7 +287,7 @@ def test_in_a_notebook(tmp_path: Path) -> None:
         assert "and beside main grown" in said
         assert kernel.run("%mesh pull rank --mesh grown") == "[0, 1]"
         assert "grown has ranks there: %mesh stop grown ends them" in kernel.run("%mesh shrink --nodes 1")
-        assert "grown of dev has ended" in kernel.run("%mesh stop grown")
+        assert "grown of dev has ended" in kernel.run("%mesh stop grown --of dev")
         assert "host2 is given back" in kernel.run("%mesh shrink --nodes 1")
         assert kernel.run("%mesh pull kept") == "[3]"
         kernel.run("%mesh release")

@@ -285,7 +285,11 @@ class TestMeshBesideMain:
         assert list(node.state.meshes) == [MESH]
         assert sorted(node.supervisor.ranks) == [(MESH, 0), (MESH, 1)]
         assert not node.paths.mesh(self.SECOND).exists()
-        await node.leases.stop_mesh(self.SECOND, "alice")  # fine
+        await node.leases.stop_mesh(self.SECOND, "bob")  # fine
+        with pytest.raises(
+            MeshNotFound, match="evaluators of r was stopped by alice, and its ranks have ended; the cell"
+        ):
+            node.state.mesh(self.SECOND)
 
     async def test_main_is_not_stopped(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

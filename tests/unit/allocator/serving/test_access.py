@@ -165,6 +165,16 @@ class TestOwners:
                 access.admit(method, BOB, message(reservation_id="b", mesh_id=MESH))
             access.admit(method, BOB, message(reservation_id="b", mesh_id="n" * 32))
 
+    async def test_who_changes_his_nodes_starts_no_mesh_of_another_anew(
+        self, access: Access, node: NodeWithoutProcesses
+    ) -> None:
+        node.leases.reserve(pb.ReserveRequest(reservation_id="b", name="his", owner="bob", procs=1))
+        for of_alice in ({"resized": MESH}, {"makes": MESH}):
+            with pytest.raises(UsageError, match="in another reservation"):
+                access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", **of_alice))
+        access.admit("ChangeMembers", BOB, pb.ChangeMembersRequest(reservation_id="b", resized="n" * 32))
+        access.admit("ChangeMembers", ALICE, pb.ChangeMembersRequest(reservation_id="r", resized=MESH))
+
     async def test_a_runner_does_not_replace_the_store_of_a_mesh(
         self, access: Access, node: NodeWithoutProcesses
     ) -> None:

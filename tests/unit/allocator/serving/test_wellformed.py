@@ -17,6 +17,8 @@ from monarch_nb.proto import files_pb2, run_pb2
     [
         pb.SpawnRequest(mesh_id="../../.ssh"),
         pb.ReserveRequest(reservation_id="a/b"),
+        pb.ChangeMembersRequest(resized="../x"),
+        pb.ChangeMembersRequest(parts=[pb.SpawnRequest(mesh_id="a"), pb.SpawnRequest(mesh_id="a/b")]),
         pb.DropRequest(run_ids=["fine", "x" * 65]),
         pb.SessionRequest(submit=pb.Submit(run=run_pb2.RunSpec(run_id="."))),
         pb.ExtendRequest(time_s=float("nan")),
