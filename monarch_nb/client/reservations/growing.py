@@ -133,7 +133,8 @@ def grow(
         else:
             plan = Plan(members, joining, specs, makes=wanted.spec.mesh_id)
         made = await _made(pool, held, plan, wanted, record, say)
-        await _end_remnants(held, wanted.spec.name)
+        if plan.makes:
+            await _end_remnants(held, wanted.spec.name)
         return made
 
     def take(wait: bool | Duration) -> tuple[Resized, HeldReservation]:
@@ -348,6 +349,7 @@ def _mesh_named(held: HeldReservation, name: str, or_else: str = "") -> MeshPart
     if not named:
         there = ", ".join(dict.fromkeys(mesh.spec.name for mesh in held.meshes.values()))
         raise NoSuchMesh(f"--into {name}: no mesh of {held.facts.name} is called so: it has {there}{or_else}")
+    named.sort(key=lambda mesh: not mesh.lost)  # whole ones last
     return named[-1]
 
 

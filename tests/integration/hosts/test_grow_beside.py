@@ -129,6 +129,21 @@ class TestOnThisMachine:
         eventually(lambda: all_are_new(attach("dev")))
         assert attach("dev").mesh.run(SUM).values == [(3, None)] * 3
 
+    def test_what_is_left_of_a_mesh_leaves_its_name_to_another(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=1, procs=1)
+        dev.grow(2)
+        dev.grow(3, mesh="all")
+        dev.stop_mesh("all")
+        _, second, third = three.allocators
+        kill(second)
+        kill(third)
+        assert dev.shrink(1).left == ("host2", "host3"), "nobody says which of them had a part of grown"
+        start_again(three, second)
+        eventually(lambda: sorted(free()) == [0, 1])
+        assert dev.grow(2).is_new_mesh
+        assert list(dev.meshes) == ["main", "grown"]
+        assert attach("dev").meshes["grown"].run(SUM).values == [(1, None)] * 2
+
     def test_from_a_terminal(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         script = tmp_path / "hello.py"
         script.write_text("print('hello')\n")
