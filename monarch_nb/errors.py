@@ -106,6 +106,10 @@ class AccessDenied(MonarchNbError):
         self.owner, self.name = owner, name
 
 
+class CertificateRefused(AccessDenied):
+    """The certificate that somebody shows counts no longer: it was revoked, or has expired."""
+
+
 class FilesError(MonarchNbError):
     """Files could not be synced or brought back; what was there before is as it was."""
 

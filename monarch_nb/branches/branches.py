@@ -18,9 +18,11 @@ import grpc
 
 from monarch_nb.branches.layout import Part, ranks_of_run, ranks_on, split
 from monarch_nb.branches.passed import PassedRun
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
+from monarch_nb.rpc.status import error_to_json, is_refusal, translate
 
 _log = logging.getLogger(__name__)
 
@@ -224,6 +226,13 @@ class Branches:
                 getattr(run, f"on_{kind}")(message)
         self.on_event(event)
 
+    def refused(self, nodes: Ranges, error: MonarchNbError) -> None:
+        """A node directly below does not talk with who asks: those who wait for something from there are told why."""
+        for run in list(self.runs.values()):
+            asks_there = run.is_new and run.numbered_by in nodes
+            if asks_there or run.left & ranks_on(nodes, self.ranks_per_node):
+                self.on_event(pb.SessionEvent(refused=pb.Refused(run_id=run.run_id, error_json=error_to_json(error))))
+
     def link(self, head: int, *, up: bool) -> None:
         """A node directly below answers, or does not."""
         links = pb.Links(mesh_id=self.mesh_id, up=[head]) if up else pb.Links(mesh_id=self.mesh_id, down=[head])
@@ -289,6 +298,7 @@ class Branch:
 
     async def _keep_session(self) -> None:
         retry_s = FIRST_RETRY_S
+        was_refused = False
         while True:
             patience = self._loop.call_later(OPEN_PATIENCE_S, self._lose)
             try:
@@ -299,7 +309,7 @@ class Branch:
                         for event in batch.events:
                             if event.HasField("opened"):
                                 patience.cancel()
-                                retry_s = FIRST_RETRY_S
+                                retry_s, was_refused = FIRST_RETRY_S, False
                                 self._open(stream)
                             else:
                                 self._tree.take(event)
@@ -308,7 +318,12 @@ class Branch:
                     stream.cancel()
                     if self._writer is not None:
                         self._writer.cancel()
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            except grpc.aio.AioRpcError as error:
+                refusal = translate(error, self._head.peer.node_id)
+                if is_refusal(refusal) and was_refused:
+                    self._tree.refused(self.nodes, refusal)
+                was_refused = is_refusal(refusal)  # once may be for a certificate that has been replaced meanwhile
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass
             finally:
                 patience.cancel()

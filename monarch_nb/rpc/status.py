@@ -75,6 +75,11 @@ async def hear_out(requests: Any) -> None:
                         await anext(requests)
 
 
+def is_refusal(error: MonarchNbError) -> bool:
+    """Whether a node has heard who calls, and does not let them in: it is no use to wait for it."""
+    return isinstance(error, (AccessDenied, TrustError))
+
+
 def translate(error: grpc.aio.AioRpcError, node: str, address: str = "") -> MonarchNbError:
     """Return the error to raise for a failed call to `node`; of one at an `address` of this machine it is known where
     to look."""

@@ -163,7 +163,7 @@ def check_time(facts: CertificateFacts, now: float, source: str) -> None:
     if now >= facts.not_after:
         raise TrustError(
             f"the certificate of {facts.name} in {source} has expired {duration(now - facts.not_after)} ago: "
-            f"{_renewal(facts)}"
+            f"{renewal(facts)}"
         )
     if now < facts.not_before:
         raise TrustError(
@@ -181,11 +181,11 @@ def expiry_warning(identity: Identity, now: float | None = None) -> str:
         return ""
     whose = "the certificate of the nodes" if identity.role == NODE else f"{identity.name}'s certificate"
     when = f"expires in {duration(left_s)}" if left_s > 0 else "has expired"
-    return f"{whose} for the pool {identity.pool} {when}: {_renewal(facts)}"
+    return f"{whose} for the pool {identity.pool} {when}: {renewal(facts)}"
 
 
-def _renewal(facts: CertificateFacts) -> str:
-    """Return what to do when a certificate expires."""
+def renewal(facts: CertificateFacts) -> str:
+    """Return what those whose certificate expires, or counts no longer, can do about it."""
     renew = f"monarch-nb pool renew {facts.pool}"
     if facts.role == ADMIN:
         return f"run {renew}"

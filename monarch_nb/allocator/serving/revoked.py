@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from monarch_nb.errors import AccessDenied
+from monarch_nb.errors import CertificateRefused
 from monarch_nb.times import time_of_day
-from monarch_nb.trust.identity import CertificateFacts
+from monarch_nb.trust.identity import NODE, CertificateFacts, renewal
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.revocation import Revocations
 
@@ -49,10 +49,15 @@ class Revoked:
         """Let a certificate pass that counts.
 
         Raises:
-            AccessDenied: it was revoked, or has expired while its connection was open.
+            CertificateRefused: it was revoked, or has expired while its connection was open; the message says what
+                helps whose it is.
         """
-        who = f"{facts.name}'s certificate for the pool {facts.pool} ({facts.fingerprint[:16]})"
         if self._known.is_revoked(facts):
-            raise AccessDenied(f"{who} was revoked: ask who made the pool for another invitation")
+            raise CertificateRefused(f"{_called(facts)} was revoked: {renewal(facts)}")
         if time.time() >= facts.not_after:
-            raise AccessDenied(f"{who} has expired ({time_of_day(facts.not_after)}): monarch-nb pool list {facts.pool}")
+            raise CertificateRefused(f"{_called(facts)} has expired ({time_of_day(facts.not_after)}): {renewal(facts)}")
+
+
+def _called(facts: CertificateFacts) -> str:
+    whose = "the certificate of a node of" if facts.role == NODE else f"{facts.name}'s certificate for"
+    return f"{whose} the pool {facts.pool} ({facts.fingerprint[:16]})"

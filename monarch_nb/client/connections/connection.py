@@ -26,7 +26,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.provision.jobs import job_of_pool
-from monarch_nb.rpc.status import error_from_json, translate
+from monarch_nb.rpc.status import error_from_json, is_refusal, translate
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -377,7 +377,11 @@ class Connection:
             try:
                 async for _ in self._one_session():
                     retry_s = FIRST_RETRY_S
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            except grpc.aio.AioRpcError as error:
+                if is_refusal(refusal := translate(error, self.name, self.address)):
+                    self._refuse_all(refusal)
+                    return
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass
             except VersionMismatch as error:
                 self._refuse_all(error)
@@ -539,8 +543,11 @@ class Connection:
         followed.listener.on_refused(self, error)
 
     def _refuse_all(self, error: MonarchNbError) -> None:
+        """The node does not talk with us, and will not when it is asked again: what waits for it is told why."""
         for followed in list(self._followed.values()):
             followed.listener.on_refused(self, error)
+        self._set_up(False)
+        self._away_since -= GAP_S  # who asks whether it is back is told at once
 
     def cursors(self, run_id: str) -> dict[int, run_pb2.Cursor]:
         """Return up to where each rank's output of a run has come."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from integration.hosts.people import Person
 from lab import Lab
 from monarch_nb import attach, reserve
 from monarch_nb.cli.main import main
@@ -24,6 +25,17 @@ from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import ADMIN, USER, Identity
 from monarch_nb.trust.pools import make_paths
 from monarch_nb.trust.revocation import Revocations, revoke
+
+BOBS_CELLS = """
+import sys, monarch_nb
+dev = monarch_nb.reserve("dev", procs=1, preload=[])
+for line in sys.stdin:
+    try:
+        print(dev.mesh.run(line).values)
+    except monarch_nb.MonarchNbError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+"""Runs what it reads as cells."""
 
 
 @pytest.fixture
@@ -106,6 +118,24 @@ def test_who_is_revoked_is_shut_out_at_once(lab: Lab, node: str, capsys: pytest.
     assert describe(node, identity=issued("bob")).node_id == "host1", "another certificate counts"
 
 
+def test_a_cell_of_who_is_revoked_ends_with_the_reason(lab: Lab, node: str, tmp_path: Path) -> None:
+    bob = Person(lab, "bob", tmp_path)
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    with bob.begin(BOBS_CELLS) as process:
+        try:
+            say(process, f"open('{begun}', 'w').close(); import time; time.sleep(3600)")
+            begun.read_text()
+            assert main(["pool", "revoke", "lab", "bob"]) == 0
+            for cell in ("2", "3"):
+                said = line_of(process)
+                assert said.startswith("CertificateRefused: bob's certificate for the pool lab"), said
+                assert "was revoked: ask who made the pool for another invitation" in said
+                say(process, cell)
+        finally:
+            process.kill()
+
+
 def test_a_node_that_was_away_learns_it_from_who_comes_next(lab: Lab) -> None:
     bob = issued("bob")
     allocator = lab.start()
@@ -154,6 +184,19 @@ def _answer_without_certificate(host: str, port: int) -> bytes:
             return bare.recv(1000)
     except (ssl.SSLError, ConnectionError):
         return b""
+
+
+def say(process: subprocess.Popen[str], line: str) -> None:
+    """Give a line to a process that reads them."""
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 class _Never:

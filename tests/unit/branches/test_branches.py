@@ -11,9 +11,11 @@ import pytest
 
 from monarch_nb.branches import branches as module
 from monarch_nb.branches.branches import Branches
+from monarch_nb.errors import CertificateRefused, MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
+from monarch_nb.rpc.status import METADATA_KEY, error_from_json, error_to_json
 
 
 class FakeStream:
@@ -30,7 +32,9 @@ class FakeStream:
         self.changed.set()
 
     async def read(self) -> object:
-        return await self._coming.get()
+        if isinstance(come := await self._coming.get(), grpc.aio.AioRpcError):
+            raise come
+        return come
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -40,6 +44,10 @@ class FakeStream:
 
     def end(self) -> None:
         self._coming.put_nowait(grpc.aio.EOF)
+
+    def refuse(self, error: MonarchNbError) -> None:
+        metadata = grpc.aio.Metadata((METADATA_KEY, error_to_json(error).encode()))
+        self._coming.put_nowait(grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, grpc.aio.Metadata(), metadata))
 
     async def gets(self, kind: str, times: int = 1) -> Any:
         """Wait until it was sent so many messages of a kind; return the last."""
@@ -56,6 +64,7 @@ class Nodes:
     def __init__(self) -> None:
         self.streams: dict[str, list[FakeStream]] = {}
         self.dead: set[str] = set()
+        self.refusing: dict[str, MonarchNbError] = {}
         self.changed = asyncio.Event()
 
     def open_session(self, peer: Peer) -> FakeStream:
@@ -63,6 +72,8 @@ class Nodes:
         self.streams.setdefault(peer.address, []).append(stream)
         if peer.address in self.dead:
             stream.end()
+        elif peer.address in self.refusing:
+            stream.refuse(self.refusing[peer.address])
         else:
             stream.say(pb.SessionEvent(opened=pb.Opened()))
         self.changed.set()
@@ -251,3 +262,27 @@ async def test_each_branch_is_asked_where_its_own_ranks_are(tree: Tree) -> None:
     asked = await first.gets("look")
     assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
     assert list((await second.gets("look")).ranks) == [4]
+
+
+async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tree) -> None:
+    """Once may be for a certificate that has been replaced meanwhile."""
+    tree.branches.submit(submit(range(3, 5)))
+    tree.nodes.refusing = {"n1": CertificateRefused("not of this run"), "n3": CertificateRefused("was revoked")}
+    for head in ("n1", "n3"):
+        (await tree.nodes.opened(head)).refuse(tree.nodes.refusing[head])
+    await tree.nodes.opened("n1", 4)
+    await tree.hears(lambda event: event.HasField("refused"))
+    told = {str(error_from_json(event.refused.error_json)) for event in tree.came if event.HasField("refused")}
+    assert told == {"was revoked"}
+
+
+async def test_who_is_refused_once_goes_on(tree: Tree) -> None:
+    tree.branches.submit(submit())
+    first = await tree.nodes.opened("n3")
+    await first.gets("submit")
+    first.refuse(CertificateRefused("was revoked"))
+    again = await tree.nodes.opened("n3", 2)
+    assert list((await again.gets("submit")).all_ranks) == [1, 2, 3, 4]
+    again.refuse(CertificateRefused("was revoked"))
+    await (await tree.nodes.opened("n3", 3)).gets("submit")
+    assert not any(event.HasField("refused") for event in tree.came)

@@ -19,12 +19,14 @@ from monarch_nb.client.pools import pool as pools
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import (
     CapacityError,
+    CertificateRefused,
     MeshNotFound,
     MonarchNbError,
     NodeUnreachable,
     PoolError,
     PreloadError,
     RunNotFound,
+    TrustError,
     VersionMismatch,
 )
 from monarch_nb.proto import allocator_pb2 as pb
@@ -47,14 +49,19 @@ class Scripted(service.AllocatorServicer):
         self.sessions = 0
         self.left = asyncio.Event()
         self.error: MonarchNbError | None = None
+        self.refusal: MonarchNbError | None = None
         self.blob = b""
 
     async def Session(self, request_iterator: Any, context: Any) -> Any:
         self.sessions += 1
+        if self.refusal is not None:
+            await refuse(context, self.refusal)
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while (reply := await self.replies.get()) is not None:
                 await context.write(pb.SessionEvents(events=[reply]))
+            if self.refusal is not None:
+                await refuse(context, self.refusal)
         finally:
             reader.cancel()
             self.left.set()
@@ -220,6 +227,25 @@ class TestBreaks:
         node.hang_up()
         await listener.until("down")
         await listener.until("up")
+
+    @pytest.mark.parametrize("refusal", [CertificateRefused("was revoked"), TrustError("is not one of the pool's")])
+    async def test_who_is_let_in_no_more_is_told_why_at_once(
+        self, node: Scripted, connection: Connection, refusal: MonarchNbError
+    ) -> None:
+        listener = Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.say(queued=pb.Queued(run_id="a", number=3))
+        assert await listener.until("queued") == 3
+        node.refusal = refusal
+        node.hang_up()
+        assert await listener.next() == ("refused", type(refusal)), "and not that the node is away"
+        again = Listener("b")
+        connection.submit(again, submit("b"))
+        assert await again.until("refused") is type(refusal)
+        node.refusal = None
+        connection.submit(Listener("c"), submit("c"))
+        assert (await node.next("follow")).run_id == "a", "once it lets us in, all goes on"
 
     async def test_who_submits_while_it_is_down_is_told_so(self, connection: Connection) -> None:
         listener = Listener()
