@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.network import Network
     from monarch_nb.proto import allocator_pb2 as pb
+    from monarch_nb.trust.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +110,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.rpc.channel import make_server, open_channel
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
+
+    def shown() -> Identity | None:
+        return network.identity if network else None
+
     node = Node(
         paths,
         options.node_id,
@@ -121,7 +126,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         store_host=network.address if network else "127.0.0.1",
         interface=network.interface if network else "lo",
         address=network.advertised if network else paths.address,
-        open_channel=lambda address: open_channel(address, network.identity if network else None),
+        open_channel=lambda address: open_channel(address, shown()),
+        certificate=shown,
     )
     await node.start()
     server = make_server()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
@@ -56,7 +56,7 @@ class Node:
         store_host: address of the interface on which stores and collectives listen.
         interface: its name.
         address: where other nodes, and clients on other machines, reach it; that of its socket when there are none.
-        open_channel: to another node.
+        open_channel: to another node. certificate: what that shows now.
         isolated: see no files of clients, even when they are on this machine.
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
 
@@ -80,6 +80,7 @@ class Node:
         log_limit_bytes: int = 0,
         address: str = "",
         open_channel: OpenChannel = open_channel,
+        certificate: Callable[[], object] = lambda: None,
     ) -> None:
         self.paths = paths
         self.identity = Identity(
@@ -100,7 +101,7 @@ class Node:
             self._on_store_lost,
             records.save_template,
         )
-        self.mail = mail = Mail(paths, self.identity, state, open_channel)
+        self.mail = mail = Mail(paths, self.identity, state, open_channel, certificate)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
         self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
@@ -114,7 +115,7 @@ class Node:
         self.archiving = Archiving(paths, state.meshes, archives, moving)
         self.log_limit = LogLimit(paths, state.meshes, archives, moving, log_limit_bytes)
         self.audience = audience = Audience(self.sessions, self.watch, paths, archives)
-        self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel)
+        self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel, certificate)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
         self.owed = owed = Owed(records, files.relay)

@@ -43,11 +43,16 @@ class NodeFiles:
         node_id: for messages.
         paths: where they lie.
         owner_of: whose a reservation is.
-        open_channel: to another node.
+        open_channel, certificate: as of Relay.
     """
 
     def __init__(
-        self, node_id: str, paths: config.NodePaths, owner_of: Callable[[str], str], open_channel: OpenChannel
+        self,
+        node_id: str,
+        paths: config.NodePaths,
+        owner_of: Callable[[str], str],
+        open_channel: OpenChannel,
+        certificate: Callable[[], object] = lambda: None,
     ) -> None:
         self.removal = Removal(paths.removed)
         later = self.removal.later
@@ -55,7 +60,7 @@ class NodeFiles:
         self._node_id, self._paths = node_id, paths
         self.kept: dict[str, Kept] = {}
         """By reservation that was released: what its ranks wrote."""
-        self.relay = Relay(owner_of, open_channel)
+        self.relay = Relay(node_id, owner_of, open_channel, certificate)
         self._settling: set[asyncio.Future[None]] = set()
         self._closing = asyncio.Event()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -10,16 +10,17 @@ what is missing there.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import CertificateRefused, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.callers import acting_for
+from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import error_to_json, translate
 
 FAN_OUT = 2
@@ -37,14 +38,22 @@ class Relay:
     """A node's own connections to other nodes, opened when first used. It calls for the owners of reservations.
 
     Args:
+        node_id: of the node, for messages.
         owner_of: whose a reservation is.
         open_channel: to another node.
+        certificate: what the node shows there now: when it is another, channels are made anew.
     """
 
-    def __init__(self, owner_of: Callable[[str], str], open_channel: OpenChannel) -> None:
-        self._owner_of, self._open_channel = owner_of, open_channel
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._stubs: dict[str, Any] = {}  # making one costs as much as a call
+    def __init__(
+        self,
+        node_id: str,
+        owner_of: Callable[[str], str],
+        open_channel: OpenChannel,
+        certificate: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._node_id, self._owner_of = node_id, owner_of
+        self._open_channel, self._certificate = open_channel, certificate
+        self._channels: dict[str, RenewedChannel] = {}  # making one, and its stub, costs as much as a call
 
     async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float, *, owner: str = "") -> Any:
         """Call a method of another node about a reservation; a failure raises an error of monarch_nb.
@@ -56,18 +65,24 @@ class Relay:
         try:
             return await getattr(self._stub(peer), method)(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
-            raise translate(error, peer.node_id) from None
+            raise self._refused(translate(error, peer.node_id)) from None
 
     def open_session(self, name: str, peer: pb.Peer) -> Any:
         """Open a session with another node in a person's name."""
         return self._stub(peer).Session(metadata=acting_for(name))
 
     def _stub(self, peer: pb.Peer) -> Any:
-        stub = self._stubs.get(peer.address)
-        if stub is None:
-            channel = self._channels[peer.address] = self._open_channel(peer.address)
-            stub = self._stubs[peer.address] = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-        return stub
+        channel = self._channels.get(peer.address)
+        if channel is None:
+            opening = functools.partial(self._open_channel, peer.address)
+            channel = self._channels[peer.address] = RenewedChannel(opening, self._certificate)
+        return channel.renew().stub
+
+    def _refused(self, error: MonarchNbError) -> MonarchNbError:
+        """Say which node it is that other nodes do not let in any more."""
+        if isinstance(error, CertificateRefused):
+            return CertificateRefused(f"{self._node_id} is refused by another node: {error}")
+        return error
 
     def _for(self, request: Any) -> tuple[tuple[str, bytes], ...]:
         return acting_for(self._owner_of(request.reservation_id))
@@ -87,7 +102,8 @@ class Relay:
             call = self._stub(head).SyncTree(passed, timeout=CALL_TIMEOUT_S, metadata=self._for(passed))
             reply: pb.SyncTreeReply = await call
         except grpc.aio.AioRpcError as error:
-            failed = pb.NodeSynced(node_id=head.node_id, error_json=error_to_json(translate(error, head.node_id)))
+            why = self._refused(translate(error, head.node_id))
+            failed = pb.NodeSynced(node_id=head.node_id, error_json=error_to_json(why))
             return [failed, *await self.sync(passed)]
         return list(reply.nodes)
 

@@ -10,7 +10,7 @@ import logging
 
 from monarch_nb.allocator.files.relay import Relay
 from monarch_nb.allocator.recovery.records import Records, owed_key
-from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.errors import CertificateRefused, MonarchNbError, NodeUnreachable, TrustError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
@@ -60,12 +60,18 @@ class Owed:
     async def _tell(self, request: pb.UndertakeRequest, peer: files_pb2.Peer) -> None:
         method, message = _call(request)
         what = f"{method} of reservation {request.reservation_id} {request.mesh_id}".rstrip()
+        refusal = ""
         while True:
             try:
                 await self._relay.call(peer, method, message, PEER_TIMEOUT_S, owner=request.owner)
                 _log.info("%s has been told: %s", peer.node_id, what)
                 break
             except NodeUnreachable:
+                await asyncio.sleep(TELL_AGAIN_S)
+            except (CertificateRefused, TrustError) as error:  # until this node has another certificate
+                if str(error) != refusal:
+                    refusal = str(error)
+                    _log.warning("%s has yet to be told: %s: %s", peer.node_id, what, error)
                 await asyncio.sleep(TELL_AGAIN_S)
             except MonarchNbError as error:
                 _log.warning("%s does not do it: %s: %s", peer.node_id, what, error)

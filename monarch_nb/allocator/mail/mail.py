@@ -42,16 +42,23 @@ class Mail:
     Args:
         paths: of the node. identity: who sends to it knows it by its address.
         state: knows which ranks are being started, and how others died.
-        open_channel: to another node.
+        open_channel, certificate: as of Peers.
 
     Attributes:
         blobs: the files of large content.
     """
 
-    def __init__(self, paths: NodePaths, identity: Identity, state: NodeState, open_channel: OpenChannel) -> None:
+    def __init__(
+        self,
+        paths: NodePaths,
+        identity: Identity,
+        state: NodeState,
+        open_channel: OpenChannel,
+        certificate: Callable[[], object] = lambda: None,
+    ) -> None:
         self._identity, self._state = identity, state
         self.blobs = Blobs(paths)
-        self._peers = Peers(open_channel, self.node_is_lost, self.refuse)
+        self._peers = Peers(open_channel, certificate, self.node_is_lost, self.refuse)
         self._office = PostOffice(identity.address, self._peers.send, self._why_missing)
         self._boxes: dict[str, ClientBox] = {}
         """Of clients, by their addresses here."""

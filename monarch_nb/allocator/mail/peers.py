@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,8 +17,8 @@ from monarch_nb import config
 from monarch_nb.allocator.mail.blobs import Blob
 from monarch_nb.allocator.mail.letters import Letter
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import translate
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Peers:
 
     Args:
         open_channel: to another node.
+        certificate: what this node shows there now: when it is another, the next stream is on a channel of its own.
         on_lost: called with (node, why) when letters to it may be lost.
         on_returned: called with an envelope whose content the other node can not store, and why.
     """
@@ -42,17 +44,19 @@ class Peers:
     def __init__(
         self,
         open_channel: OpenChannel,
+        certificate: Callable[[], object],
         on_lost: Callable[[str, str], None],
         on_returned: Callable[[Envelope, Exception], None],
     ) -> None:
-        self._open_channel = open_channel
+        self._open_channel, self._certificate = open_channel, certificate
         self._on_lost, self._on_returned = on_lost, on_returned
         self._peers: dict[str, Peer] = {}
 
     def send(self, node: str, letter: Letter) -> None:
         """Send a letter, after those before it."""
         if node not in self._peers:
-            self._peers[node] = Peer(node, self._open_channel(node), self._on_lost, self._on_returned)
+            channel = RenewedChannel(functools.partial(self._open_channel, node), self._certificate)
+            self._peers[node] = Peer(node, channel, self._on_lost, self._on_returned)
         self._peers[node].send(letter)
 
     async def close(self) -> None:
@@ -66,7 +70,7 @@ class Peer:
     def __init__(
         self,
         node: str,
-        channel: grpc.aio.Channel,
+        channel: RenewedChannel,
         on_lost: Callable[[str, str], None],
         on_returned: Callable[[Envelope, Exception], None],
     ) -> None:
@@ -74,7 +78,6 @@ class Peer:
         self._letters: list[Letter] = []
         self._wake = asyncio.Event()
         self._channel = channel
-        self._stub: Any = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
         self._task = asyncio.create_task(self._keep_stream())
 
     def send(self, letter: Letter) -> None:
@@ -88,7 +91,7 @@ class Peer:
             if not await self._connect():
                 self._lose(_AWAY + (_UP if is_local(self._node) else ""))
                 continue
-            stream = self._stub.Mail()
+            stream = self._channel.stub.Mail()
             # What is written to a stream that could not begin waits for ever: so its end is waited for apart.
             works = {asyncio.ensure_future(self._write_all(stream)), asyncio.ensure_future(stream.code())}
             try:
@@ -105,7 +108,7 @@ class Peer:
         """Return whether the node answers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                await self._channel.channel_ready()
+                await self._channel.renew().channel.channel_ready()
                 return True
         return False
 
@@ -145,7 +148,7 @@ class Peer:
             grpc.aio.AioRpcError: the node does not answer.
         """
         try:
-            await self._stub.PutBlob(_chunks(blob.path))
+            await self._channel.stub.PutBlob(_chunks(blob.path))
         except OSError as error:
             self._on_returned(envelope, error)
             return False

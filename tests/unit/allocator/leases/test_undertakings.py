@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
+from monarch_nb.allocator.leases import owed
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.supervision.processes import identify, identify_in
-from monarch_nb.errors import MeshNotFound, UsageError
+from monarch_nb.errors import CertificateRefused, MeshNotFound, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
@@ -179,3 +180,23 @@ async def test_a_mesh_that_was_stopped_before_it_came_does_not_come(node: NodeWi
         with pytest.raises(MeshNotFound, match="stopped before it was started"):
             await start
     assert (node.supervisor.stores, node.supervisor.ranks, node.records.meshes) == (set(), {}, {})
+
+
+@pytest.mark.parametrize("refusal", [CertificateRefused("was revoked"), NodeUnreachable("is away")])
+async def test_what_a_node_is_owed_is_not_given_up_for_a_certificate(
+    node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, refusal: MonarchNbError
+) -> None:
+    """The next one that this node shows may count."""
+    refusals = [refusal, refusal]
+    done = asyncio.Event()
+
+    async def call(*_: object, **__: object) -> None:
+        if refusals:
+            raise refusals.pop()
+        done.set()
+
+    monkeypatch.setattr(owed, "TELL_AGAIN_S", 0.001)
+    monkeypatch.setattr(node.files.relay, "call", call)
+    node.owed.take(pb.UndertakeRequest(reservation_id="r", nodes=NODES[:1], owner="me"))
+    await asyncio.wait_for(done.wait(), 10)
+    assert not refusals
