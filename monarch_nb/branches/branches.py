@@ -18,7 +18,7 @@ import grpc
 
 from monarch_nb.branches.layout import Part, ranks_of_run, ranks_on, split
 from monarch_nb.branches.passed import PassedRun
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MonarchNbError, TrustError
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
@@ -318,8 +318,8 @@ class Branch:
                     stream.cancel()
                     if self._writer is not None:
                         self._writer.cancel()
-            except grpc.aio.AioRpcError as error:
-                refusal = translate(error, self._head.peer.node_id)
+            except (grpc.aio.AioRpcError, TrustError) as error:
+                refusal = error if isinstance(error, TrustError) else translate(error, self._head.peer.node_id)
                 if is_refusal(refusal) and was_refused:
                     self._tree.refused(self.nodes, refusal)
                 was_refused = is_refusal(refusal)  # once may be for a certificate that has been replaced meanwhile

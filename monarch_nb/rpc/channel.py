@@ -5,7 +5,9 @@ A node of this machine listens on a Unix socket (`unix:/path`), one of a network
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,16 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 def is_local(address: str) -> bool:
     """Return whether an address is a socket of this machine's file system."""
     return address.startswith("unix:")
+
+
+def is_deserted(address: str) -> bool:
+    """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
+    kind, _, path = address.partition(":")
+    if kind != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def open_channel(address: str, identity: Identity | None = None) -> grpc.aio.Channel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Identity:
         certificate: ours; the certificate of a renewed authority, signed by the one before, may follow.
         key: ours, never shown.
         authority: certificates of the pool's authority, more than one while it is being renewed.
+        source: the file that has it; None when it is of none.
     """
 
     pool: str
@@ -61,6 +62,7 @@ class Identity:
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     authority: bytes = field(repr=False)
+    source: Path | None = field(default=None, compare=False, repr=False)
 
     @property
     def target_name(self) -> str:
@@ -128,7 +130,7 @@ def load_identity(path: Path, now: float | None = None) -> Identity:
             f"there is no {path}: monarch-nb pool init makes one, monarch-nb pool join takes an invitation in, and a "
             "host with another home directory needs a copy of the pool's node.pem"
         ) from None
-    return parse_identity(bundle, str(path), now)
+    return replace(parse_identity(bundle, str(path), now), source=path)
 
 
 def parse_identity(bundle: bytes, source: str, now: float | None = None) -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -42,3 +43,18 @@ class IdentityFile:
                 raise
         assert self._read is not None
         return self._read[1]
+
+
+def newest_of(identity: Identity) -> Identity:
+    """Return an identity as its file has it now; as it is when it is of no file, or that can not be used."""
+    if identity.source is None:
+        return identity
+    try:
+        return _file_at(identity.source).newest()
+    except (OSError, TrustError):
+        return identity
+
+
+@functools.cache
+def _file_at(path: Path) -> IdentityFile:
+    return IdentityFile(path)

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
-import socket
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.rpc.channel import is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb import config
 from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener
 from monarch_nb.client.connections.mail import ConnectionMail
-from monarch_nb.errors import MonarchNbError, VersionMismatch
+from monarch_nb.errors import MonarchNbError, TrustError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.provision.jobs import job_of_pool
+from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import error_from_json, is_refusal, translate
+from monarch_nb.trust.identity import check_time
+from monarch_nb.trust.identity_file import newest_of
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -57,16 +57,6 @@ LINGER_S = 1.0
 """So long a session stays that nobody needs: somebody may be about to."""
 
 
-def _is_deserted(address: str) -> bool:
-    """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
-    kind, _, path = address.partition(":")
-    if kind != "unix":
-        return False
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
-
-
 class Connection:
     """One node. Make and use it on the background loop only.
 
@@ -87,8 +77,7 @@ class Connection:
     def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
         self.name, self.address, self.identity = name, address, identity
         self.node_address = address
-        self._channel = open_channel(address, identity)
-        self._stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+        self._channel = RenewedChannel(lambda: open_channel(address, self.identity), lambda: self.identity)
         self.client_id = uuid.uuid4().hex
         self._outgoing: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self._followed: dict[str, Followed] = {}
@@ -147,32 +136,49 @@ class Connection:
         return other
 
     def open_session(self) -> Any:
-        """Open one more session, for those who look after its failures themselves."""
-        return self._stub.Session()
+        """Open one more session, for those who look after its failures themselves.
+
+        Raises:
+            TrustError: our certificate has expired.
+        """
+        return self._renewed().Session()
+
+    def _renewed(self) -> Any:
+        """Return the stub for calls as who we are now: our certificate may have been replaced since we began.
+
+        Raises:
+            TrustError: it has expired.
+        """
+        if self.identity is not None:
+            self.identity = newest_of(self.identity)
+            check_time(self.identity.facts, time.time(), str(self.identity.source or "use"))
+        return self._channel.renew().stub
 
     # ---- unary calls ----
 
     async def unary(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         """Call a method; a failure raises an error of monarch_nb."""
-        await self._settle()
+        stub = await self._settle()
         try:
-            return await getattr(self._stub, method)(request, timeout=timeout_s)
+            return await getattr(stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name, self.address) from None
 
-    async def _settle(self) -> None:
-        """A channel that could not connect waits before it tries again, and calls fail at once meanwhile, although the
-        allocator may be back: let it try."""
+    async def _settle(self) -> Any:
+        """Return the stub for a call. A channel that could not connect waits before it tries again, and calls fail at
+        once meanwhile, although the allocator may be back: let it try."""
+        stub, channel = self._renewed(), self._channel.channel
         unsettled = {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING}
-        state = self._channel.get_state(try_to_connect=True)
-        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE or _is_deserted(self.address):
-            return
+        state = channel.get_state(try_to_connect=True)
+        if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE or is_deserted(self.address):
+            return stub
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RECONNECT_S):
                 while state in unsettled:
-                    await self._channel.wait_for_state_change(state)
-                    state = self._channel.get_state(try_to_connect=True)
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
                     unsettled = {grpc.ChannelConnectivity.CONNECTING}  # one try
+        return stub
 
     async def describe(self, timeout_s: float = 5.0) -> pb.DescribeReply:
         """Ask for the node's facts; the version handshake."""
@@ -194,16 +200,16 @@ class Connection:
 
     async def stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
         """Call a method that streams its reply."""
-        await self._settle()
+        stub = await self._settle()
         try:
-            async for message in getattr(self._stub, method)(request):
+            async for message in getattr(stub, method)(request):
                 yield message
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name, self.address) from None
 
     async def send_stream(self, method: str, messages: AsyncIterator[Any], timeout_s: float) -> Any:
         """Call a method with a stream of messages. Raises an error of monarch_nb, or what `messages` raised."""
-        await self._settle()
+        stub = await self._settle()
         raised: list[Exception] = []
 
         async def guarded() -> AsyncIterator[Any]:
@@ -215,7 +221,7 @@ class Connection:
                 raise
 
         try:
-            return await getattr(self._stub, method)(guarded(), timeout=timeout_s)
+            return await getattr(stub, method)(guarded(), timeout=timeout_s)
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
             if raised:
                 raise raised[0] from None
@@ -233,9 +239,9 @@ class Connection:
                 for start in range(0, len(view), config.CHUNK_BYTES):
                     yield pb.BlobChunk(data=bytes(view[start : start + config.CHUNK_BYTES]))
 
-        await self._settle()
+        stub = await self._settle()
         try:
-            await self._stub.PutBlob(chunks())
+            await stub.PutBlob(chunks())
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name, self.address) from None
 
@@ -375,24 +381,26 @@ class Connection:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                async for _ in self._one_session():
+                stub, shown = self._renewed(), self.identity
+                async for _ in self._one_session(stub):
                     retry_s = FIRST_RETRY_S
             except grpc.aio.AioRpcError as error:
-                if is_refusal(refusal := translate(error, self.name, self.address)):
+                refusal = translate(error, self.name, self.address)
+                if is_refusal(refusal) and (shown is None or shown == newest_of(shown)):
                     self._refuse_all(refusal)
                     return
             except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass
-            except VersionMismatch as error:
+            except (VersionMismatch, TrustError) as error:
                 self._refuse_all(error)
                 return
             self._set_up(False)
             await asyncio.sleep(retry_s)  # nothing tells when an allocator comes back
             retry_s = min(LONGEST_RETRY_S, 2 * retry_s)
 
-    async def _one_session(self) -> AsyncIterator[None]:
+    async def _one_session(self, stub: Any) -> AsyncIterator[None]:
         """One stream, from open to break; yields once when the node has answered."""
-        stream = self._stub.Session(wait_for_ready=True)
+        stream = stub.Session(wait_for_ready=True)
         self._outgoing = asyncio.Queue()
         self._outgoing.put_nowait(self._opening())
         for reservation_id in self._attached:

@@ -143,7 +143,9 @@ class Pool:
     def connection_to(self, node: Node) -> Connection:
         """Return the one connection to a node."""
         connection = self.connections.get(node.node_id)
-        if connection is None or (connection.address, connection.identity) != (node.address, node.identity):
+        if connection is not None and connection.address == node.address and connection.identity and node.identity:
+            connection.identity = node.identity  # meshes have this one: it goes on with a renewed certificate
+        elif connection is None or (connection.address, connection.identity) != (node.address, node.identity):
             connection = self.connections[node.node_id] = Connection(node.node_id, node.address, node.identity)
             if node.node_address:
                 connection.is_known_as(node.node_id, node.node_address)

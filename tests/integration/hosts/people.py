@@ -33,8 +33,14 @@ class Person:
         for made in (self._config, mine.parent, mine):
             made.mkdir(mode=0o700)
         shutil.copy(paths.hosts, mine / paths.hosts.name)
-        self.identity.save(mine / paths.identity.name)
+        self._file = mine / paths.identity.name
+        self.take(self.identity)
         self._directory = directory
+
+    def take(self, identity: Identity) -> None:
+        """Take another invitation in."""
+        self.identity = identity
+        identity.save(self._file)
 
     def begin(self, code: str) -> subprocess.Popen[str]:
         """Start Python as this person: it reads lines, and what it prints can be read."""

@@ -118,20 +118,27 @@ def test_who_is_revoked_is_shut_out_at_once(lab: Lab, node: str, capsys: pytest.
     assert describe(node, identity=issued("bob")).node_id == "host1", "another certificate counts"
 
 
-def test_a_cell_of_who_is_revoked_ends_with_the_reason(lab: Lab, node: str, tmp_path: Path) -> None:
+def test_a_cell_of_who_is_revoked_ends_with_the_reason_and_another_certificate_is_taken_by_itself(
+    lab: Lab, node: str, tmp_path: Path
+) -> None:
     bob = Person(lab, "bob", tmp_path)
-    begun = tmp_path / "begun"
-    os.mkfifo(begun)
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    for pipe in (begun, go_on):
+        os.mkfifo(pipe)
     with bob.begin(BOBS_CELLS) as process:
         try:
-            say(process, f"open('{begun}', 'w').close(); import time; time.sleep(3600)")
+            say(process, f"open('{begun}', 'w').close(); open('{go_on}').read()")
             begun.read_text()
             assert main(["pool", "revoke", "lab", "bob"]) == 0
-            for cell in ("2", "3"):
-                said = line_of(process)
-                assert said.startswith("CertificateRefused: bob's certificate for the pool lab"), said
-                assert "was revoked: ask who made the pool for another invitation" in said
-                say(process, cell)
+            said = line_of(process)
+            say(process, "2")
+            for each in (said, line_of(process)):
+                assert each.startswith("CertificateRefused: bob's certificate for the pool lab"), each
+                assert "was revoked: ask who made the pool for another invitation" in each
+            go_on.write_text("")
+            bob.take(issued("bob"))
+            say(process, "3")
+            assert line_of(process) == "[3]\n"
         finally:
             process.kill()
 

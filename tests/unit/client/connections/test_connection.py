@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,8 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.provision.launchers import Job
 from monarch_nb.rpc.channel import make_server
 from monarch_nb.rpc.status import error_to_json, refuse, translate
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import USER, load_identity
 
 NODES = ("node0", "node1", "node2")
 
@@ -520,7 +523,7 @@ class TestCalls:
         def wait(_: object) -> None:
             raise AssertionError("nobody listens: nothing will change")
 
-        monkeypatch.setattr(connection._channel, "wait_for_state_change", wait)
+        monkeypatch.setattr(connection._channel.channel, "wait_for_state_change", wait)
         with pytest.raises(NodeUnreachable, match="node7 does not answer"):
             await connection.describe()
         await connection.close()
@@ -628,3 +631,20 @@ async def test_who_attaches_only_for_a_moment_is_not_attached_for_ever(node: Scr
     connection.detach("a-reservation", listener)
     assert (await node.next("attach")).reservation_id == "a-reservation"
     assert (await node.next("detach")).reservation_id == "a-reservation"
+
+
+async def test_who_has_an_expired_certificate_is_told_so_until_there_is_another(tmp_path: Path) -> None:
+    authority = Authority.create("lab", TrustPaths(tmp_path))
+    file = tmp_path / "bob.pem"
+    authority.issue("bob", USER, 60.0, time.time() - 120.0).save(file)
+    connection = Connection("host1", "127.0.0.1:1", load_identity(file, time.time() - 90.0))
+    listener = Listener()
+    connection.submit(listener, submit())
+    assert await listener.until("refused") is TrustError
+    with pytest.raises(TrustError, match=r"of bob in .*bob.pem has expired .* ago: ask .* for another invitation"):
+        await connection.describe()
+    (newest := authority.issue("bob", USER)).save(file)
+    with pytest.raises(NodeUnreachable):
+        await connection.describe()
+    assert connection.identity == newest
+    await connection.close()
