@@ -82,7 +82,11 @@ class Guard:
     def _stream(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(requests: Any, context: Any) -> Any:
             async with self._refusing(name, context):
-                caller = self._admit(name, None, context)
+                try:
+                    caller = self._admit(name, None, context)
+                except MonarchNbError:
+                    await hear_out(requests)
+                    raise
                 with self._access.watched(name, caller, None):
                     return await method(self._checked(name, requests, context), context)
 

@@ -376,3 +376,22 @@ async def test_who_is_still_sending_learns_why_it_is_refused(
     alice = connect("alice", "user")
     assert why in str(await outcome(alice.PutBlob(chunks())))
     assert sent == list(range(50))
+
+
+async def test_who_writes_while_a_stream_is_refused_hears_why(connect: Connect) -> None:
+    """As a client does that has runs to follow: gRPC would tell it of an internal error, again and again."""
+    stub = connect("host2", "node")
+
+    async def code_of_a_session() -> grpc.StatusCode:
+        stream = stub.Session()
+        try:
+            for _ in range(5):
+                await stream.write(pb.SessionRequest(unfollow=pb.Unfollow(run_id="run")))
+            await stream.read()
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        raise AssertionError("it was let in")
+
+    async with asyncio.timeout(TIMEOUT_S):
+        codes = await asyncio.gather(*(code_of_a_session() for _ in range(20)))
+    assert set(codes) == {grpc.StatusCode.PERMISSION_DENIED}

@@ -35,7 +35,7 @@ from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import run_pb2
 from monarch_nb.provision.launchers import Job
 from monarch_nb.rpc.channel import make_server
-from monarch_nb.rpc.status import error_to_json, refuse, translate
+from monarch_nb.rpc.status import error_to_json, hear_out, refuse, translate
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import USER, load_identity
 
@@ -58,6 +58,7 @@ class Scripted(service.AllocatorServicer):
     async def Session(self, request_iterator: Any, context: Any) -> Any:
         self.sessions += 1
         if self.refusal is not None:
+            await hear_out(request_iterator)  # as nodes do
             await refuse(context, self.refusal)
         reader = asyncio.create_task(self._read(request_iterator))
         try:
