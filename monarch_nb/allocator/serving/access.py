@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ Check = Callable[["Access", Caller, Any], None]
 PEOPLE = frozenset({USER, ADMIN})
 EVERYBODY = PEOPLE | {NODE}
 MAX_MAILBOXES = 10_000
+LOOK_AT_CLOCK_S = 60.0
 SEEN = ("reservation_id", "name", "owner", "procs", "gpus", "node_rank", "nodes", "created_at", "confirmed")
 LIMITS_SEEN = ("time_s", "time_left_s")
 """What everybody learns of a reservation: that slots are taken, by whom, and until when."""
@@ -44,6 +46,7 @@ class OpenStream:
 
     Attributes:
         refused: why they are to end.
+        timer: until the next look whether the caller's certificate has expired.
     """
 
     task: asyncio.Task[Any]
@@ -51,6 +54,7 @@ class OpenStream:
     caller: Caller
     request: Any
     refused: MonarchNbError | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Access:
@@ -87,12 +91,15 @@ class Access:
         rule = RULES[method]
         if caller.local:
             return
-        if self._revoked is not None and caller.certificate is not None:
-            self._revoked.check(caller.certificate)
+        self._check_certificate(caller)
         if caller.role not in rule.roles:
             raise AccessDenied(_wrong_role(method, caller, rule))
         if rule.check is not None and request is not None:
             rule.check(self, caller, request)
+
+    def _check_certificate(self, caller: Caller) -> None:
+        if self._revoked is not None and caller.certificate is not None:
+            self._revoked.check(caller.certificate)
 
     @contextlib.contextmanager
     def watched(self, method: str, caller: Caller, request: Any) -> Iterator[None]:
@@ -106,6 +113,7 @@ class Access:
         assert task is not None
         stream = OpenStream(task, method, caller, request)
         self._open.add(stream)
+        self._end_at_expiry(stream)
         try:
             yield
         except asyncio.CancelledError:
@@ -115,6 +123,8 @@ class Access:
             raise stream.refused from None
         finally:
             self._open.discard(stream)
+            if stream.timer is not None:
+                stream.timer.cancel()
 
     @property
     def revocations(self) -> int:
@@ -137,15 +147,32 @@ class Access:
     def rights_changed(self) -> None:
         """End what is open and would not be let in now."""
         for stream in list(self._open):
-            try:
-                self.admit(stream.method, stream.caller, stream.request)
-            except MonarchNbError as error:
-                stream.refused = error
-                stream.task.cancel()
+            self._end_if_refused(stream)
+
+    def _end_if_refused(self, stream: OpenStream) -> None:
+        try:
+            self.admit(stream.method, stream.caller, stream.request)
+        except MonarchNbError as error:
+            stream.refused = error
+            stream.task.cancel()
+
+    def _end_at_expiry(self, stream: OpenStream) -> None:
+        """End a stream when its certificate expires. The time of day may be set, and machines sleep: so it is looked at
+        now and then."""
+        if self._revoked is None or stream.caller.certificate is None or stream.refused is not None:
+            return
+        left_s = max(0.0, stream.caller.certificate.not_after - time.time())
+
+        def look() -> None:
+            self._end_if_refused(stream)
+            self._end_at_expiry(stream)
+
+        stream.timer = asyncio.get_running_loop().call_later(min(left_s, LOOK_AT_CLOCK_S), look)
 
     def admit_message(self, caller: Caller, kind: str, message: Any) -> None:
         """Let a message of a session in, or raise as `admit` does."""
         check = SESSION_RULES[kind]
+        self._check_certificate(caller)
         if not caller.local and check is not None:
             check(self, caller, message)
 

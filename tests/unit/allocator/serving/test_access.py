@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from monarch_nb.allocator.serving import access as access_module
 from monarch_nb.allocator.serving.access import CONTROL_RULES, RULES, SESSION_RULES, Access
 from monarch_nb.allocator.serving.guard import SERVICE
-from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.allocator.serving.revoked import Revoked
+from monarch_nb.config import TrustPaths
+from monarch_nb.errors import (
+    AccessDenied,
+    CertificateRefused,
+    MeshNotFound,
+    MonarchNbError,
+    ReservationNotFound,
+    UsageError,
+)
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
 from monarch_nb.proto.mail_pb2 import Address, Envelope
 from monarch_nb.rpc.callers import Caller
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import NODE as NODE_ROLE
+from monarch_nb.trust.identity import USER
+from monarch_nb.trust.identity_file import IdentityFile
 from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn_request, store_request
 from unit.allocator.serving.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE_POOL, NODE
 
@@ -296,6 +313,48 @@ class TestMail:
         for mailbox in ("client/a", f"{MESH}/0"):
             with pytest.raises(AccessDenied):
                 access.admit_message(BOB, "open", pb.Open(mailbox=mailbox))
+
+
+class TestExpiry:
+    """A certificate counts until its end, also where a stream is open already."""
+
+    @pytest.fixture
+    def authority(self, tmp_path: Path) -> Authority:
+        return Authority.create("lab", TrustPaths(tmp_path))
+
+    @pytest.fixture
+    def guarded(self, node: NodeWithoutProcesses, authority: Authority, tmp_path: Path) -> Access:
+        authority.issue("node", NODE_ROLE).save(tmp_path / "node.pem")
+        revoked = Revoked(IdentityFile(tmp_path / "node.pem"), tmp_path / "revoked.pem")
+        return Access("host1", ADDRESS, node.state, node.records, revoked)
+
+    async def test_an_open_stream_ends_then(
+        self, guarded: Access, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        facts = authority.issue("bob", USER, 3600.0).facts
+        bob, ends = Caller("bob", USER, facts), asyncio.Event()
+        monkeypatch.setattr(access_module, "LOOK_AT_CLOCK_S", 0.001)
+
+        async def stream() -> None:
+            with guarded.watched("Session", bob, None):
+                ends.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(stream())
+        await ends.wait()
+        guarded.admit_message(bob, "unfollow", None)
+        monkeypatch.setattr(time, "time", lambda: facts.not_after + 1.0)
+        with pytest.raises(CertificateRefused, match=r"bob's certificate .* has expired .*: ask who made the pool"):
+            await asyncio.wait_for(task, 20)
+        with pytest.raises(CertificateRefused, match="has expired"):
+            guarded.admit_message(bob, "unfollow", None)
+
+    async def test_one_that_has_ended_is_looked_at_no_more(self, guarded: Access, authority: Authority) -> None:
+        bob = Caller("bob", USER, authority.issue("bob", USER, 3600.0).facts)
+        with guarded.watched("Session", bob, None):
+            [stream] = guarded._open
+        assert stream.timer is not None
+        assert stream.timer.cancelled()
 
 
 class TestWhatOthersSee:
