@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from monarch_nb.provision.jobs import title_of_pool
 from monarch_nb.times import seconds_of, time_of_day
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import USER, CertificateFacts, expiry_warning, load_identity
+from monarch_nb.trust.identity import USER, CertificateFacts, expiry_warning, facts_of, load_identity
 from monarch_nb.trust.pools import (
     DNS,
     Hosts,
@@ -42,6 +43,7 @@ DEFAULT_SSH_NAME = "lab"
 ANSWER_S = 5.0
 """A node that has not answered by then is not waited for."""
 _ANSWERS, _SILENT = "answers", "no answer"
+_FLAWED = {"revoked": "a revoked certificate", "old": "an old certificate"}
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
 _DESCRIPTION = """\
@@ -370,10 +372,19 @@ def _show(pool: str) -> int:
         rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, state))
     print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
     alike = namesakes_warning((name, address) for name, address, _ in answers if name)
-    notes = list(dict.fromkeys(filter(None, [trouble, alike, *warnings])))
+    flawed = [name for name, _, state in answers if any(state.endswith(flaw) for flaw in _FLAWED.values())]
+    notes = list(dict.fromkeys(filter(None, [trouble, alike, _to_renew(flawed, paths), *warnings])))
     for note in notes:
         print(f"\n{note}")
     return 1 if notes or any(state != _ANSWERS for *_, state in answers) else 0
+
+
+def _to_renew(nodes: Sequence[str], paths: TrustPaths) -> str:
+    """Return what to do about nodes that show certificates which they should not show any more; empty without any."""
+    if not nodes:
+        return ""
+    bring = f"copy {paths.node} there" if paths.node.exists() else "ask who made the pool to copy its node.pem there"
+    return f"to {', '.join(nodes)}: {bring}, over the old one; the allocator takes it without a restart"
 
 
 def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
@@ -398,7 +409,20 @@ def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[str, str, str]
         return node.node_id if host else "", address, f"{_SILENT} ({why or error})"
     except MonarchNbError as error:
         return "", address, str(error)
-    return reply.node_id, address, _ANSWERS
+    return reply.node_id, address, _flaw(node, pool) or _ANSWERS
+
+
+def _flaw(node: Node, pool: str) -> str:
+    """Return what to say of a node that answers with a certificate that it should not show any more."""
+    if node.identity is None or node.address.startswith("unix:"):
+        return ""
+    host, _, port = node.address.rpartition(":")
+    try:
+        shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=ANSWER_S)
+        flaw = membership.flaw_of_node(paths_of(pool), node.identity, facts_of(shown.encode()))
+    except (OSError, TrustError):  # it has just answered: it may be ending
+        return ""
+    return flaw and f"{_ANSWERS} with {_FLAWED[flaw]}"
 
 
 def _why_ended(host: SshHost, pool: str) -> str:

@@ -256,6 +256,19 @@ def known_revocations(paths: TrustPaths, identity: Identity) -> Revocations:
     return Revocations.load(paths.revoked, identity.authority)
 
 
+def flaw_of_node(paths: TrustPaths, identity: Identity, shown: CertificateFacts) -> str:
+    """Return what is wrong with the certificate that a node shows, as far as that can be known here: "revoked", "old",
+    or nothing.
+
+    Raises:
+        TrustError: a file can not be used.
+    """
+    if known_revocations(paths, identity).is_revoked(shown):
+        return "revoked"
+    is_newest = not paths.node.exists() or facts_of(_content(paths.node)).fingerprint == shown.fingerprint
+    return "" if is_newest else "old"
+
+
 def keep_revocations(paths: TrustPaths, identity: Identity, brought: Revocations) -> Revocations:
     """Keep a list that somebody brought, if it is newer; return the newest.
 

@@ -11,6 +11,7 @@ from monarch_nb import reserve
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
 from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import change_hosts, make_paths
 
 
@@ -42,6 +43,26 @@ def test_who_joins_with_an_invitation_that_was_revoked_is_told(
     assert main(["pool", "join", str(invitation)]) == 1
     assert re.search(r"but its nodes refuse you: bob's certificate .* was revoked: ask who", capsys.readouterr().out)
     monkeypatch.setenv(CONFIG_VARIABLE, mine)
+
+
+def test_list_names_hosts_that_show_a_certificate_which_was_replaced_or_revoked(
+    lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pool_command, "ANSWER_S", 60.0)
+    paths, copied = make_paths("lab"), tmp_path / "node.pem"
+    old = load_identity(paths.node)
+    old.save(copied)
+    node = lab.start(flags=["--certificate", str(copied)])
+    assert main(["pool", "renew", "lab"]) == 0
+    for flaw in ("an old", "a revoked"):
+        capsys.readouterr()
+        assert main(["pool", "list", "lab"]) == 1
+        said = capsys.readouterr().out
+        assert re.search(rf"host1 +{re.escape(node.address)} +answers with {flaw} certificate", said), said
+        assert f"to host1: copy {paths.node} there, over the old one" in said
+        assert main(["pool", "revoke", "lab", old.fingerprint]) == 0
+    load_identity(paths.node).save(copied)
+    assert main(["pool", "list", "lab"]) == 0
 
 
 def test_two_hosts_of_one_name_are_told_apart_and_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
