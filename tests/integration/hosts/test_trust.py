@@ -13,7 +13,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from integration.hosts.elastic import free, kill
 from integration.hosts.people import Person
+from integration.live import eventually
 from lab import Lab
 from monarch_nb import attach, reserve
 from monarch_nb.cli.main import main
@@ -22,7 +24,7 @@ from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.provision.daemons import describe, tell_revoked
 from monarch_nb.rpc.channel import open_blocking_channel
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import ADMIN, USER, Identity
+from monarch_nb.trust.identity import ADMIN, USER, Identity, load_identity
 from monarch_nb.trust.pools import make_paths
 from monarch_nb.trust.revocation import Revocations, revoke
 
@@ -159,6 +161,30 @@ def test_a_node_that_was_away_learns_it_from_who_comes_next(lab: Lab) -> None:
     again = lab.start(directory=allocator.paths.directory, number=1)
     with pytest.raises(AccessDenied):
         describe(again.address, identity=bob)
+
+
+def test_a_node_with_a_revoked_certificate_tells_what_it_owes_when_it_has_the_new_one(lab: Lab, tmp_path: Path) -> None:
+    """It called the other one already, and is not started again."""
+    node_pem = make_paths("lab").node
+    old = load_identity(node_pem)
+    copies = [tmp_path / "host1.pem", tmp_path / "host2.pem"]
+    for copy in copies:
+        old.save(copy)
+    first, second = (lab.start(procs=1, flags=["--certificate", str(copy)]) for copy in copies)
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
+    kill(second)
+    dev.release()
+    assert main(["pool", "renew", "lab"]) == 0
+    load_identity(node_pem).save(copies[1])
+    assert main(["pool", "revoke", "lab", old.fingerprint]) == 1, "host2 is away"
+    flags = ["--certificate", str(copies[1]), "--listen", second.address]
+    lab.start(procs=1, number=2, directory=second.paths.directory, flags=flags)
+    assert main(["pool", "revoke", "lab", old.fingerprint]) == 0
+    eventually(lambda: "host2 has yet to be told: Release" in first.log.read_text())
+    assert "host1 is refused by another node: the certificate of a node of the pool lab" in first.log.read_text()
+    assert free() == [1, 0]
+    load_identity(node_pem).save(copies[0])
+    eventually(lambda: free() == [1, 1])
 
 
 def test_what_is_forged_is_not_believed(node: str, tmp_path: Path) -> None:
