@@ -286,8 +286,6 @@ class Pool:
         described = [reply.node for _, reply in answers]
         chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=self.silent, own_pid=os.getpid())
         connections = [answers[index][0] for index in chosen]
-        if options.shared:
-            await check_shared(connections, options.shared)
         owner = current_owner(connections[0].identity)
         reservation_id = uuid.uuid4().hex
         requests = [
@@ -315,6 +313,8 @@ class Pool:
                 say(f"leasing {shape}")
                 await lease(dict(zip(connections, requests, strict=True)))
                 await check_ways(connections)
+                if options.shared:  # only now: who holds nothing on a node of others has no files looked for there
+                    await check_shared(connections, options.shared)
                 seen = await nodes_seeing(connections, options.directory)
                 if not all(seen) and options.root and holds_home(Path(options.root)):
                     options = replace(options, root="")  # never copied whole

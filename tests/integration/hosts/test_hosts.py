@@ -13,7 +13,7 @@ from lab import Lab
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections import tree
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import NodeUnreachable, SharedStorageError
 from monarch_nb.trust.published import published
 from network import Network
 
@@ -45,6 +45,16 @@ def test_nodes_pass_runs_on_in_the_name_of_who_reserved(two_nodes: Lab, monkeypa
     run, _ = started(dev.mesh, "import time\nwhile True: time.sleep(0.01)")
     assert sorted(run.interrupt().stopped) == list(range(6))
     dev.release()
+
+
+def test_shared_storage_is_looked_for_by_who_holds_nothing_yet(two_nodes: Lab, tmp_path: Path) -> None:
+    dev = reserve("dev", nodes=2, procs=1, preload=[], shared=tmp_path)
+    assert dev.shared == str(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "no token is left"
+    dev.release()
+    with pytest.raises(SharedStorageError, match="host1 can not write there"):
+        reserve("dev", nodes=2, procs=1, preload=[], shared=tmp_path / "missing")
+    assert list_reservations() == [], "nothing stays leased"
 
 
 def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
