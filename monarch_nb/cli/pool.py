@@ -7,7 +7,7 @@ import getpass
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from monarch_nb.trust.pools import (
 
 if TYPE_CHECKING:
     from monarch_nb.config import TrustPaths
+    from monarch_nb.proto import allocator_pb2 as pb
 
 SUMMARY = "make, join and share pools of other machines"
 DEFAULT_SSH_NAME = "lab"
@@ -104,7 +105,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "remove", _remove, "forget nodes of a pool, or the whole pool", "remove lab host1", "remove lab --force"
     )
     remove.add_argument("where", nargs="*", metavar="WHERE", help="as it was added (default: the whole pool)")
-    remove.add_argument("--force", action="store_true", help="also a pool that you made")
+    remove.add_argument("--force", action="store_true", help="also what you hold, and a pool that you made")
 
     invite = command(
         "invite", _invite, "make a file that lets somebody use a pool", "invite lab --user alice --expires 90d"
@@ -213,6 +214,8 @@ def _doubt(where: str) -> str:
 
 def _remove(options: argparse.Namespace) -> int:
     paths = paths_of(options.name)
+    if not options.force:
+        _check_unheld(options)
     started = [host for host in read_hosts(paths).ssh if not options.where or host.destination in options.where]
     if started and (options.where or options.force):
         from monarch_nb.cli import ssh_hosts
@@ -224,13 +227,59 @@ def _remove(options: argparse.Namespace) -> int:
         print(f"forgot the pool {options.name}{others}")
         return 0
 
-    def remove(hosts: Hosts) -> Hosts:
-        for word in set(options.where) - {host.destination for host in started}:
-            hosts = hosts.removed(word)
-        return hosts
-
-    _print_hosts(options.name, change_hosts(paths, remove))
+    by_ssh = {host.destination for host in started}
+    _print_hosts(options.name, change_hosts(paths, lambda hosts: _without(hosts, set(options.where) - by_ssh)))
     return 0
+
+
+def _without(hosts: Hosts, words: Iterable[str]) -> Hosts:
+    for word in words:
+        hosts = hosts.removed(word)
+    return hosts
+
+
+def _check_unheld(options: argparse.Namespace) -> None:
+    """Make sure that one holds nothing on nodes that are to be forgotten: what is only there would be found no more.
+
+    Raises:
+        PoolError: something is held; the message says what, and where.
+    """
+    paths = paths_of(options.name)
+    before = read_hosts(paths)
+    words = set(options.where) - {host.destination for host in before.ssh}
+    after = _without(before, words) if options.where else Hosts()
+    found_otherwise = (before.dns, before.directory) != (after.dns, after.directory)
+    leaving = [
+        node
+        for node in provisioner("hosts").nodes(pool=options.name)
+        if node.address not in after.nodes and (found_otherwise or node.address in before.nodes)
+    ]
+    me = membership.own_facts(paths).name
+    with ThreadPoolExecutor(max_workers=16) as threads:
+        replies = zip(leaving, threads.map(_described_by, leaving), strict=True)
+    holders = {
+        f"{holder.reservation} on {reply.node_id or node.address}": holder.reservation
+        for node, reply in replies
+        for holder in reply.holders
+        if holder.owner == me
+    }
+    if holders:
+        release = f"monarch-nb release {min(holders.values())} --pool {options.name}"
+        raise PoolError(
+            f"you hold {', '.join(sorted(holders))}: release that first ({release}), or replace the node (%mesh "
+            "replace --node NAME); --force forgets it all the same, and its ranks go on"
+        )
+
+
+def _described_by(node: Node) -> pb.DescribeReply:
+    """Return what a node says of itself; nothing when it does not answer."""
+    from monarch_nb.proto import allocator_pb2 as pb
+    from monarch_nb.provision.daemons import describe
+
+    try:
+        return describe(node.address, ANSWER_S, node.identity)
+    except MonarchNbError:
+        return pb.DescribeReply()
 
 
 def _print_hosts(pool: str, hosts: Hosts) -> None:

@@ -122,7 +122,7 @@ class Connection:
 
     @property
     def _since(self) -> str:
-        has_looked = self._session is not None or self._was_lost
+        has_looked = (self._session is not None or self._was_lost) and not self.up
         return f" since {time.strftime('%H:%M:%S', self._away_at)}" if has_looked else ""
 
     def lost(self) -> None:

@@ -12,14 +12,14 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
 from monarch_nb.allocator.state.limits import expired
-from monarch_nb.client.connections.asking import answers
+from monarch_nb.client.connections.asking import STRAGGLER_S, answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
@@ -106,6 +106,7 @@ class Pool:
         self._messenger = Messenger(name)
         self.silent: list[str] = []
         """Nodes that did not answer when all were asked last."""
+        self._asked: Collection[Connection] = ()
         self.namesakes = ""
         """What there is to say of nodes that are called alike; empty when none are."""
 
@@ -161,7 +162,7 @@ class Pool:
         Raises:
             PoolError: the pool has no living node.
         """
-        connections = await self.discover()
+        connections = self._asked = await self.discover()
         if not connections:
             raise PoolError(await asyncio.to_thread(trouble, self.name) or no_nodes(self.name))
         request = pb.StatusRequest(memory=memory, readings=readings)
@@ -194,7 +195,23 @@ class Pool:
 
     async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
         """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
-        return self.put_together(await self.ask(memory=memory, readings=readings))
+        told = await self.ask(memory=memory, readings=readings)
+        request = pb.StatusRequest(memory=memory, readings=readings)
+        return self.put_together([*told, *await self.told_by_members(told, request)])
+
+    async def told_by_members(
+        self, told: Iterable[tuple[Connection, pb.StatusReply]], request: pb.StatusRequest
+    ) -> list[tuple[Connection, pb.StatusReply]]:
+        """Return what those nodes of reservations say that were not asked: a node may be taken off the pool's list, or
+        out of its directory, while it is held, and answer all the same.
+
+        Args:
+            told: what those said that are on the list.
+        """
+        away = {node for held in self.put_together(told) for node in held.absent.values() if node.identity is not None}
+        unasked = away.difference(self._asked)
+        said = await answers({node: node.unary("Status", request, STRAGGLER_S) for node in unasked})
+        return [(node, reply) for node, reply in said.items() if isinstance(reply, pb.StatusReply)]
 
     def put_together(self, answers: Iterable[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
         """Return the reservations of which nodes have told, oldest first."""

@@ -103,7 +103,8 @@ def taking_turns(
 async def look(pool: Pool, reservation_id: str, name: str) -> tuple[HeldReservation, Others]:
     """Return what is held, and the nodes that have no part of it."""
     told = await pool.ask()
-    found = [held for held in pool.put_together(told) if held.reservation_id == reservation_id]
+    members = await pool.told_by_members(told, pb.StatusRequest())
+    found = [held for held in pool.put_together([*told, *members]) if held.reservation_id == reservation_id]
     held = found[0] if found else await pool.held(reservation_id, name)
     if not held.usable:
         raise await asyncio.to_thread(not_whole, held, pool.name)

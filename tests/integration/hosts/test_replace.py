@@ -13,8 +13,10 @@ from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, star
 from lab import Lab
 from monarch_nb import attach, list_reservations, reserve
 from monarch_nb.actor import Actor, ActorError, endpoint
+from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError, NodeUnreachable, RunFailed, UsageError
+from monarch_nb.trust.pools import change_hosts, make_paths
 from network import Network
 
 
@@ -114,6 +116,29 @@ other.release()
         [back] = dev.replace("0")
         assert (back.old, back.new) == ("host3", "host1"), "a node may come again"
         assert dev.mesh.run(SUM).values == [(1, None), (1, 4)]
+
+    def test_a_held_node_that_no_list_has_any_more_is_not_lost(
+        self, three: Lab, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nor are its ranks ended by who looks for lost nodes."""
+        dev = reserve("dev", nodes=2, procs=1, preload=[])
+        dev.mesh.run("kept = rank + 3")
+        address = three.allocators[1].address
+        assert main(["pool", "remove", "lab", address]) == 1
+        assert "you hold dev on host2: release that first" in capsys.readouterr().err
+        assert main(["pool", "remove", "lab", address, "--force"]) == 0
+        assert main(["pool", "remove", "lab", three.allocators[2].address]) == 0, "nothing is held there"
+
+        [info] = list_reservations()
+        assert (info.nodes_answering, info.absences) == (2, ())
+        with pytest.raises(UsageError, match="all nodes answer"):
+            dev.replace()
+        with client("print(monarch_nb.attach('dev').mesh.run('kept').values)") as other:
+            assert other.line() == "[3, 4]"
+        dev.release()
+        with pytest.raises(CapacityError, match="only 1 of 1 node"):
+            reserve("dev", nodes=2, procs=1, preload=[])
+        change_hosts(make_paths("lab"), lambda hosts: hosts.added(address))
 
     def test_actors_of_lost_ranks_are_dead(self, three: Lab) -> None:
         class Counter(Actor):

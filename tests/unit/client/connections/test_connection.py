@@ -510,6 +510,14 @@ class TestCalls:
         assert said["lab"] == f"{begin}%mesh replace puts a free node in its place{end}"
         assert said["slurm-dev"] == f"{begin}%mesh replace asks slurm for another in its place{end}"
 
+    async def test_since_when_is_said_only_of_what_is_away_now(self, node: Scripted, connection: Connection) -> None:
+        connection.ensure_session()
+        await connection._opened.wait()
+        connection.address = "127.0.0.1:1"  # as if it were on another machine
+        assert connection.absence.startswith("node0 unreachable: ")
+        connection._set_up(False)
+        assert connection.absence.startswith("node0 unreachable since ")
+
     @pytest.mark.parametrize("left_a_socket", [False, True])
     async def test_a_dead_node_is_not_waited_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_a_socket: bool
