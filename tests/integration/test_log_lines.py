@@ -232,6 +232,10 @@ def test_runs_of_two_notebooks_say_whose_they_are(spare_pool: list[Node], gate: 
         waiting.result()
     finally:
         leave()
+    assert next(shown_logs(mesh, None, None)).startswith("── run 1"), "nothing is left out"
+    newest = [*shown_logs(mesh, 1, None)]
+    assert newest[0] == "… 4 earlier lines on ranks 0-1 not shown: -n 0 shows all"
+    assert newest[-1] == "[0-1] two"
     headings = [line for line in shown_logs(mesh, None, None) if "──" in line]
     assert headings[0] == "── run 1, cell [3] of train.ipynb (print('one')) ──"
     assert headings[2] == "── run 3, cell [3] of eval.ipynb (print('two')) ──"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
@@ -13,6 +17,9 @@ from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.errors import RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
+
+COUNTING_S = 2.0
+"""So long what ranks wrote is counted for one line: millions of lines take longer."""
 
 
 def run_of(mesh: HeldMesh, info: RunInfo, listener: Listener | None, *, own_connections: bool) -> Run:
@@ -64,3 +71,24 @@ def _of_known_run(mesh: HeldMesh, batches: Iterator[Iterable[LogRecord]], number
         newest = max((record.run for record in newest_of_each), default=0)
         there = f"the newest that printed is run {newest}" if newest else "nothing was printed yet"
         raise RunNotFound(f"there is no run {number}; {there}")
+
+
+def lines_written(mesh: HeldMesh, number: int) -> tuple[Counter[int], bool]:
+    """Return how many lines each rank has written, in all runs or in one, and whether that is all of them: they are
+    not counted for long."""
+    log = LogLines(mesh.id, mesh.core.connections, mesh.core.ranks_per_node)
+    return call(_lines_written(log, mesh.ranks, number))
+
+
+async def _lines_written(log: LogLines, ranks: Iterable[int], number: int) -> tuple[Counter[int], bool]:
+    written: dict[tuple[int, int], int] = {}
+    complete = False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(COUNTING_S), contextlib.aclosing(log.watch(ranks, number, follow=False)) as changes:
+            async for change in changes:
+                written |= {(part.run, part.rank): part.lines() for part in change.parts}
+                complete = change.complete
+    lines: Counter[int] = Counter()
+    for (_, rank), count in written.items():
+        lines[rank] += count
+    return lines, complete

@@ -1,5 +1,5 @@
 """What `%mesh logs` and `monarch-nb logs` show: what ranks wrote, run after run, equal lines of several ranks once,
-and how runs failed. Nothing is left out."""
+and how runs failed. What is left out is said."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.events import Finished, Text
+from monarch_nb.client.meshes.past import lines_written
 from monarch_nb.config import LOG_LINES
 from monarch_nb.errors import RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
@@ -42,11 +43,32 @@ def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: boo
     cut_off = bool(lines)
     if lines and not follow:
         records = list(itertools.chain.from_iterable(batches))
-        cut_off = max(Counter(record.rank for record in records).values(), default=0) >= lines
+        came = Counter(record.rank for record in records)
+        if cut_off := max(came.values(), default=0) >= lines:
+            written, is_all = lines_written(mesh, number or 0)
+            yield from earlier_lines(came, written, is_all=is_all)
         batches = iter([records])
     endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
     yield from folded_lines(batches, endings)
     yield from missing
+
+
+def earlier_lines(came: Counter[int], written: Counter[int], *, is_all: bool) -> Iterator[str]:
+    """Yield what there is to say of lines that are not shown, if there are any.
+
+    Args:
+        came: how many lines of each rank are shown.
+        written: how many it wrote, as far as these were counted; `is_all`: that is all of them.
+
+    Example:
+        >>> list(earlier_lines(Counter({0: 50, 1: 50}), Counter({0: 120, 1: 120}), is_all=True))
+        ['… 140 earlier lines on ranks 0-1 not shown: -n 0 shows all']
+    """
+    if earlier := written - came:
+        count = f"{earlier.total():,} earlier {'line' if earlier.total() == 1 else 'lines'}"
+        yield f"… {'' if is_all else 'at least '}{count} on {name_ranks(sorted(earlier))} not shown: -n 0 shows all"
+    elif not is_all:
+        yield "… earlier lines are not shown: -n 0 shows all"
 
 
 def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:

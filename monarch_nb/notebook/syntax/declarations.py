@@ -389,7 +389,7 @@ ACTORS = Command(
 )
 LOGS = Command(
     "logs",
-    "what ranks printed, all of it, from the logs on disk",
+    "what ranks printed, from the logs on disk",
     usage="[-t T] [-n LINES] [--run N] [--follow]",
     magic="%mesh ",
     section="Look",

@@ -1,5 +1,6 @@
 """What ranks wrote, run after run: folded, with how runs failed, and nothing is left out."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -7,7 +8,7 @@ from typing import ClassVar
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.errors import RankFailure
-from monarch_nb.notebook.output.logs import Endings, folded_lines
+from monarch_nb.notebook.output.logs import Endings, earlier_lines, folded_lines
 
 
 def test_logs_fold_and_lose_nothing() -> None:
@@ -31,6 +32,20 @@ def test_logs_fold_and_lose_nothing() -> None:
         "[0] 0 0",
     ]
     assert lines_of([[LogRecord(0, "stderr", 1, "no line end")]])[1:] == ["[0] no line end"]
+
+
+def test_who_sees_the_newest_lines_only_is_told_how_many_there_are_besides() -> None:
+    written = Counter({0: 120, 1: 119, 2: 7})
+    assert list(earlier_lines(Counter({0: 50, 1: 50, 2: 7}), written, is_all=True)) == [
+        "… 139 earlier lines on ranks 0-1 not shown: -n 0 shows all"
+    ]
+    assert list(earlier_lines(Counter({0: 119}), Counter({0: 120}), is_all=False)) == [
+        "… at least 1 earlier line on rank 0 not shown: -n 0 shows all"
+    ]
+    assert list(earlier_lines(Counter({0: 50}), Counter({0: 50}), is_all=True)) == [], "it printed just as many"
+    assert list(earlier_lines(Counter({0: 50}), Counter(), is_all=False)) == [
+        "… earlier lines are not shown: -n 0 shows all"
+    ]
 
 
 def failed(rank: int, message: str = "boom", rendered: str = "") -> RankFailure:
