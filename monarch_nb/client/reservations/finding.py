@@ -38,5 +38,7 @@ def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
 def _matching(held: list[HeldReservation], name: str | None, notebook: str | None) -> list[HeldReservation]:
     mine = [one for one in held if one.is_mine]
     if name:
-        return [one for one in mine if one.facts.name == name] or sharing.shared(name, held)
+        return [
+            one for one in mine if name in (one.facts.name, f"{one.facts.owner}/{one.facts.name}")
+        ] or sharing.shared(name, held)
     return [one for one in mine if notebook and one.facts.notebook == notebook] or (mine if len(mine) == 1 else [])

@@ -210,8 +210,11 @@ class Subcommands:
             names = self._session.names(parsed.text("pool"))
             if not names:
                 show(calm_line("nothing to release"))
+        elif parsed.word:
+            names = [parsed.word]
         else:
-            names = [parsed.word or self._session.current().name]
+            current = self._session.current()
+            names = [current.name if current.is_mine else f"{current.owner}/{current.name}"]
         errors: list[MonarchNbError] = []
         for name in names:
             try:
@@ -223,12 +226,12 @@ class Subcommands:
 
     def _release_one(self, name: str, pool: str | None) -> None:
         current = self._session.reservation
-        mine = current is not None and current.name == name and pool in (None, current.pool)
+        is_current = current is not None and is_called(current, name) and pool in (None, current.pool)
         pool = pool or self._session.pool
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
-            progress.done(self._end(current if mine else None, name, pool, progress))
-        if mine:
+            progress.done(self._end(current if is_current else None, name, pool, progress))
+        if is_current:
             self._session.released()
             self._mode.stop()
 
@@ -329,7 +332,8 @@ class Subcommands:
             right = "run" if parsed.switch("run") else "read"
             doubtful = reservation.share(to, right)
             may = "run cells on it" if right == "run" else "see what runs on it"
-            line = f"{reservation.name}: {to} may {may} (%mesh attach {reservation.name} --pool {reservation.pool})"
+            full_name = f"{reservation.owner}/{reservation.name}"  # the other may have one of that name
+            line = f"{reservation.name}: {to} may {may} (%mesh attach {full_name} --pool {reservation.pool})"
             show(calm_line("\n".join(filter(None, [line, doubtful]))))
 
     def _panel(self, parsed: Parsed) -> None:
@@ -466,6 +470,12 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
             raise UsageError(f"%mesh push takes NAME or NAME=EXPRESSION without blanks around =, not {word!r}")
         items.append((name, expression if equals else None))
     return items
+
+
+def is_called(reservation: Reservation, name: str) -> bool:
+    """Whether a name means a reservation: NAME alone is one's own."""
+    owner, _, short = name.rpartition("/")
+    return reservation.name == short and (owner == reservation.owner or (not owner and reservation.is_mine))
 
 
 def _shares(texts: Iterable[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from monarch_nb.errors import NodeUnreachable, PickleError, RankFailure, RunFail
 from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.cell import KernelCellFailed
 from monarch_nb.notebook.cells.following import RunInterrupted, RunTimeout
+from monarch_nb.notebook.commands.subcommands import is_called
 from monarch_nb.provision import jobs
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
@@ -123,6 +124,25 @@ def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release --all")
     assert not client.held
     assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_ones_own_of_a_name_is_released_beside_somebody_elses(held: Notebook, client: FakeClient) -> None:
+    theirs = client.held["dev"]
+    theirs.owner, theirs.is_mine = "anna", False
+    client.held["dev"] = FakeReservation(client, "dev", 1, 1, None)
+    assert "dev: released 1 node × 1 proc" in held.ok("%mesh release dev")
+    client.held |= {"anna/dev": theirs, "dev": FakeReservation(client, "dev", 1, 1, None)}
+    assert "dev" in held.ok("%mesh status"), "the notebook stays attached to theirs"
+
+
+@pytest.mark.parametrize(
+    ("called", "mine", "theirs"), [("dev", True, False), ("me/dev", True, False), ("anna/dev", False, True)]
+)
+def test_a_name_alone_means_ones_own(client: FakeClient, called: str, mine: bool, theirs: bool) -> None:
+    reservation: Any = FakeReservation(client, "dev", 1, 1, None)
+    assert is_called(reservation, called) is mine
+    reservation.owner, reservation.is_mine = "anna", False
+    assert is_called(reservation, called) is theirs
 
 
 def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
@@ -482,8 +502,8 @@ class TestTime:
 
     def test_share(self, held: Notebook, client: FakeClient) -> None:
         shares = client.held["dev"].shares
-        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach dev --pool lab)"
-        how = "%mesh attach dev --pool lab"
+        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach me/dev --pool lab)"
+        how = "%mesh attach me/dev --pool lab"
         assert held.ok("%mesh share dev --to carol --run") == f"dev: carol may run cells on it ({how})"
         assert shares == {"bob": "read", "carol": "run"}
         assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
