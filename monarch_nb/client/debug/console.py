@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from monarch_nb.client.debug.commands import HELP, Command, parse
@@ -13,6 +15,8 @@ from monarch_nb.ground.rank_sets import name_ranks
 
 PROMPT = "monarch_dbg> "
 Left = Literal["quit", "continued", "nothing stopped"]
+ANSWERED_EVERY_S = 2.0
+"""So often it is looked whether somebody else has answered."""
 
 
 class Console:
@@ -48,13 +52,16 @@ class Console:
         self._show_table(stops)
         while True:
             try:
-                line = self._read(PROMPT)
+                with self._told_when_answered():
+                    line = self._read(PROMPT)
             except EOFError:
                 return "quit"
             try:
                 command = parse(line)
                 if command.word == "quit":
                     return "quit"
+                if not self._debugger.stops():
+                    return "continued"
                 if command.word:
                     self._do(command)
             except MonarchNbError as error:
@@ -66,6 +73,26 @@ class Console:
                     return "continued"
                 if command.word == "continue":  # to the next breakpoint
                     self._show_table(stops)
+
+    @contextlib.contextmanager
+    def _told_when_answered(self) -> Iterator[None]:
+        """Say so when somebody else lets the ranks go on. The prompt itself can not be taken away: what ends a kernel's
+        `input()` is an interrupt, and that could hit what comes after it."""
+        typed = threading.Event()
+
+        def look() -> None:
+            while not typed.wait(ANSWERED_EVERY_S):
+                with contextlib.suppress(MonarchNbError):
+                    if not self._debugger.stops() and not typed.is_set():
+                        self._show("answered elsewhere: nothing waits here any more (Enter leaves this prompt)\n")
+                        return
+
+        watch = threading.Thread(target=look, name="answered-elsewhere", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            typed.set()
 
     def _do(self, command: Command) -> None:
         match command.word:

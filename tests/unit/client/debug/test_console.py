@@ -1,0 +1,52 @@
+"""The debugger's prompt, beside somebody else who answers as well."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.debug import console
+from monarch_nb.client.debug.console import Console
+from monarch_nb.client.debug.stops import StopInfo
+
+TIMEOUT_S = 60.0
+STOP = StopInfo(1, "debugee", 0, {"hosts": 0}, "localhost", "f", "f.py", 1, "", "run")
+
+
+class FakeDebugger:
+    """Has one rank that stops, until somebody answers elsewhere."""
+
+    def __init__(self) -> None:
+        self.there = [STOP]
+
+    def stops(self) -> list[StopInfo]:
+        return list(self.there)
+
+
+def test_who_sits_at_the_prompt_is_told_that_somebody_else_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "ANSWERED_EVERY_S", 0.01)
+    debugger: Any = FakeDebugger()
+    told = threading.Event()
+
+    def show(text: str) -> None:
+        if "answered elsewhere" in text:
+            told.set()
+
+    def read(_: str) -> str:
+        debugger.there.clear()  # by monarch-nb debug in a terminal
+        assert told.wait(TIMEOUT_S)
+        return ""
+
+    assert Console(debugger, read, show, lambda _: None).run() == "continued", "Enter leaves the prompt"
+
+
+def test_what_is_typed_after_that_reaches_nobody() -> None:
+    debugger: Any = FakeDebugger()
+
+    def read(_: str) -> str:
+        debugger.there.clear()
+        return "continue"
+
+    assert Console(debugger, read, lambda _: None, lambda _: None).run() == "continued"
