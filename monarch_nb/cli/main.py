@@ -289,7 +289,7 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
     nodes = provisioner_of(pool).nodes(pool=pool)
     _check_named_pool(pool)
     with ThreadPoolExecutor(max_workers=16) as threads:
-        described = list(threads.map(_describe, nodes))
+        described = [*dict(threads.map(_describe, nodes)).values()]
     answers = any(node["hostname"] for node in described)
     reservations = list_reservations(pool, memory=as_json) if answers else []
     if as_json:
@@ -317,19 +317,19 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
     return 0
 
 
-def _describe(node: Node) -> dict[str, Any]:
-    """Return what `status --json` tells of a node."""
+def _describe(node: Node) -> tuple[str, dict[str, Any]]:
+    """Return what tells a node from others, under whatever address, and what `status --json` tells of it."""
     from monarch_nb.allocator.state.gpus import why_not_free
     from monarch_nb.provision.daemons import describe
 
     told: dict[str, Any] = {"node": node.node_id, "address": node.address, "pid": node.pid or None, "state": "serves"}
     told |= dict.fromkeys(("hostname", "procs", "procs_free", "gpus", "gpus_free", "gpus_held"))
     if not node.alive:
-        return told | {"state": "died (monarch-nb up starts it again)"}
+        return node.address, told | {"state": "died (monarch-nb up starts it again)"}
     try:
         reply = describe(node.address, timeout_s=5.0, identity=node.identity)
     except MonarchNbError as error:
-        return told | {"state": str(error)}
+        return node.address, told | {"state": str(error)}
     if not reply.template_ready:
         told["state"] = "warming up"
     elif reply.template_error:
@@ -340,7 +340,7 @@ def _describe(node: Node) -> dict[str, Any]:
     ]
     facts = {"node": reply.node_id, "hostname": reply.hostname, "procs": reply.procs, "procs_free": reply.procs_free}
     held = sum(holder.gpus for holder in reply.holders)
-    return told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
+    return reply.token, told | facts | {"gpus": gpus, "gpus_free": reply.gpus_free, "gpus_held": held}
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.cli.tables import print_table
+from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
@@ -43,7 +44,8 @@ SUMMARY = "make, join and share pools of other machines"
 DEFAULT_SSH_NAME = "lab"
 ANSWER_S = 5.0
 """A node that has not answered by then is not waited for."""
-_ANSWERS, _SILENT = "answers", "no answer"
+_ANSWERS, _TWICE = ": the same node as "
+_SILENT = "answers", "no answer"
 _FLAWED = {"revoked": "a revoked certificate", "old": "an old certificate"}
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
@@ -308,10 +310,10 @@ def _join(options: argparse.Namespace) -> int:
     print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is needed no longer")
     _print_hosts(identity.pool, read_hosts(paths_of(identity.pool)))
     answers, trouble = _answers(identity.pool)
-    if refused := [state for *_, state in answers if state != _ANSWERS and not state.startswith(_SILENT)]:
+    if refused := [state for *_, state in answers if not state.startswith((_ANSWERS, _SILENT))]:
         print(f"but its nodes refuse you: {refused[0]}")
         return 1
-    if any(state == _ANSWERS for *_, state in answers):
+    if any(state.startswith(_ANSWERS) for *_, state in answers):
         return 0
     silent = trouble or "; ".join(f"{address}: {state}" for _, address, state in answers) or "it has none yet"
     print(f"no node of it could be asked whether the invitation still counts ({silent})")
@@ -420,12 +422,14 @@ def _show(pool: str) -> int:
         state = one.state or in_use.get(facts.fingerprint, "" if facts.role == USER else "replaced, counts until then")
         rows.append((facts.name, facts.role, facts.fingerprint[:_SHOWN_DIGITS], until, state))
     print_table(("certificate of", "role", "fingerprint", "until", "state"), rows)
-    alike = namesakes_warning((name, address) for name, address, _ in answers if name)
-    flawed = [name for name, _, state in answers if any(state.endswith(flaw) for flaw in _FLAWED.values())]
+    alike = namesakes_warning(
+        (name, address) for name, address, state in answers if state.startswith(_ANSWERS) and _TWICE not in state
+    )
+    flawed = [name for name, _, state in answers if any(flaw in state for flaw in _FLAWED.values())]
     notes = list(dict.fromkeys(filter(None, [trouble, alike, _to_renew(flawed, paths), *warnings])))
     for note in notes:
         print(f"\n{note}")
-    return 1 if notes or any(state != _ANSWERS for *_, state in answers) else 0
+    return 1 if notes or any(not state.startswith(_ANSWERS) for *_, state in answers) else 0
 
 
 def _to_renew(nodes: Sequence[str], paths: TrustPaths) -> str:
@@ -444,10 +448,16 @@ def _answers(pool: str) -> tuple[list[tuple[str, str, str]], str]:
         return [], str(error)
     by_ssh = {host.name: host for host in read_all_hosts(paths_of(pool)).ssh}
     with ThreadPoolExecutor(max_workers=16) as threads:
-        return list(threads.map(lambda node: _answer(node, pool, by_ssh.get(node.node_id)), nodes)), ""
+        answers = list(threads.map(lambda node: _answer(node, pool, by_ssh.get(node.node_id)), nodes))
+    twice = same_node((address, token) for (_, address, _), token in answers if token)
+    return [
+        (name, address, f"{state}{_TWICE}{twice[address]}" if address in twice else state)
+        for (name, address, state), _ in answers
+    ], ""
 
 
-def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[str, str, str]:
+def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[tuple[str, str, str], str]:
+    """Return the row of a node, and its token when it answers."""
     from monarch_nb.provision.daemons import describe
 
     address = f"{host.address}{' (through ssh)' if host.tunnel else ''}" if host else node.address
@@ -455,10 +465,10 @@ def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[str, str, str]
         reply = describe(node.address, ANSWER_S, node.identity)
     except NodeUnreachable as error:
         why = _why_ended(host, pool) if host else _why_silent(node.address)
-        return node.node_id if host else "", address, f"{_SILENT} ({why or error})"
+        return (node.node_id if host else "", address, f"{_SILENT} ({why or error})"), ""
     except MonarchNbError as error:
-        return "", address, str(error)
-    return reply.node_id, address, _flaw(node, pool) or _ANSWERS
+        return ("", address, str(error)), ""
+    return (reply.node_id, address, _flaw(node, pool) or _ANSWERS), reply.token
 
 
 def _flaw(node: Node, pool: str) -> str:

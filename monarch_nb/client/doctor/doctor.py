@@ -66,7 +66,7 @@ def examine_pool(name: str) -> Diagnosis:
     """
     pool = pool_named(name)
     call(pool.ask())  # by which nodes are known by their names
-    nodes = call(pool.discover())
+    nodes = pool.nodes
     title = "\n".join(filter(None, [f"pool {name}: {counted(len(nodes), 'node')}", pool.namesakes]))
     return examine(title, nodes, python="", shared="", directory="", copied=())
 

@@ -30,6 +30,20 @@ def warning(nodes: Iterable[tuple[str, str]]) -> str:
     )
 
 
+def same_node(nodes: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the addresses that are one node's which has another address as well, each with the first one. Pure.
+
+    Args:
+        nodes: address and token of each that answers: one that no other allocator has.
+
+    Example:
+        >>> same_node([("host1:7878", "a"), ("10.0.0.1:7878", "a"), ("host2:7878", "b")])
+        {'10.0.0.1:7878': 'host1:7878'}
+    """
+    first: dict[str, str] = {}
+    return {address: there for address, token in nodes if (there := first.setdefault(token, address)) != address}
+
+
 def told_apart(name: str, address: str) -> str:
     """Return what a node is called in messages when another one has its name."""
     return f"{name} at {address}"

@@ -107,6 +107,8 @@ class Pool:
         self.silent: list[str] = []
         """Nodes that did not answer when all were asked last."""
         self._asked: Collection[Connection] = ()
+        self.nodes: list[Connection] = []
+        """The nodes that there were when all were asked last, each once, whether they answered or not."""
         self.namesakes = ""
         """What there is to say of nodes that are called alike; empty when none are."""
 
@@ -177,6 +179,9 @@ class Pool:
             _check_protocol(connection, reply.node)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
+        answered = each_once(answered)
+        there = {connection for connection, _ in answered}
+        self.nodes = [one for one in connections if one in there or one.name in self.silent]
         self._name(answered)
         if not answered:
             names = ", ".join(connection.name for connection in connections)
@@ -371,6 +376,14 @@ def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
             client=config.VERSION,
             node=node.version,
         )
+
+
+def each_once(told: Iterable[tuple[Connection, pb.StatusReply]]) -> list[tuple[Connection, pb.StatusReply]]:
+    """Return what nodes said without those that are on the pool's list under another address as well."""
+    first: dict[str, tuple[Connection, pb.StatusReply]] = {}
+    for connection, reply in told:
+        first.setdefault(reply.node.token or connection.address, (connection, reply))
+    return list(first.values())
 
 
 class Outrun(Exception):

@@ -11,6 +11,7 @@ from monarch_nb import reserve
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
 from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.errors import CapacityError
 from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import change_hosts, make_paths
 
@@ -81,3 +82,20 @@ def test_two_hosts_of_one_name_are_told_apart_and_named(lab: Lab, capsys: pytest
         assert dev.mesh.run("rank").values == [0, 1]
     finally:
         dev.release()
+
+
+def test_one_node_under_two_addresses_is_one(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    node = lab.start(procs=1)
+    other_address = node.address.replace("127.0.0.1", "localhost")
+    change_hosts(make_paths("lab"), lambda hosts: hosts.added(other_address))
+    assert main(["pool", "list", "lab"]) == 0
+    said = capsys.readouterr().out
+    assert f"answers: the same node as {node.address}" in said
+    assert main(["status"]) == 0
+    said += capsys.readouterr().out
+    assert said.count("host1 ") == 3, "twice in the pool's list, once in its status"
+    assert "called host1" not in said
+    main(["doctor", "--pool", "lab"])
+    assert "pool lab: 1 node\n" in capsys.readouterr().out
+    with pytest.raises(CapacityError, match="only 1 of 1 node can take 1 proc"):
+        reserve("dev", nodes=2, procs=1, preload=[])
