@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from monarch_nb.cli.tables import print_table
 from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
+from monarch_nb.client.pools.silence import why_silent
 from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.rank_sets import counted
@@ -44,8 +45,8 @@ SUMMARY = "make, join and share pools of other machines"
 DEFAULT_SSH_NAME = "lab"
 ANSWER_S = 5.0
 """A node that has not answered by then is not waited for."""
-_ANSWERS, _TWICE = ": the same node as "
-_SILENT = "answers", "no answer"
+_ANSWERS, _SILENT = "answers", "no answer"
+_TWICE = ": the same node as "
 _FLAWED = {"revoked": "a revoked certificate", "old": "an old certificate"}
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
@@ -464,7 +465,7 @@ def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[tuple[str, str
     try:
         reply = describe(node.address, ANSWER_S, node.identity)
     except NodeUnreachable as error:
-        why = _why_ended(host, pool) if host else _why_silent(node.address)
+        why = _why_ended(host, pool) if host else why_silent(node.address, ANSWER_S)
         return (node.node_id if host else "", address, f"{_SILENT} ({why or error})"), ""
     except MonarchNbError as error:
         return ("", address, str(error)), ""
@@ -494,16 +495,6 @@ def _why_ended(host: SshHost, pool: str) -> str:
     except PoolError as error:
         return str(error)
     return said and f"its allocator has ended: monarch-nb pool init {pool} --ssh starts another"
-
-
-def _why_silent(address: str) -> str:
-    """Return why nobody can connect to an address, as the system has it; empty when one can."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S):
-            return ""
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
 
 
 def _warning(path: Path) -> str:

@@ -25,7 +25,7 @@ class NodeReport:
     """What a node says.
 
     Attributes:
-        error: why it says nothing; empty when it does.
+        error: why it says nothing; empty when it does. advice: what to do about that.
         version: of monarch_nb.
         clock_ahead_s: of this process's clock.
         directory: the node's own.
@@ -39,6 +39,7 @@ class NodeReport:
     clock_ahead_s: float = 0.0
     directory: str = ""
     blind: str | None = None
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Difference:
         here: what this process has; empty when that does not matter.
         nodes: what nodes have, each with the names of those that have it.
         advice: what to do; empty when `Diagnosis.advice` says it for several at once.
+        is_sentence: what nodes have is a sentence, before which their names stand.
     """
 
     what: str
     here: str
     nodes: tuple[tuple[str, tuple[str, ...]], ...]
     advice: str = ""
+    is_sentence: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ class Diagnosis:
             first = [difference.what, difference.here]
             advice = difference.advice
             for value, names in difference.nodes:
-                rows.append([*first, f"{value} on {name_nodes(names, self.node_names)}".strip(), advice])
+                named = name_nodes(names, self.node_names)
+                told = f"{named}: {value}" if difference.is_sentence else f"{value} on {named}".strip()
+                rows.append([*first, told, advice])
                 first, advice = ["", ""], ""
         return rows
 
@@ -154,7 +159,11 @@ class _Examination:
         self._notes: list[str] = []
 
     def diagnosis(self, title: str, asked: Sequence[NodeReport]) -> Diagnosis:
-        silent = [Difference("no answer", "", ((_without(node), (node.name,)),)) for node in asked if node.error]
+        silent = [
+            Difference("no answer", "", ((_without(node), (node.name,)),), node.advice, is_sentence=True)
+            for node in asked
+            if node.error
+        ]
         if self._nodes:
             for examine in (
                 self._software,
@@ -189,8 +198,17 @@ class _Examination:
             self._differ(what, here or "", ((each, names) for each, names in told.items()), advice)
         return not different
 
-    def _differ(self, what: str, here: str, nodes: Iterable[tuple[str, Sequence[str]]], advice: str = "") -> None:
-        self._differences.append(Difference(what, here, tuple((text, tuple(names)) for text, names in nodes), advice))
+    def _differ(
+        self,
+        what: str,
+        here: str,
+        nodes: Iterable[tuple[str, Sequence[str]]],
+        advice: str = "",
+        *,
+        is_sentence: bool = False,
+    ) -> None:
+        told = tuple((text, tuple(names)) for text, names in nodes)
+        self._differences.append(Difference(what, here, told, advice, is_sentence))
 
     def _limit(self, what: str, bad: Callable[[NodeReport], str | None], advice: str, fine: str | None = None) -> None:
         """Note the nodes for which `bad` returns what is wrong."""
@@ -279,12 +297,11 @@ class _Examination:
     def _network(self) -> None:
         for way in self._ways:
             if way.unreachable:
-                self._differ(
-                    "network", "", [(f"does not reach {way.end}: {way.unreachable}", [way.start])], WHAT_PASSES
-                )
+                reason = f"does not reach {way.end}: {way.unreachable}"
+                self._differ("network", "", [(reason, [way.start])], WHAT_PASSES, is_sentence=True)
             elif way.refused:
                 reason = f"can not connect to {way.end} at {way.host} {way.refused}"
-                self._differ("network of collectives", "", [(reason, [way.start])], WHAT_HELPS)
+                self._differ("network of collectives", "", [(reason, [way.start])], WHAT_HELPS, is_sentence=True)
         if self._ways and not any(way.trouble for way in self._ways):
             speed = speed_of(self._ways)
             measured = f" ({size(int(speed))}/s at least)" if speed else ""

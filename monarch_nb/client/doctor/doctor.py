@@ -18,9 +18,11 @@ from monarch_nb.client.doctor.diagnosis import Diagnosis, NodeReport, diagnose
 from monarch_nb.client.files.evidence import Token, token_of_client
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.pools.reach import Way, ways_between
+from monarch_nb.client.pools.silence import what_helps, why_silent
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import files_pb2
+from monarch_nb.trust.identity import expiry_warning
 from monarch_nb.worker.environment_report import Environment, describe
 
 ANSWER_TIMEOUT_S = 30.0
@@ -42,6 +44,8 @@ def examine(
         directory: with the ranks' files; empty when they have none.
         copied: names of the nodes that have a copy of it; the others see it.
     """
+    if identity := next((node.identity for node in nodes if node.identity), None):
+        title = "\n".join(filter(None, [title, expiry_warning(identity)]))
     packages = imported_packages()
     here = describe(packages)
     with ExitStack() as stack:
@@ -66,7 +70,7 @@ def examine_pool(name: str) -> Diagnosis:
     """
     pool = pool_named(name)
     call(pool.ask())  # by which nodes are known by their names
-    nodes = pool.nodes
+    nodes = pool.listed
     title = "\n".join(filter(None, [f"pool {name}: {counted(len(nodes), 'node')}", pool.namesakes]))
     return examine(title, nodes, python="", shared="", directory="", copied=())
 
@@ -97,6 +101,9 @@ async def _ask(
         asked_s = time.time()
         reply = await node.unary("DescribeEnvironment", request, ANSWER_TIMEOUT_S)
         answered_s = time.time()
+    except NodeUnreachable as error:
+        why = await asyncio.to_thread(why_silent, node.address)
+        return NodeReport(node.name, error=why or str(error), advice=what_helps(why, node.address))
     except MonarchNbError as error:
         return NodeReport(node.name, error=str(error))
     return NodeReport(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from monarch_nb.allocator.state.gpus import until, why_not_free
 from monarch_nb.errors import CapacityError
@@ -39,7 +40,7 @@ def choose_nodes(
     nodes: list[pb.DescribeReply],
     *,
     force_busy: bool = False,
-    silent: Sequence[str] = (),
+    silent: Mapping[str, str] = MappingProxyType({}),
     own_pid: int = 0,
     besides: int = 0,
 ) -> list[int]:
@@ -47,7 +48,7 @@ def choose_nodes(
 
     Args:
         force_busy: GPUs on which others compute are free too; nodes that have enough without them come first.
-        silent: names of nodes that do not answer.
+        silent: nodes that do not answer: names, and why as far as that is known.
         own_pid: of the process that asks.
         besides: how many nodes the pool has that are not meant: they hold a part already.
 
@@ -74,7 +75,7 @@ def choose_nodes(
         held = "".join(f"; {_holds(holder)}" for holder in node.holders)
         others = "".join(f"; {why}" for gpu in node.gpus if shape.gpus and (why := why_not_free(gpu)))
         lines.append(f"  {node.node_id}: {count} of {counted(most, shape.kind)} free{held}{others}")
-    lines += [f"  {name}: does not answer" for name in silent]
+    lines += [f"  {name}: does not answer{f' ({why})' if why else ''}" for name, why in silent.items()]
     usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
     able = len([count for count in usable if count >= shape.per_node])
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
@@ -83,7 +84,8 @@ def choose_nodes(
             lines.append(f"pid {own_pid} is this process: restart the kernel, and leave the GPU to ranks")
     else:
         are_local = all(node.address.startswith("unix:") for node in nodes)
-        lines.append(_what_helps(shape, able, len(nodes) + besides, shape.nodes - len(fitting), are_local=are_local))
+        missing = shape.nodes - len(fitting)
+        lines.append(_what_helps(shape, usable, able, len(nodes) + besides, missing, are_local=are_local))
     raise CapacityError("\n".join(lines), waiting_helps=able >= shape.nodes)
 
 
@@ -130,14 +132,17 @@ def _pids_of_others(node: pb.DescribeReply) -> list[int]:
     return [process.pid for gpu in _busy(node) for process in gpu.used_by]
 
 
-def _what_helps(shape: Shape, able: int, nodes: int, missing: int, *, are_local: bool) -> str:
-    """Return what to do when nodes are missing. Of all nodes some were able to take their part if nobody held them.
+def _what_helps(shape: Shape, usable: Sequence[int], able: int, nodes: int, missing: int, *, are_local: bool) -> str:
+    """Return what to do when nodes are missing. Of all nodes, with so many usable slots each, some were able to take
+    their part if nobody held them.
 
     All nodes of a local pool have the same slots, and its first one has all GPUs. A pool of hosts does not grow by
     itself.
     """
     if able >= shape.nodes:
         return f"{WAITING_HELPS}release what you no longer need (%mesh release NAME), or ask for less"
+    if not able and any(usable) and (shape.gpus or not are_local):
+        return f"ask for less: the largest node of this pool has {counted(max(usable), shape.kind)}"
     if shape.gpus:
         have = "node of this pool has" if able == 1 else "nodes of this pool have"
         return f"ask for less: {able} {have} {counted(shape.per_node, 'GPU')} that can be used"

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
-from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
@@ -33,6 +33,7 @@ from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
+from monarch_nb.client.pools.silence import reasons
 from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
+LATE_S = 1.0
+"""A node that has not answered by then is named to who waits."""
 MOST_RACES = 5
 """How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
@@ -106,8 +109,9 @@ class Pool:
         self._messenger = Messenger(name)
         self.silent: list[str] = []
         """Nodes that did not answer when all were asked last."""
+        self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
         self._asked: Collection[Connection] = ()
-        self.nodes: list[Connection] = []
+        self.listed: list[Connection] = []
         """The nodes that there were when all were asked last, each once, whether they answered or not."""
         self.namesakes = ""
         """What there is to say of nodes that are called alike; empty when none are."""
@@ -154,12 +158,15 @@ class Pool:
                 connection.is_known_as(node.node_id, node.node_address)
         return connection
 
-    async def ask(self, *, memory: bool = False, readings: bool = False) -> list[tuple[Connection, pb.StatusReply]]:
+    async def ask(
+        self, *, memory: bool = False, readings: bool = False, say: Progress | None = None
+    ) -> list[tuple[Connection, pb.StatusReply]]:
         """Return what every living node says.
 
         Args:
             memory: of every rank, which takes some milliseconds each.
             readings: how busy nodes, GPUs and ranks are, where these are, and their memory (estimated).
+            say: told for which nodes it waits, when it waits for long.
 
         Raises:
             PoolError: the pool has no living node.
@@ -168,11 +175,17 @@ class Pool:
         if not connections:
             raise PoolError(await asyncio.to_thread(trouble, self.name) or no_nodes(self.name))
         request = pb.StatusRequest(memory=memory, readings=readings)
-        calls = {connection: connection.unary("Status", request, STATUS_TIMEOUT_S) for connection in connections}
-        answered, self.silent = [], []
-        for connection, reply in (await answers(calls)).items():
+        calls = {
+            connection: asyncio.ensure_future(connection.unary("Status", request, STATUS_TIMEOUT_S))
+            for connection in connections
+        }
+        answered, self.silent, self._silent = [], [], {}
+        with _said_for_which(calls, say):
+            replies = await answers(calls)
+        for connection, reply in replies.items():
             if isinstance(reply, NodeUnreachable):
                 self.silent.append(connection.name)
+                self._silent[connection.name] = connection.address, reply
                 continue
             if isinstance(reply, BaseException):
                 raise reply
@@ -181,13 +194,17 @@ class Pool:
             answered.append((connection, reply))
         answered = each_once(answered)
         there = {connection for connection, _ in answered}
-        self.nodes = [one for one in connections if one in there or one.name in self.silent]
+        self.listed = [one for one in connections if one in there or one.name in self.silent]
         self._name(answered)
         if not answered:
-            names = ", ".join(connection.name for connection in connections)
+            whys = "; ".join(f"{name}: {why}" for name, why in (await self.why_silent()).items())
             said = await asyncio.to_thread(trouble, self.name) or f"monarch-nb status --pool {self.name} says more"
-            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({names}); {said}")
+            raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")
         return answered
+
+    async def why_silent(self) -> dict[str, str]:
+        """Return why nodes did not answer when all were asked last, by name."""
+        return await reasons(self._silent)
 
     def _name(self, answered: Sequence[tuple[Connection, pb.StatusReply]]) -> None:
         """Call nodes as they call themselves, those of one name with their addresses."""
@@ -198,9 +215,11 @@ class Pool:
             connection.is_known_as(told_apart(name, address) if name in alike else name, address)
         self.namesakes = namesakes_warning(named)
 
-    async def reservations(self, *, memory: bool = False, readings: bool = False) -> list[HeldReservation]:
+    async def reservations(
+        self, *, memory: bool = False, readings: bool = False, say: Progress | None = None
+    ) -> list[HeldReservation]:
         """Return every reservation that the living nodes hold, oldest first. Arguments as of `ask`."""
-        told = await self.ask(memory=memory, readings=readings)
+        told = await self.ask(memory=memory, readings=readings, say=say)
         request = pb.StatusRequest(memory=memory, readings=readings)
         return self.put_together([*told, *await self.told_by_members(told, request)])
 
@@ -254,9 +273,9 @@ class Pool:
         made = self.connections[peer.node_id] = Connection(peer.node_id, peer.address, identity)
         return made
 
-    async def find(self, name: str) -> HeldReservation | None:
-        """Return our reservation of that name."""
-        for held in await self.reservations():
+    async def find(self, name: str, say: Progress | None = None) -> HeldReservation | None:
+        """Return our reservation of that name. `say` as of `ask`."""
+        for held in await self.reservations(say=say):
             if held.facts.name == name and held.is_mine:
                 return held
         return None
@@ -304,9 +323,10 @@ class Pool:
     async def _reserve(
         self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
     ) -> HeldReservation:
-        answers = await self.ask()
+        answers = await self.ask(say=say)
         described = [reply.node for _, reply in answers]
-        chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=self.silent, own_pid=os.getpid())
+        silent = await self.why_silent() if self.silent and lacking(shape, described) else {}
+        chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=silent, own_pid=os.getpid())
         connections = [answers[index][0] for index in chosen]
         owner = current_owner(connections[0].identity)
         reservation_id = uuid.uuid4().hex
@@ -376,6 +396,21 @@ def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
             client=config.VERSION,
             node=node.version,
         )
+
+
+@contextlib.contextmanager
+def _said_for_which(calls: Mapping[Connection, asyncio.Future[pb.StatusReply]], say: Progress | None) -> Iterator[None]:
+    """Say which nodes have not answered yet, when that takes long."""
+
+    def tell() -> None:
+        if say and (late := [connection.name for connection, one in calls.items() if not one.done()]):
+            say(f"waiting for {', '.join(late)}: no answer yet")
+
+    timer = asyncio.get_running_loop().call_later(LATE_S, tell)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def each_once(told: Iterable[tuple[Connection, pb.StatusReply]]) -> list[tuple[Connection, pb.StatusReply]]:

@@ -137,7 +137,7 @@ def free_nodes(
         CapacityError: there are too few.
     """
     shape = Shape(count, held.facts.procs, held.facts.gpus)
-    silent = [one for one in pool.silent if one not in gone]
+    silent = {one: "" for one in pool.silent if one not in gone}
     try:
         nodes = [reply.node for _, reply in others]
         indices = choose_nodes(shape, nodes, silent=silent, own_pid=os.getpid(), besides=held.facts.nodes)

@@ -50,7 +50,7 @@ async def _reserve(
     say: Progress,
 ) -> tuple[HeldReservation, bool]:
     """Return the reservation of that name, and whether it is a new one."""
-    held = await pool.find(name)
+    held = await pool.find(name, say)
     if held is not None:
         if not replace:
             check_same(held, asked)

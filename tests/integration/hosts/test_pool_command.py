@@ -11,7 +11,7 @@ from monarch_nb import reserve
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
 from monarch_nb.config import CONFIG_VARIABLE
-from monarch_nb.errors import CapacityError
+from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import change_hosts, make_paths
 
@@ -25,6 +25,14 @@ def test_list_asks_every_node(lab: Lab, capsys: pytest.CaptureFixture[str], monk
     change_hosts(make_paths("lab"), lambda hosts: hosts.added("127.0.0.1:1"))
     assert main(["pool", "list", "lab"]) == 1
     assert re.search(r"127\.0\.0\.1:1 +no answer \(connection refused\) *\n", capsys.readouterr().out)
+    assert main(["doctor", "--pool", "lab"]) == 1
+    refused = r"no answer +127\.0\.0\.1:1: connection refused +start its allocator there, on port 1 "
+    assert re.search(refused, capsys.readouterr().out)
+    with pytest.raises(CapacityError, match=r"127\.0\.0\.1:1: does not answer \(connection refused\)"):
+        reserve("dev", nodes=2, procs=1, preload=[])
+    change_hosts(make_paths("lab"), lambda hosts: hosts.removed(node.address))
+    with pytest.raises(NodeUnreachable, match=r"no node of .* answers \(127\.0\.0\.1: connection refused\)"):
+        reserve("dev", nodes=2, procs=1, preload=[])
 
 
 def test_who_joins_with_an_invitation_that_was_revoked_is_told(

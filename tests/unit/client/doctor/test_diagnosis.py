@@ -155,7 +155,9 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_compared() -> N
     diagnosis = found(node(0), node(1, error="node1 does not answer"), node(2, python="3.12.0"))
     assert [difference.what for difference in diagnosis.differences] == ["no answer", "Python"]
     error = "node0 does not answer; is its host up, and its allocator running?"
-    assert found(node(0, error=error)).rows()[0][2].startswith("is its host up, and its allocator running on "), "once"
+    assert found(node(0, error=error)).rows()[0][2] == "node0: is its host up, and its allocator running", "once"
+    behind_a_firewall = replace(node(1, error="timed out"), advice="let port 7878 pass")
+    assert found(node(0), behind_a_firewall).rows()[0] == ["no answer", "", "node1: timed out", "let port 7878 pass"]
     assert found(node(0, error="gone")).fine == ()
 
 

@@ -103,8 +103,8 @@ class TestChooseNodes:
 
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
-            choose_nodes(Shape(2, 1, 0), [node(0)], silent=["host3"])
-        assert "  host3: does not answer" in str(raised.value).splitlines()
+            choose_nodes(Shape(2, 1, 0), [node(0)], silent={"host3": "timed out"})
+        assert "  host3: does not answer (timed out)" in str(raised.value).splitlines()
         assert "only 1 of 2 nodes can take 1 proc:" in str(raised.value), "it is one of the pool's"
 
     def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
@@ -112,6 +112,8 @@ class TestChooseNodes:
         hosts[1].address = "host1:7878"
         with pytest.raises(CapacityError, match="ask for less: 2 nodes can take 1 proc at all"):
             choose_nodes(Shape(3, 1, 0), hosts)
+        with pytest.raises(CapacityError, match=r"ask for less: the largest node of this pool has \d procs"):
+            choose_nodes(Shape(1, 9, 0), hosts)
 
     def test_nodes_that_are_held_do_not_count_when_others_are_added(self) -> None:
         with pytest.raises(CapacityError, match="monarch-nb up --nodes 12 adds nodes"):
@@ -122,7 +124,7 @@ class TestChooseNodes:
             choose_nodes(Shape(2, 0, 2), [node(0, gpus_free=2, gpus=2), node(1)])
         lost = node(0, gpus_free=1, gpus=2)
         lost.gpus[1].trouble = "fallen off the bus"
-        with pytest.raises(CapacityError, match="ask for less: 0 nodes of this pool have 2 GPUs"):
+        with pytest.raises(CapacityError, match="ask for less: the largest node of this pool has 1 gpu"):
             choose_nodes(Shape(1, 0, 2), [lost])
 
     def test_more_slots_than_any_node_has(self) -> None:

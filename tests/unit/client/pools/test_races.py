@@ -168,3 +168,15 @@ async def test_a_lease_that_comes_after_its_release_is_none() -> None:
     with pytest.raises(Exception, match="dev was given back before it was leased"):
         state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", procs=1))
     assert not state.leases
+
+
+async def test_nodes_that_are_waited_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "LATE_S", 0.0)
+    moments = random.Random(0)
+    answers: dict[Any, asyncio.Future[pb.StatusReply]] = {
+        FakeConnection(name, moments): asyncio.get_running_loop().create_future() for name in ("node0", "node1")
+    }
+    next(iter(answers.values())).set_result(pb.StatusReply())
+    said: asyncio.Queue[str] = asyncio.Queue()
+    with pools._said_for_which(answers, said.put_nowait):
+        assert await asyncio.wait_for(said.get(), 60.0) == "waiting for node1: no answer yet"

@@ -1,0 +1,59 @@
+"""Why a node does not answer, and what to do about it: as far as connecting to it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Mapping
+
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.rpc.channel import is_local
+
+CONNECT_S = 2.0
+"""A node that has not let us connect by then is behind something that swallows what we send."""
+_REFUSED = os.strerror(errno.ECONNREFUSED).lower()
+
+
+def why_silent(address: str, timeout_s: float = CONNECT_S) -> str:
+    """Return why nobody can connect to an address, as the system has it; empty when one can, or it is on this machine.
+    May block."""
+    if is_local(address):
+        return ""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return ""
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+def what_helps(why: str, address: str) -> str:
+    """Return what to do when nobody can connect to an address; empty where nothing is known. Pure.
+
+    Example:
+        >>> what_helps("timed out", "host2:7878")
+        'is that host up, and does a firewall let port 7878 pass?'
+    """
+    port = address.rpartition(":")[2]
+    if not why:
+        return ""
+    if why == _REFUSED:
+        return f"start its allocator there, on port {port} (monarch-nb allocator)"
+    if "name" in why:
+        return "is the name right? monarch-nb pool list shows what was added"
+    return f"is that host up, and does a firewall let port {port} pass?"
+
+
+async def reasons(silent: Mapping[str, tuple[str, NodeUnreachable]]) -> dict[str, str]:
+    """Return why each node does not answer, in a few words, by name.
+
+    Args:
+        silent: the address of each, and what asking it ended with.
+    """
+    whys = await asyncio.gather(*(asyncio.to_thread(why_silent, address) for address, _ in silent.values()))
+    return {
+        name: why or str(error).removeprefix(f"{name} ")
+        for (name, (_, error)), why in zip(silent.items(), whys, strict=True)
+    }
