@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_nb.client.pools.reach import WHAT_HELPS, Way, speed_of
+from monarch_nb.client.pools.reach import WHAT_HELPS, WHAT_PASSES, Way, speed_of
 from monarch_nb.ground.rank_sets import counted, format_ranks
 from monarch_nb.sizes import size
 from monarch_nb.worker.environment_report import Environment
@@ -16,7 +16,6 @@ CLOCK_TOLERANCE_S = 1.0
 LITTLE_DISK_BYTES = 1 << 30
 LITTLE_SHARED_MEMORY_BYTES = 1 << 30
 FEW_OPEN_FILES = 4096
-WHAT_PASSES = "let the port of its allocator pass between nodes"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 
 

@@ -3,6 +3,7 @@
 others       which pools there are, and what is said of one that was forgotten or misspelt
 choosing     which nodes a reservation gets, and why it gets none
 held         a reservation, put together from what its nodes say
+asked        who is waited for when all are asked, and who has answered twice
 pool         asks all nodes, chooses some, leases slots and spawns ranks
 silence      why a node does not answer
 releasing    gives them back

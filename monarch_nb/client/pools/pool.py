@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,12 +25,13 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
+from monarch_nb.client.pools.asked import check_protocol, each_once, said_for_which
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
-from monarch_nb.client.pools.reach import check_ways
+from monarch_nb.client.pools.reach import NotConnected, check_ways
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.client.pools.silence import reasons
@@ -41,7 +42,6 @@ from monarch_nb.errors import (
     NodeUnreachable,
     PoolError,
     ReservationNotFound,
-    VersionMismatch,
 )
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
@@ -53,12 +53,11 @@ if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
-LATE_S = 1.0
-"""A node that has not answered by then is named to who waits."""
 MOST_RACES = 5
 """How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
 """How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
+
 Progress = Callable[[str], None]
 
 
@@ -180,7 +179,7 @@ class Pool:
             for connection in connections
         }
         answered, self.silent, self._silent = [], [], {}
-        with _said_for_which(calls, say):
+        with said_for_which(calls, say):
             replies = await answers(calls)
         for connection, reply in replies.items():
             if isinstance(reply, NodeUnreachable):
@@ -189,7 +188,7 @@ class Pool:
                 continue
             if isinstance(reply, BaseException):
                 raise reply
-            _check_protocol(connection, reply.node)
+            check_protocol(connection, reply.node)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
         answered = each_once(answered)
@@ -312,18 +311,45 @@ class Pool:
             NodeUnreachable: a node does not answer, or does not reach another.
             SpawnError: ranks could not be started.
         """
+        avoided: dict[str, NotConnected] = {}
+        while True:
+            try:
+                return await self._race(name, shape, options, terms, say, avoided)
+            except NotConnected as error:  # others may do
+                avoided[error.worst] = error
+                say(f"without {error.worst}, as nodes do not reach each other")
+            except CapacityError:
+                if avoided:
+                    raise next(iter(avoided.values())) from None
+                raise
+
+    async def _race(
+        self,
+        name: str,
+        shape: Shape,
+        options: SpawnOptions,
+        terms: Terms,
+        say: Progress,
+        avoided: Collection[str],
+    ) -> HeldReservation:
         for _ in range(MOST_RACES - 1):
             with contextlib.suppress(Outrun):
-                return await self._reserve(name, shape, options, terms, say)
+                return await self._reserve(name, shape, options, terms, say, avoided)
         try:
-            return await self._reserve(name, shape, options, terms, say)
+            return await self._reserve(name, shape, options, terms, say, avoided)
         except Outrun as error:
             raise CapacityError(f"others were faster {MOST_RACES} times; {error}", waiting_helps=True) from None
 
     async def _reserve(
-        self, name: str, shape: Shape, options: SpawnOptions, terms: Terms, say: Progress
+        self,
+        name: str,
+        shape: Shape,
+        options: SpawnOptions,
+        terms: Terms,
+        say: Progress,
+        avoided: Collection[str],
     ) -> HeldReservation:
-        answers = await self.ask(say=say)
+        answers = [one for one in await self.ask(say=say) if one[0].name not in avoided]
         described = [reply.node for _, reply in answers]
         silent = await self.why_silent() if self.silent and lacking(shape, described) else {}
         chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=silent, own_pid=os.getpid())
@@ -386,39 +412,6 @@ class Pool:
 def in_order(connections: Iterable[Connection]) -> list[Connection]:
     """Return nodes in the order that all clients have."""
     return sorted(connections, key=lambda connection: connection.name)
-
-
-def _check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
-    if node.protocol != config.PROTOCOL:
-        raise VersionMismatch(
-            f"{connection.name} runs monarch_nb {node.version} (protocol {node.protocol}), this is {config.VERSION} "
-            f"(protocol {config.PROTOCOL}): install the same version on both and restart the older one",
-            client=config.VERSION,
-            node=node.version,
-        )
-
-
-@contextlib.contextmanager
-def _said_for_which(calls: Mapping[Connection, asyncio.Future[pb.StatusReply]], say: Progress | None) -> Iterator[None]:
-    """Say which nodes have not answered yet, when that takes long."""
-
-    def tell() -> None:
-        if say and (late := [connection.name for connection, one in calls.items() if not one.done()]):
-            say(f"waiting for {', '.join(late)}: no answer yet")
-
-    timer = asyncio.get_running_loop().call_later(LATE_S, tell)
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def each_once(told: Iterable[tuple[Connection, pb.StatusReply]]) -> list[tuple[Connection, pb.StatusReply]]:
-    """Return what nodes said without those that are on the pool's list under another address as well."""
-    first: dict[str, tuple[Connection, pb.StatusReply]] = {}
-    for connection, reply in told:
-        first.setdefault(reply.node.token or connection.address, (connection, reply))
-    return list(first.values())
 
 
 class Outrun(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,25 @@ PROBED_AT_ONCE = 8
 WHAT_HELPS = (
     "Gloo and NCCL take any port between nodes: let these pass, or name another interface (allocator --interface)"
 )
+WHAT_PASSES = (
+    "allocators call each other at the addresses that they advertise: let that port pass between nodes, and have each "
+    "listen on an address of its network, not on localhost (allocator --listen, --advertise)"
+)
+
+
+class NotConnected(NodeUnreachable):
+    """Nodes that do not reach each other.
+
+    Attributes:
+        worst: the one that most of what does not work has to do with.
+    """
+
+    def __init__(self, ways: Sequence[Way]) -> None:
+        shown = "\n".join(f"  {way.trouble}" for way in ways[:10])
+        more = f"\n  and {len(ways) - 10} ways more" if len(ways) > 10 else ""
+        helps = WHAT_PASSES if any(way.unreachable for way in ways) else WHAT_HELPS
+        super().__init__(f"these nodes do not reach each other:\n{shown}{more}\n{helps}")
+        self.worst = worst_of(ways)
 
 
 @dataclass(frozen=True)
@@ -81,15 +101,19 @@ async def check_ways(nodes: Sequence[Connection]) -> None:
     loop.
 
     Raises:
-        NodeUnreachable: some do not; the message says which, and what helps.
+        NotConnected: some do not; the message says which, and what helps.
     """
     if all(node.identity is None for node in nodes):
         return  # all on this machine
-    troubles = [way.trouble for way in await ways_between(nodes) if way.trouble]
-    if troubles:
-        shown = "\n".join(f"  {trouble}" for trouble in troubles[:10])
-        more = f"\n  and {len(troubles) - 10} ways more" if len(troubles) > 10 else ""
-        raise NodeUnreachable(f"these nodes do not reach each other:\n{shown}{more}\n{WHAT_HELPS}")
+    if blocked := [way for way in await ways_between(nodes) if way.trouble]:
+        raise NotConnected(blocked)
+
+
+def worst_of(blocked: Sequence[Way]) -> str:
+    """Return the node that most of what does not work has to do with: of two, the one that can not be reached. Pure."""
+    parts = Counter(name for way in blocked for name in (way.start, way.end))
+    ends = Counter(way.end for way in blocked)
+    return max(parts, key=lambda name: (parts[name], ends[name]))
 
 
 def speed_of(ways: Sequence[Way]) -> float:

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Mapping
 
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.rpc.channel import is_local
 
 CONNECT_S = 2.0
 """A node that has not let us connect by then is behind something that swallows what we send."""
@@ -19,7 +18,7 @@ _REFUSED = os.strerror(errno.ECONNREFUSED).lower()
 def why_silent(address: str, timeout_s: float = CONNECT_S) -> str:
     """Return why nobody can connect to an address, as the system has it; empty when one can, or it is on this machine.
     May block."""
-    if is_local(address):
+    if address.startswith("unix:"):
         return ""
     host, _, port = address.rpartition(":")
     try:

@@ -60,7 +60,7 @@ def test_shared_storage_is_looked_for_by_who_holds_nothing_yet(two_nodes: Lab, t
 def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
     lab: Lab, network: Callable[[int], Network], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = network(2).hosts
+    first, second, third = network(3).hosts
     lab.start(first)
     lab.start(second, flags=["--interface", "lo"])
     with pytest.raises(NodeUnreachable) as raised:
@@ -71,7 +71,13 @@ def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
     assert main(["doctor", "--pool", "lab"]) == 1
     said = capsys.readouterr().out
     assert "network of collectives" in said
-    assert f"can not connect to {second.name} at 127.0.0.1" in said
+    assert f"{first.name}: can not connect to {second.name} at 127.0.0.1" in said
+    lab.start(third)
+    told: list[str] = []
+    dev = reserve("dev", nodes=2, procs=1, preload=[], progress=told.append)
+    assert dev.node_names == [first.name, third.name]
+    assert f"without {second.name}, as nodes do not reach each other" in told
+    dev.release()
 
 
 def test_the_doctor_says_how_fast_the_network_is(two_nodes: Lab, capsys: pytest.CaptureFixture[str]) -> None:

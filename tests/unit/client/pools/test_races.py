@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.client.pools import asked
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.pool import Pool, SpawnOptions, Terms
@@ -171,12 +172,12 @@ async def test_a_lease_that_comes_after_its_release_is_none() -> None:
 
 
 async def test_nodes_that_are_waited_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "LATE_S", 0.0)
+    monkeypatch.setattr(asked, "LATE_S", 0.0)
     moments = random.Random(0)
     answers: dict[Any, asyncio.Future[pb.StatusReply]] = {
         FakeConnection(name, moments): asyncio.get_running_loop().create_future() for name in ("node0", "node1")
     }
     next(iter(answers.values())).set_result(pb.StatusReply())
     said: asyncio.Queue[str] = asyncio.Queue()
-    with pools._said_for_which(answers, said.put_nowait):
+    with asked.said_for_which(answers, said.put_nowait):
         assert await asyncio.wait_for(said.get(), 60.0) == "waiting for node1: no answer yet"
