@@ -194,6 +194,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         waits.append(asyncio.create_task(_left_alone(options.keeper_fd)))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
+    _log.info("%s ends%s", options.node_id, "" if ends else "; its ranks go on, and the next allocator adopts them")
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     await server.stop(grace=0.2)

@@ -294,9 +294,10 @@ def _invite(options: argparse.Namespace) -> int:
     lifetime_s = seconds_of(options.expires, "--expires")
     path = options.output or Path(f"{options.name}-{options.user}.pem")
     earlier = [one for one in membership.standings(options.name) if one.facts.name == options.user and not one.state]
-    membership.invite(options.name, options.user, lifetime_s, path)
+    until = time_of_day(membership.invite(options.name, options.user, lifetime_s, path).expires_at)
     print(
-        f"whoever has {path} is {options.user} in the pool {options.name}: pass it on where nobody else reads it.\n"
+        f"whoever has {path} is {options.user} in the pool {options.name} until {until}: "
+        f"pass it on where nobody else reads it.\n"
         f"{options.user} runs: monarch-nb pool join {path.name}"
     )
     if earlier:

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from monarch_nb.cli.hints import typed_here
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 
 SUMMARY = ("end the ranks of a reservation and give its slots back", "release dev", "release --all")
 """What it does, and examples."""
@@ -70,9 +71,12 @@ def _released(name: str, pool: str) -> str:
     return "\n".join([f"released {name} ({mine[name].shape})", *map(str, reservation.release())])
 
 
-def _not_held(name: str, mine: list[str], pool: str) -> ReservationNotFound:
+def _not_held(name: str, mine: list[str], pool: str) -> MonarchNbError:
+    from monarch_nb.client.pools.others import known_pools, no_nodes
     from monarch_nb.client.reservations.lists import elsewhere
 
+    if pool != DEFAULT_POOL and pool not in known_pools():
+        return PoolError(no_nodes(pool))
     if there := elsewhere(name, pool):
         return ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
     return ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.config import DEFAULT_POOL
-from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.errors import AccessDenied, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, Option, Progress
 from monarch_nb.provision.remote.tunnels import address_of
+from monarch_nb.trust.identity import ADMIN
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.pools import paths_of, read_all_hosts
 from monarch_nb.trust.published import published
@@ -93,6 +94,10 @@ class HostsProvisioner:
         from monarch_nb.provision.daemons import describe, shut_down
 
         nodes = self.nodes(pool=pool)
+        if nodes and nodes[0].identity and nodes[0].identity.role != ADMIN:
+            raise AccessDenied(
+                f"only who made the pool {pool} can end its nodes; %mesh release gives back what you hold"
+            )
         with ThreadPoolExecutor(max_workers=16) as threads:
             if not force:
                 replies = threads.map(lambda node: describe(node.address, identity=node.identity), nodes)

@@ -85,8 +85,8 @@ def make_pool(name: str, user: str, interface: str = "") -> bool:
     return True
 
 
-def invite(pool: str, user: str, lifetime_s: float, path: Path) -> None:
-    """Write a file, for this user alone, that makes whoever has it `user` of a pool.
+def invite(pool: str, user: str, lifetime_s: float, path: Path) -> Identity:
+    """Write a file, for this user alone, that makes whoever has it `user` of a pool; return who that is.
 
     Args:
         path: of a file that is not there yet.
@@ -113,6 +113,7 @@ def invite(pool: str, user: str, lifetime_s: float, path: Path) -> None:
     except BaseException:
         path.unlink(missing_ok=True)
         raise
+    return identity
 
 
 def join(path: Path) -> Identity:

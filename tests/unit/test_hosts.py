@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.config import CONFIG_VARIABLE
-from monarch_nb.errors import PoolError, UsageError
+from monarch_nb.errors import AccessDenied, PoolError, UsageError
 from monarch_nb.provision import provisioner_of
 from monarch_nb.provision.hosts import HostsProvisioner
 from monarch_nb.provision.local import LocalProvisioner
+from monarch_nb.trust.authority import Authority
+from monarch_nb.trust.identity import USER
 from monarch_nb.trust.membership import make_pool
 from monarch_nb.trust.pools import Hosts, change_hosts, paths_of
 from monarch_nb.trust.published import Published, publish
@@ -34,6 +36,14 @@ def test_a_pool_that_was_made_or_joined_is_one_of_hosts() -> None:
     assert isinstance(provisioner_of("lab"), HostsProvisioner)
     assert isinstance(provisioner_of("local"), LocalProvisioner)
     assert isinstance(provisioner_of("other"), LocalProvisioner)
+
+
+def test_who_was_invited_ends_no_nodes(lab: Callable[..., None]) -> None:
+    lab(nodes=("127.0.0.1:1",))
+    paths = paths_of("lab")
+    Authority.load("lab", paths).issue("bob", USER).save(paths.identity)
+    with pytest.raises(AccessDenied, match="only who made the pool lab can end its nodes; %mesh release"):
+        HostsProvisioner().down(pool="lab")
 
 
 def test_a_list(lab: Callable[..., None]) -> None:

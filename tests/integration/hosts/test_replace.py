@@ -123,22 +123,23 @@ other.release()
         """Nor are its ranks ended by who looks for lost nodes."""
         dev = reserve("dev", nodes=2, procs=1, preload=[])
         dev.mesh.run("kept = rank + 3")
-        address = three.allocators[1].address
-        assert main(["pool", "remove", "lab", address]) == 1
+        _, second, third = (one.address for one in three.allocators)
+        assert main(["pool", "remove", "lab", second]) == 1
         assert "you hold dev on host2: release that first" in capsys.readouterr().err
-        assert main(["pool", "remove", "lab", address, "--force"]) == 0
-        assert main(["pool", "remove", "lab", three.allocators[2].address]) == 0, "nothing is held there"
-
-        [info] = list_reservations()
-        assert (info.nodes_answering, info.absences) == (2, ())
-        with pytest.raises(UsageError, match="all nodes answer"):
-            dev.replace()
-        with client("print(monarch_nb.attach('dev').mesh.run('kept').values)") as other:
-            assert other.line() == "[3, 4]"
-        dev.release()
-        with pytest.raises(CapacityError, match="only 1 of 1 node"):
-            reserve("dev", nodes=2, procs=1, preload=[])
-        change_hosts(make_paths("lab"), lambda hosts: hosts.added(address))
+        try:
+            assert main(["pool", "remove", "lab", second, "--force"]) == 0
+            assert main(["pool", "remove", "lab", third]) == 0, "nothing is held there"
+            [info] = list_reservations()
+            assert (info.nodes_answering, info.absences) == (2, ())
+            with pytest.raises(UsageError, match="all nodes answer"):
+                dev.replace()
+            with client("print(monarch_nb.attach('dev').mesh.run('kept').values)") as other:
+                assert other.line() == "[3, 4]"
+            dev.release()
+            with pytest.raises(CapacityError, match="only 1 of 1 node"):
+                reserve("dev", nodes=2, procs=1, preload=[])
+        finally:
+            change_hosts(make_paths("lab"), lambda hosts: hosts.added(second).added(third))
 
     def test_actors_of_lost_ranks_are_dead(self, three: Lab) -> None:
         class Counter(Actor):

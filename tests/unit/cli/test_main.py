@@ -109,6 +109,11 @@ def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[s
     assert "Traceback" not in captured.err
 
 
+def test_to_release_in_a_pool_that_there_is_not_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["release", "dev", "--pool", "nosuch"]) == 1
+    assert "no pool 'nosuch' is up" in capsys.readouterr().err
+
+
 def test_to_release_what_is_not_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", "dev"]) == 1
     assert capsys.readouterr().err == "monarch-nb: no reservation 'dev'; you hold none\n"

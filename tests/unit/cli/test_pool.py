@@ -108,7 +108,7 @@ def test_somebody_is_invited_joins_and_is_shut_out(
     pool("init", "lab")
     pool("add", "lab", "host1")
     told = pool("invite", "lab", "--user", "bob", "--expires", "2d")
-    assert "whoever has lab-bob.pem is bob in the pool lab" in told
+    assert "whoever has lab-bob.pem is bob in the pool lab until " in told
     assert "bob runs: monarch-nb pool join lab-bob.pem" in told
     pool("remove", "lab", "host1")  # there is no such host to be asked
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
