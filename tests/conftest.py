@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from gpus import FAKE_NVML, FakeGpus
@@ -22,6 +23,8 @@ def pytest_configure() -> None:
     """A suite that a script starts with `&` ignores Ctrl-C; the tests' clients would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with other things
+    hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,10 @@ from monarch_nb.trust.identity import facts_of, parse_identity
 from monarch_nb.trust.revocation import Revocations, revoke
 from unit.trust.conftest import NOW
 
-pytestmark = pytest.mark.filterwarnings("ignore:Parsed a serial number")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Parsed a serial number"),
+    pytest.mark.filterwarnings("ignore:Attribute's length"),
+]
 MANY = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
