@@ -475,7 +475,7 @@ def _answer(node: Node, pool: str, host: SshHost | None) -> tuple[tuple[str, str
 
 def _flaw(node: Node, pool: str) -> str:
     """Return what to say of a node that answers with a certificate that it should not show any more."""
-    if node.identity is None or node.address.startswith("unix:"):
+    if node.identity is None or node.address.startswith("unix"):
         return ""
     host, _, port = node.address.rpartition(":")
     try:

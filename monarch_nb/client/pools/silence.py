@@ -18,7 +18,7 @@ _REFUSED = os.strerror(errno.ECONNREFUSED).lower()
 def why_silent(address: str, timeout_s: float = CONNECT_S) -> str:
     """Return why nobody can connect to an address, as the system has it; empty when one can, or it is on this machine.
     May block."""
-    if address.startswith("unix:"):
+    if address.startswith("unix"):  # also through ssh
         return ""
     host, _, port = address.rpartition(":")
     try:
