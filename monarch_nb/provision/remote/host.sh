@@ -98,8 +98,8 @@ unpack() {
 
 alive() {
     pid=
-    [ -e "$dir/pid" ] && read -r pid <"$dir/pid"
-    [ -n "$pid" ] && [ -e "/proc/$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF -- "$dir/"
+    [ -e "$dir/pid" ] && read -r pid 2>/dev/null <"$dir/pid"
+    [ -n "$pid" ] && [ -e "/proc/$pid" ] && tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -qF -- "$dir/"
 }
 
 published() {
