@@ -210,7 +210,9 @@ def test_a_log_ends_with_its_mesh(spare_pool: list[Node]) -> None:
         call(log.read([LogWindow(1, 0, 0, 1)]))
 
 
-def test_runs_of_two_notebooks_say_whose_they_are(spare_pool: list[Node], gate: Gate) -> None:
+def test_runs_of_two_notebooks_say_whose_they_are(
+    spare_pool: list[Node], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh = reserve("shared", nodes=1, procs=2).mesh
     leave = serve_notebook("/work/train.ipynb")
     try:
@@ -233,7 +235,12 @@ def test_runs_of_two_notebooks_say_whose_they_are(spare_pool: list[Node], gate: 
     finally:
         leave()
     assert next(shown_logs(mesh, None, None)).startswith("── run 1"), "nothing is left out"
-    newest = [*shown_logs(mesh, 1, None)]
+    assert next(shown_logs(mesh, 1, None)).startswith("── run 3"), (
+        "who asks for the last line knows that there are more"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("monarch_nb.notebook.output.logs.LOG_LINES", 1)
+        newest = [*shown_logs(mesh, None, None)]
     assert newest[0] == "… 4 earlier lines on ranks 0-1 not shown: -n 0 shows all"
     assert newest[-1] == "[0-1] two"
     headings = [line for line in shown_logs(mesh, None, None) if "──" in line]

@@ -66,10 +66,12 @@ class Line:
         """
         while True:
             await self._join()
-            await self._change()
+            is_news = await self._change()
             if self._error:
                 raise self._error
             await self._tell()
+            if is_news and not self._places:
+                continue  # the node that gave the ticket is gone, and no other has said yet who is before this one
             if self.place == 1 and self._may_be_free:
                 self._may_be_free = False
                 return
@@ -79,7 +81,8 @@ class Line:
         for stream in self._streams.values():
             stream.cancel()
 
-    async def _change(self) -> None:
+    async def _change(self) -> bool:
+        """Wait for news, or until it is time to look; return whether there is some."""
         now_s = time.monotonic()
         left_s = LOOK_EVERY_S if self._ends_s is None else min(LOOK_EVERY_S, self._ends_s - now_s)
         if left_s <= 0:
@@ -90,7 +93,9 @@ class Line:
         except TimeoutError:
             self._may_be_free = True
             self._away.clear()
+        is_news = self._changed.is_set()
         self._changed.clear()
+        return is_news
 
     async def _join(self) -> None:
         """Stand in the lines of all nodes, also of those that are there again: at first in that of the first node."""

@@ -37,14 +37,15 @@ def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: boo
         RunNotFound: there was no run of that number.
         NodeUnreachable: none of their nodes answers.
     """
-    lines = LOG_LINES if lines is None else lines
+    is_asked, lines = lines is not None, LOG_LINES if lines is None else lines
     mesh, missing = _answering(mesh)
     batches: Iterator[Iterable[LogRecord]] = mesh.log_batches(lines=lines or None, run=number, follow=follow)
     cut_off = bool(lines)
     if lines and not follow:
         records = list(itertools.chain.from_iterable(batches))
         came = Counter(record.rank for record in records)
-        if cut_off := max(came.values(), default=0) >= lines:
+        cut_off = max(came.values(), default=0) >= lines
+        if cut_off and not is_asked:  # who asks for the last lines knows that there may be more
             written, is_all = lines_written(mesh, number or 0)
             yield from earlier_lines(came, written, is_all=is_all)
         batches = iter([records])

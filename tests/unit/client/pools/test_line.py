@@ -94,6 +94,20 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LOOK_EVERY_S", 3600.0)
 
 
+async def test_who_hears_of_no_place_any_more_does_not_take_it_for_the_first() -> None:
+    """It had stood in the line of the node alone that gave the ticket, and not yet in those of others."""
+    pool = FakePool("node0", "node1")
+    first, second = Client(pool), Client(pool)
+    while await first.has_turn():
+        pass
+    pool.nodes["node1"].error = NodeUnreachable("node1 is away", "node1")
+    assert not await second.has_turn()
+    pool.nodes["node0"].fail(NodeUnreachable("node0 is away", "node0"))
+    assert not await second.has_turn()
+    await first.leave()
+    await second.leave()
+
+
 async def test_the_first_has_its_turn_whenever_slots_come_free_and_the_next_when_it_leaves() -> None:
     pool = FakePool("node0", "node1")
     first, second = Client(pool), Client(pool)
