@@ -131,6 +131,14 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def command_of(pid: int) -> str:
+    """Return a process's command line; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").rstrip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def open_files(pid: int) -> list[str]:
     """Return what a process has open."""
     targets = []

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from integration.live import TIMEOUT_S, Gate, kill, lives, open_files, parent_of, pids_of, started
-from leaks import Process, processes_of, wait_for_end
+from integration.live import TIMEOUT_S, Gate, command_of, kill, lives, open_files, parent_of, pids_of, started
+from leaks import wait_for_end
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.errors import RunFailed
@@ -23,7 +24,7 @@ ALL_REDUCE = "total = sum_of_ranks.clone(); dist.all_reduce(total); total.item()
 def templates_of(mesh: Mesh) -> dict[int, int]:
     """Return the pid of each rank's template; a rank that has lost it is the allocator's child."""
     parents = {rank: parent_of(pid) for rank, pid in pids_of(mesh).items()}
-    return {rank: pid for rank, pid in parents.items() if "worker.template" in Path(f"/proc/{pid}/cmdline").read_text()}
+    return {rank: pid for rank, pid in parents.items() if "worker.template" in command_of(pid)}
 
 
 class TestRestart:
@@ -201,11 +202,12 @@ class TestTemplate:
             assert not {"grpc", "jupyter_server", "tornado", "ipykernel"} & set(loaded)
 
 
-def test_after_all_that_only_what_belongs_there_runs(dev: Reservation, shared_home: Path) -> None:
-    def others() -> list[Process]:
-        expected = ("monarch_nb.allocator", "monarch_nb.worker.template")
-        return [each for each in processes_of(shared_home) if not any(part in each.command for part in expected)]
+def test_after_all_that_only_what_belongs_there_runs(dev: Reservation, shared_pool: list[Node]) -> None:
+    def others() -> dict[int, str]:
+        below = [child for node in shared_pool for child in psutil.Process(node.pid).children(recursive=True)]
+        commands = {child.pid: command_of(child.pid) for child in below}
+        return {pid: command for pid, command in commands.items() if command and "worker.template" not in command}
 
-    for process in others():
-        wait_for_end(process.pid, TIMEOUT_S)  # those that the test before has killed may still be ending
-    assert others() == []
+    for pid in others():
+        wait_for_end(pid, TIMEOUT_S)  # those that the test before has killed may still be ending
+    assert others() == {}
