@@ -47,10 +47,15 @@ from monarch_nb.worker.shell.shell import RankShell, make_shell
 _SEND_TIMEOUT_S = 5.0
 _FAILURE_REPORT_TIMEOUT_S = 30.0
 _RECEIVE_BYTES = 1 << 16
+_QUIET_S = 2.0
 
 
 class Template:
-    """Serves one allocator at a time; a newer connection replaces the older."""
+    """Serves one allocator at a time; a newer connection replaces the older.
+
+    Whoever waits for the first ranks waits for no more than they need: what makes later forks faster is done in small
+    steps once nothing has been asked for a while.
+    """
 
     def __init__(self, listener: socket.socket, shell: RankShell) -> None:
         self._listener = listener
@@ -62,6 +67,7 @@ class Template:
         self._exits: dict[int, int] = {}
         self._stores: dict[int, tuple[int, int]] = {}  # pipe -> (request, pid)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._improvements = (0.0 for _ in huge_pages.collapse())  # with the pause after each step
         self._leaving = False
 
     def serve(self) -> None:
@@ -70,9 +76,13 @@ class Template:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+        pause_s: float | None = _QUIET_S
         while not self._leaving:
-            for key, _ in self._selector.select():
+            ready = self._selector.select(pause_s)
+            for key, _ in ready:
                 key.data()
+            if pause_s is not None:
+                pause_s = _QUIET_S if ready else next(self._improvements, None)
 
     # ---- connection ----
 
@@ -257,10 +267,8 @@ def main() -> None:
     lone_training.install()
     forming.prepare()
     _finalize_nothing_at_exit()
-    gc.collect()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()  # also when a preload has enabled it
-    huge_pages.collapse()
     Template(listener, shell).serve()
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate, open_files
+import thp
+from integration.live import Gate, eventually, open_files
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
 from monarch_nb.ground.frames import receive_frame
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
@@ -54,6 +55,17 @@ def test_it_has_one_thread_and_knows_neither_grpc_nor_cuda(template: TemplatePro
     loaded = rank.ok("import sys; sorted(sys.modules)")
     assert not [name for name in loaded if name.split(".")[0] in ("grpc", "jupyter_server", "ipykernel")]
     assert rank.ok("import torch; torch.cuda.is_initialized()") is False
+
+
+def test_when_nothing_is_asked_for_it_makes_later_forks_faster(own_template: MakeTemplate) -> None:
+    if why := thp.why_none():
+        pytest.skip(why)
+    template = own_template()
+    template.wait_ready()
+    template.fork()
+    eventually(lambda: thp.huge_bytes(template.process.pid) >= 4 << 20)
+    template.fork()
+    assert threads_of(template.process.pid) == 1
 
 
 def test_it_says_what_it_is(own_template: MakeTemplate) -> None:
