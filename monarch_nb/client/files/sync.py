@@ -305,7 +305,7 @@ class SyncedFiles:
 
     def sync(
         self,
-        nodes: Collection[str] | None = None,
+        needed: Callable[[], Collection[str]] | None = None,
         *,
         overwrite: bool = False,
         progress: Progress = lambda *_: None,
@@ -313,7 +313,7 @@ class SyncedFiles:
         """Bring what changed to every node that has a copy; return when it is there.
 
         Args:
-            nodes: the names of those that must get it; a failure of others is no error. All by default.
+            needed: returns the names of the nodes that must get it; a failure of others is no error. All by default.
             overwrite: also files that ranks changed.
             progress: told how far it is.
 
@@ -330,7 +330,7 @@ class SyncedFiles:
             mounts = self._opened()
             for mount in list(mounts.values()):
                 self._check_there(mount, mounts)
-                total += self._sync_mount(mount, nodes, overwrite, progress)
+                total += self._sync_mount(mount, needed, overwrite, progress)
             there = self.connections
             behind = dict.fromkeys(one.name for mount in mounts.values() for one in mount.behind(there))
             missed = tuple(behind)
@@ -405,7 +405,7 @@ class SyncedFiles:
             )
 
     def _sync_mount(
-        self, mount: _Mount, nodes: Collection[str] | None, overwrite: bool, progress: Progress
+        self, mount: _Mount, needed: Callable[[], Collection[str]] | None, overwrite: bool, progress: Progress
     ) -> SyncReport:
         restless: set[bytes] = set()
         for attempt in range(MAX_ATTEMPTS):
@@ -445,7 +445,7 @@ class SyncedFiles:
                 mount.have |= dict.fromkeys(transfer.applied, mount.version)
                 mount.sent = mount.version, mount.entries
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
-            self._raise_failed(transfer, nodes)
+            self._raise_failed(transfer, needed)
             return report_of(change, mount.entries, transfer)
         raise FilesError(
             f"the files of {mount.tree.root} change faster than they can be sent: what writes them must pause, or "
@@ -464,11 +464,12 @@ class SyncedFiles:
     def _source(self, mount: _Mount) -> str:
         return f"{socket.gethostname()}:{mount.tree.root}"
 
-    def _raise_failed(self, transfer: Transfer, nodes: Collection[str] | None) -> None:
+    def _raise_failed(self, transfer: Transfer, needed: Callable[[], Collection[str]] | None) -> None:
+        if not transfer.failed:
+            return
+        nodes = transfer.failed if needed is None else needed()
         failed = {
-            name: error
-            for name, error in transfer.failed.items()
-            if (nodes is None or name in nodes) and name not in transfer.applied
+            name: error for name, error in transfer.failed.items() if name in nodes and name not in transfer.applied
         }
         if not failed:
             return

@@ -8,6 +8,7 @@ import copy
 import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from monarch_nb.actor.engine.outside import Address
@@ -382,7 +383,7 @@ class Mesh:
                 self._check_alive()
             else:
                 self._check_nodes()
-            files.sync(self.core.node_names(self.ranks))
+            files.sync(partial(self.core.node_names, self.ranks))
 
     def _start(
         self, spec: run_pb2.RunSpec, title: str, on_error: OnError = "wait", listener: Listener | None = None

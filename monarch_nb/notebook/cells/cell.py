@@ -86,7 +86,7 @@ class CellRunner:
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
-            self._files.before_run(mesh.core.node_names(mesh.ranks))
+            self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
         self._execute(
             partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
@@ -128,7 +128,7 @@ class CellRunner:
         Raises:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
-        self._files.before_run(mesh.core.node_names(mesh.ranks))
+        self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
         submit = partial(mesh.start_script, script, sync=False)
         self._execute(
             submit,

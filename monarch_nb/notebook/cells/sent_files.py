@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -30,8 +30,11 @@ class FilesBeforeCells:
         self._shell, self._session = shell, session
         self._said: set[str] = set()
 
-    def before_run(self, nodes: Collection[str]) -> None:
-        """Sync before a cell that runs on some nodes; says something only when something went, or could not.
+    def before_run(self, needed: Callable[[], Collection[str]]) -> None:
+        """Sync before a cell; says something only when something went, or could not.
+
+        Args:
+            needed: returns the names of the nodes that it runs on.
 
         Raises:
             FilesError, NodeUnreachable: a node that the cell needs does not have the files.
@@ -42,7 +45,7 @@ class FilesBeforeCells:
         if not files.copies:
             return
         with LateProgress(self._shell) as progress:
-            report = files.sync(nodes, progress=progress)
+            report = files.sync(needed, progress=progress)
             fresh = [note for note in notes(report, files, self._session.directory) if note not in self._said]
             self._said.update(fresh)
             lines = sent_lines(report, node_names(files)) if report.anything or progress.shown else []

@@ -254,8 +254,10 @@ class FakeFiles:
     def instead_of(self, directory: str) -> str:
         return self.instead
 
-    def sync(self, nodes: Iterable[int] | None = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
-        self.calls.append(("sync", None if nodes is None else sorted(nodes), overwrite))
+    def sync(
+        self, needed: Callable[[], Iterable[str]] | None = None, *, overwrite: bool = False, progress: Any
+    ) -> SyncReport:
+        self.calls.append(("sync", None if needed is None else sorted(needed()), overwrite))
         report = self.reports.pop(0) if self.reports else SyncReport(nodes=2)
         if isinstance(report, Exception):
             raise report

@@ -75,7 +75,7 @@ class TestWhatGoes:
         files.sync()
         (project / "model.py").write_text("two")
         nodes[1].error = DISK_FULL
-        files.sync(nodes=["node0", "node2"])
+        files.sync(lambda: ["node0", "node2"])
         nodes[1].error = None
         (project / "data.txt").write_text("more")
         report = files.sync()
@@ -139,7 +139,7 @@ class TestNodesThatFail:
         files.sync()
         nodes[1].error = DISK_FULL
         (project / "model.py").write_text("two")
-        report = files.sync(nodes=["node0", "node2"])
+        report = files.sync(lambda: ["node0", "node2"])
         assert (report.nodes, report.missed) == (2, ("node1",)), "only nodes that have it are counted"
         nodes[1].error = None
         (project / "data.txt").write_text("more")
@@ -150,7 +150,7 @@ class TestNodesThatFail:
         self, files: SyncedFiles, nodes: list[FakeNode], project: Path
     ) -> None:
         nodes[1].error = DISK_FULL
-        files.sync(nodes=["node0"])
+        files.sync(lambda: ["node0"])
         nodes[1].error = None
         before = len(nodes[0].asked)
         files.sync()
@@ -160,7 +160,7 @@ class TestNodesThatFail:
     def test_the_error_of_a_node_that_is_needed_is_raised(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
         nodes[1].error = DISK_FULL
         with pytest.raises(FilesError, match="node1: no space left"):
-            files.sync(nodes=["node0", "node1"])
+            files.sync(lambda: ["node0", "node1"])
 
     def test_several_are_named(self, files: SyncedFiles, nodes: list[FakeNode]) -> None:
         nodes[1].error, nodes[2].unreachable = DISK_FULL, True
@@ -173,7 +173,7 @@ class TestNodesThatFail:
         with pytest.raises(NodeUnreachable):
             files.sync()
         assert nodes[1].content() == nodes[2].content() != {}
-        assert not files.sync(nodes=["node1", "node2"]).anything
+        assert not files.sync(lambda: ["node1", "node2"]).anything
 
     def test_a_change_that_nobody_took_is_not_lost(
         self, files: SyncedFiles, nodes: list[FakeNode], project: Path
@@ -611,7 +611,7 @@ class TestOnDisk:
         lost.is_up = False
         for number in (2, 3):
             (project / "model.py").write_text(f"x = {number}\n")
-            files.sync(["node0"])
+            files.sync(lambda: ["node0"])
         assert [request.change.whole for request in node.asked[-2:]] == [False, False]
         lost.is_up = True
         (project / "model.py").write_text("x = 4\n")

@@ -215,7 +215,7 @@ class TestProgress:
         return copied
 
     def syncing(self, files: FakeFiles, monkeypatch: pytest.MonkeyPatch, end: Callable[[], SyncReport]) -> None:
-        def sync(nodes: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+        def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
             progress("looking at the files of /project", 0, 0)
             progress("sending files", 5, 10)
             return end()
@@ -237,7 +237,7 @@ class TestProgress:
         now_s = [0.0]
         monkeypatch.setattr(late_progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
-        def sync(nodes: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+        def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
             for now_s[0], done in ((1.0, 1), (2.0, 10), (3.0, 60), (9.0, 100)):
                 progress("sending files", done, 100)
             progress("nodes put the files in place", 0, 0)
