@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any, ClassVar
 
 from monarch_nb.ground import escapes
-from monarch_nb.ground.rank_sets import format_ranks, name_nodes, name_ranks
+from monarch_nb.ground.rank_sets import format_ranks, listed, name_nodes, name_ranks
 
 
 class MonarchNbError(Exception):
@@ -324,7 +324,7 @@ class RunFailed(MonarchNbError):
     def __str__(self) -> str:
         if message := str(self.args[0]):
             return message
-        more = [self._describe(group) for group in self.groups() if group[1].rendered or group[1].stderr_tail]
+        more = [self._describe(group) for group in self.groups() if _says_more(group[1])]
         return escapes.strip("\n\n".join([self._summary(), *more]))
 
     def to_facts(self) -> dict[str, Any]:
@@ -346,17 +346,20 @@ class RunFailed(MonarchNbError):
         return sorted(groups.values(), key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
-        return "; ".join(f"{self._named(ranks)}: {f.name}: {f.message}".rstrip(": ") for ranks, f in self.groups())
+        return "; ".join(
+            f"{self._named(ranks)}{'' if _says_more(f) else self._where(ranks, f)}: {f.name}: {f.message}".rstrip(": ")
+            for ranks, f in self.groups()
+        )
 
     def _named(self, ranks: Iterable[int]) -> str:
         return name_failed(self.failures[rank] for rank in ranks)
 
+    def _where(self, ranks: Iterable[int], failure: RankFailure) -> str:
+        return "" if failure.of_node else f" ({listed(self.failures[rank].host for rank in ranks)})"
+
     def _describe(self, group: tuple[list[int], RankFailure]) -> str:
         ranks, failure = group
-        hosts = dict.fromkeys(self.failures[rank].host for rank in ranks)
-        head = f"\x1b[1m{self._named(ranks)}\x1b[0m"  # red is hard to read on dark red
-        if not failure.of_node:
-            head += f" ({', '.join(hosts)})"
+        head = f"\x1b[1m{self._named(ranks)}\x1b[0m{self._where(ranks, failure)}"  # red is hard to read on dark red
         cause = (failure.rendered or f"{failure.name}: {failure.message}{failure.place}").rstrip("\n")
         return "\n".join([head, cause, *(f"    {line}" for line in failure.stderr_tail)])
 
@@ -372,6 +375,11 @@ class RunFailed(MonarchNbError):
             kept = f"are in {self.kept_in}" if self.kept_in else "are kept (-o NAME, or run.values)"
             lines.append(f"{len(self.failures)} of {total} {noun} failed; results of the others {kept}")
         return lines
+
+
+def _says_more(failure: RankFailure) -> bool:
+    """Whether a failure has more to say than fits a line."""
+    return bool(failure.rendered or failure.stderr_tail)
 
 
 def _failure(facts: Mapping[str, Any]) -> RankFailure:

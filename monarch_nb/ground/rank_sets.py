@@ -35,5 +35,11 @@ def name_ranks(ranks: Iterable[int]) -> str:
 def name_nodes(names: Iterable[str]) -> str:
     """Return `node host1` or `nodes host1, host2`, for sentences; of many the first and how many more there are."""
     chosen = list(dict.fromkeys(names))
+    return f"node{'' if len(chosen) == 1 else 's'} {listed(chosen)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return `host1, host2`, each once; of many the first and how many more there are."""
+    chosen = list(dict.fromkeys(names))
     more = f" and {len(chosen) - MOST_NAMED:,} more" if len(chosen) > MOST_NAMED else ""
-    return f"node{'' if len(chosen) == 1 else 's'} {', '.join(chosen[:MOST_NAMED])}{more}"
+    return f"{', '.join(chosen[:MOST_NAMED])}{more}"

@@ -73,7 +73,7 @@ class TestDeaths:
         [failure] = raised.failures.values()
         assert (failure.rank, failure.kind, failure.host) == (3, "died", "node0")
         assert raised.run.values == [0, 1, 2, None, 4, 5, 6, 7]
-        with pytest.raises(RankDead, match="rank 3 is dead") as dead:
+        with pytest.raises(RankDead, match=r"rank 3 \(node0\) is dead") as dead:
             mesh.run("rank")
         assert dead.value.ranks == [3]
         assert mesh.select([0, 7]).run("rank").values == [0, 7]
@@ -135,7 +135,7 @@ class TestDeaths:
         kill(pids_of(mesh)[3])
         with pytest.raises((RankDead, RunFailed)):
             mesh.run("rank")
-        with pytest.raises(RankDead, match=r"rank 3 is dead \(killed by signal 9 .*%mesh restart -t 3 starts it again"):
+        with pytest.raises(RankDead, match=r"rank 3 \(node0\) is dead \(killed .*: %mesh restart -t 3 starts it again"):
             mesh.run("rank")
         with pytest.raises(RankDead):
             mesh.push({"x": 1})

@@ -498,7 +498,7 @@ class TestRestarts:
         assert told.text(4) == "attempt 0 of 2 from step 0\nattempt 1 of 2 from step 5\n"
         assert told.text(stream="stderr") == ""
         [restart] = told.of(events.Restart)
-        assert restart.text.startswith("rank 1 died: killed by signal 9 (SIGKILL)")
+        assert restart.text.startswith("rank 1 (node0) died: killed by signal 9 (SIGKILL)")
         assert restart.text.endswith(": starting all again, attempt 2 of 3")
         undisturbed, killed = (torch.load(tmp_path / name) for name in ("undisturbed", "killed"))
         assert all(torch.equal(undisturbed[name], killed[name]) for name in undisturbed)

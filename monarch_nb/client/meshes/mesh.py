@@ -418,9 +418,9 @@ class Mesh:
         them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
         others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
         restart = f"%mesh restart{self.flag} -t {format_ranks(dead)}"
-        raise RankDead(
-            f"{name_ranks(dead)} {are} dead ({self.core.dead[dead[0]]}): {restart} starts {them} again{others}", dead
-        )
+        which = f"{name_ranks(dead)}{self.core.where_of(dead)}"
+        why = self.core.dead[dead[0]]
+        raise RankDead(f"{which} {are} dead ({why}): {restart} starts {them} again{others}", dead)
 
     def push(self, variables: Mapping[str, Any]) -> None:
         """Set variables on every rank; one copy per node travels, and large arrays are shared by its ranks.

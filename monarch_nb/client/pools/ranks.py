@@ -18,7 +18,7 @@ from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.ranges import Ranges
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.rank_sets import listed, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -75,6 +75,10 @@ class MeshRanks:
     def node_names(self, ranks: Iterable[int]) -> list[str]:
         """Return what the nodes of ranks are called, as far as they are known."""
         return [self.connections[node].name for node in self.by_node(ranks) if node in self.connections]
+
+    def where_of(self, ranks: Iterable[int]) -> str:
+        """Return on which nodes ranks are, for sentences: " (host2)"; "" where there is only one node."""
+        return f" ({listed(self.node_names(ranks))})" if len(self.connections) > 1 else ""
 
     def is_up(self, ranks: Iterable[int]) -> bool:
         """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""

@@ -146,7 +146,8 @@ class ScriptRun(Run):
         attempt = f"attempt {self._attempt + 2} of {self._script.max_restarts + 1}"
         for text in self._decoder.rest():
             super().emit(text)
-        super().emit(events.Restart(f"rank {failed.rank} {failed.line}: starting all again, {attempt}"))
+        which = f"rank {failed.rank}{self.mesh.core.where_of([failed.rank])}"
+        super().emit(events.Restart(f"{which} {failed.line}: starting all again, {attempt}"))
         super().emit(events.Notice("", key="abort"))
         self._tell_collected()
         for connection in self._nodes.connections():

@@ -101,12 +101,19 @@ class TestRunFailed:
         restarted = RankFailure(4, "node1", "died", "RankRestarted", "restarted")
         failed = RunFailed(failures=[*same, died, restarted])
         assert str(failed).split("\n\n") == [
-            "ranks 0-1,3: E: e; rank 2: RankDied: killed; rank 4: RankRestarted: restarted",
+            "ranks 0-1,3: E: e; rank 2: RankDied: killed; rank 4 (node1): RankRestarted: restarted",
             "ranks 0-1,3 (node0)\nTraceback\nE: e",
             "rank 2 (node1)\nRankDied: killed\n    last words",
         ]
         assert failed.failures[0].traceback == "Traceback\nE: e"
         assert "\x1b[31mTraceback\x1b[0m" in failed._render_traceback_(), "a notebook shows the colours"
+
+    def test_where_ranks_were_is_told_once_and_of_many_nodes_some(self) -> None:
+        died = [RankFailure(rank, f"node{rank}", "died", "RankDied", "killed") for rank in range(10)]
+        nodes = ", ".join(f"node{rank}" for rank in range(8))
+        assert str(RunFailed(failures=died)) == f"ranks 0-9 ({nodes} and 2 more): RankDied: killed"
+        of_node = RankFailure(0, "node0", "died", "RankDied", "killed", of_node=True)
+        assert str(RunFailed(failures=[of_node])) == "node node0: RankDied: killed"
 
     def test_it_shows_each_traceback_once(self) -> None:
         text = "\n".join(self.failed()._render_traceback_())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh, _title
 from monarch_nb.client.pools.infos import (
@@ -20,7 +22,7 @@ from monarch_nb.client.pools.infos import (
 )
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.runs.packing import pack_variables
-from monarch_nb.errors import PickleError, TargetError
+from monarch_nb.errors import PickleError, RankDead, TargetError
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -147,6 +149,26 @@ def test_one_rank_may_be_named_by_its_number() -> None:
     assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
     with pytest.raises(TargetError, match="rank 4 not in"):
         mesh.select(4)
+
+
+@pytest.mark.parametrize(("hosts", "where"), [(1, ""), (2, " (host1)")])
+def test_who_is_dead_is_named_with_its_node_where_there_are_several(
+    hosts: int, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = object.__new__(Mesh)
+    mesh.id, mesh.name, mesh._part = f"a dead rank of {hosts}", "main", None
+    mesh.core = MeshCore(mesh.id, {}, Extent({"hosts": hosts, "procs": 2}))
+    mesh.core.connections = {node: cast(Connection, SimpleNamespace(name=f"host{node}")) for node in range(hosts)}
+    mesh.core.dead = {2 * hosts - 1: "killed by signal 9"}
+
+    async def nothing_new() -> None:
+        pass
+
+    monkeypatch.setattr(mesh.core, "status", nothing_new)
+    monkeypatch.setattr(mesh.core, "is_up", lambda _: True)
+    which = re.escape(f"rank {2 * hosts - 1}{where}")
+    with pytest.raises(RankDead, match=rf"{which} is dead \(killed by signal 9\): %mesh"):
+        mesh.push({"x": 1})
 
 
 def test_stacks_read_well() -> None:
