@@ -29,6 +29,7 @@ from monarch_nb.times import duration, seconds_of
 if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
     from monarch_nb.client.pools.infos import ReservationInfo
+    from monarch_nb.client.reservations.sharing import Grant
     from monarch_nb.provision import Node
 
 _EXAMPLES = """\
@@ -448,6 +449,7 @@ def _extend(options: argparse.Namespace) -> int:
 
 def _share(options: argparse.Namespace) -> int:
     from monarch_nb import attach
+    from monarch_nb.client.reservations.sharing import granted_line
 
     reservation = attach(options.name, pool=options.pool)
     if not options.to:
@@ -459,8 +461,9 @@ def _share(options: argparse.Namespace) -> int:
         reservation.unshare(options.to)
         print(f"{options.name}: {options.to} may not use it any more")
     else:
-        doubtful = reservation.share(options.to, "run" if options.may_run else "read")
-        print(f"{options.name}: {options.to} may {'run cells on it' if options.may_run else 'see what runs on it'}")
+        grant: Grant = "run" if options.may_run else "read"
+        doubtful = reservation.share(options.to, grant)
+        print(granted_line(reservation.owner, reservation.name, reservation.pool, options.to, grant))
         if doubtful:
             _say(doubtful)
     return 0

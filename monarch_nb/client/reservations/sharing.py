@@ -25,6 +25,18 @@ def checked_grant(right: str) -> Grant:
     raise UsageError(f"{right!r} can not be granted: read (output, logs, the panel) or run (cells too)")
 
 
+def granted_line(owner: str, name: str, pool: str, to: str, grant: Grant) -> str:
+    """Return what somebody may from now on, and what they type for it: with whose it is, for they may have one of that
+    name. Pure.
+
+    Example:
+        >>> granted_line("alice", "dev", "lab", "bob", "run")
+        'dev: bob may run cells on it (%mesh attach alice/dev --pool lab)'
+    """
+    may = "run cells on it" if grant == "run" else "see what runs on it"
+    return f"{name}: {to} may {may} (%mesh attach {owner}/{name} --pool {pool})"
+
+
 def shared(name: str, held: Iterable[HeldReservation]) -> list[HeldReservation]:
     """Return what others share with us under a name, NAME or OWNER/NAME.
 

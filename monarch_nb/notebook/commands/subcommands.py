@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.reservations.jobs import end_job_of
 from monarch_nb.client.reservations.meshes import stopped_line
+from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
@@ -329,11 +330,9 @@ class Subcommands:
             reservation.unshare(to)
             show(calm_line(f"{reservation.name}: {to} may not use it any more"))
         else:
-            right = "run" if parsed.switch("run") else "read"
+            right: Grant = "run" if parsed.switch("run") else "read"
             doubtful = reservation.share(to, right)
-            may = "run cells on it" if right == "run" else "see what runs on it"
-            full_name = f"{reservation.owner}/{reservation.name}"  # the other may have one of that name
-            line = f"{reservation.name}: {to} may {may} (%mesh attach {full_name} --pool {reservation.pool})"
+            line = granted_line(reservation.owner, reservation.name, reservation.pool, to, right)
             show(calm_line("\n".join(filter(None, [line, doubtful]))))
 
     def _panel(self, parsed: Parsed) -> None:

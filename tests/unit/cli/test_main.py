@@ -182,6 +182,20 @@ def test_a_reservation_is_found_in_the_pool_that_has_it(
     assert asked == [pool]
 
 
+def test_who_shares_reads_what_the_other_types(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = SimpleNamespace(owner="alice", name="dev", pool="lab", share=lambda to, grant: "")
+    monkeypatch.setattr("monarch_nb.attach", lambda name, pool: held)
+    assert main(["share", "dev", "--to", "bob", "--pool", "lab"]) == 0
+    assert main(["share", "dev", "--to", "bob", "--run", "--pool", "lab"]) == 0
+    how = "%mesh attach alice/dev --pool lab"
+    assert capsys.readouterr().out.splitlines() == [
+        f"dev: bob may see what runs on it ({how})",
+        f"dev: bob may run cells on it ({how})",
+    ]
+
+
 @pytest.mark.parametrize("pools", [("slurm-dev",), ("local", "slurm-dev")])
 def test_list_says_the_pool_unless_it_is_the_default_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pools: tuple[str, ...]
