@@ -6,6 +6,7 @@ order, so all that was saved before has arrived by then.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+_PREFIX = "monarch-nb-watch-"
 _TIMEOUT_S = 2.0
 _USUAL_S = 1e-4
 """An event takes about as long. watchfiles looks again and again, here without the pauses (2 × 1 ms at least) that it
@@ -54,8 +56,8 @@ class Watcher:
 
         self.directories = frozenset(directories)
         self._root = root
-        self._cookies = os.path.realpath(tempfile.mkdtemp(prefix="monarch-nb-watch-"))
-        self._tidy = weakref.finalize(self, shutil.rmtree, self._cookies, True)
+        self._cookies, lock = _directory_of_cookies()
+        self._tidy = weakref.finalize(self, _remove, self._cookies, lock)
         self._numbers = count()
         self._notify: Any = None
         try:
@@ -117,6 +119,36 @@ class Watcher:
         if self._notify is not None:
             self._notify.close()
         self._tidy()
+
+
+def _directory_of_cookies() -> tuple[str, int]:
+    """Make a directory, and return it with a descriptor of it that holds its lock. Those of processes that were killed,
+    whose locks have ended with them, are removed."""
+    parent = os.path.realpath(tempfile.gettempdir())
+    for name in os.listdir(parent):
+        if name.startswith(_PREFIX):
+            _remove_if_left(os.path.join(parent, name))
+    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    # Another process may find it before it is locked: then it is gone, as any directory may be.
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # a file system that knows no locks: then nobody can get this one
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return directory, lock
+
+
+def _remove_if_left(directory: str) -> None:
+    with suppress(OSError):  # another's, or gone by now
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _remove(directory: str, lock: int) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    os.close(lock)
 
 
 def why_not_watchable(directory: str) -> str:

@@ -3,7 +3,11 @@
 import os
 import random
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,6 +305,31 @@ def test_a_lost_watcher_is_no_lost_change(tree_of: Make, root: Path) -> None:
     (root / "m.py").write_text("2")
     assert changed(tree.refresh()) == [b"m.py"]
     assert tree._watcher is not None
+
+
+def test_of_who_was_killed_nothing_stays_when_the_next_one_watches(
+    tree_of: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever lives keeps the directory of its cookies."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "monarch-nb-watch-linked").symlink_to(tmp_path / "parent")
+    watches = (
+        "import os, signal, sys, tempfile\n"
+        "from monarch_nb.client.files.watcher import Watcher\n"
+        "tempfile.tempdir = sys.argv[1]\n"
+        "watcher = Watcher(os.fsencode(sys.argv[2]), [b''])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", watches, str(tmp_path), str(tmp_path / "parent")])
+    assert killed.returncode == -signal.SIGKILL
+    left = set(tmp_path.glob("monarch-nb-watch-*"))
+    assert len(left) == 2, "else this test says nothing"
+    trees = [tree_of(), tree_of()]
+    for tree in trees:
+        tree.refresh()
+    watched = {Path(tree._watcher._cookies) for tree in trees if tree._watcher is not None}
+    assert len(watched) == 2
+    assert set(tmp_path.glob("monarch-nb-watch-*")) == watched | {tmp_path / "monarch-nb-watch-linked"}
 
 
 def test_names_that_watchfiles_can_not_tell(tree_of: Make, root: Path) -> None:
