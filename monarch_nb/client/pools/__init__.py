@@ -4,8 +4,10 @@ others       which pools there are, and what is said of one that was forgotten o
 choosing     which nodes a reservation gets, and why it gets none
 held         a reservation, put together from what its nodes say
 asked        who is waited for when all are asked, and who has answered twice
-pool         asks all nodes, chooses some, leases slots and spawns ranks
 silence      why a node does not answer
+reach        whether nodes reach each other, and which one they do not
+attempts     tries again with other nodes
+pool         asks all nodes, chooses some, leases slots and spawns ranks
 releasing    gives them back
 undertaking  has a node end what this process has half made when it is gone
 line         waits for what others hold

@@ -26,12 +26,13 @@ from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
 from monarch_nb.client.pools.asked import check_protocol, each_once, said_for_which
+from monarch_nb.client.pools.attempts import Outrun, tried
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
-from monarch_nb.client.pools.reach import NotConnected, check_ways
+from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
 from monarch_nb.client.pools.silence import reasons
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
 STATUS_TIMEOUT_S = 15.0
-MOST_RACES = 5
-"""How often a reservation is tried when others lease first what was just free."""
 FLUSH_AT_EXIT_S = 10.0
 """How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 
@@ -201,9 +200,9 @@ class Pool:
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")
         return answered
 
-    async def why_silent(self) -> dict[str, str]:
-        """Return why nodes did not answer when all were asked last, by name."""
-        return await reasons(self._silent)
+    async def why_silent(self, but: Collection[str] = ()) -> dict[str, str]:
+        """Return why nodes did not answer when all were asked last, by name. `but`: those that need not be told of."""
+        return await reasons({name: told for name, told in self._silent.items() if name not in but})
 
     def _name(self, answered: Sequence[tuple[Connection, pb.StatusReply]]) -> None:
         """Call nodes as they call themselves, those of one name with their addresses."""
@@ -311,34 +310,7 @@ class Pool:
             NodeUnreachable: a node does not answer, or does not reach another.
             SpawnError: ranks could not be started.
         """
-        avoided: dict[str, NotConnected] = {}
-        while True:
-            try:
-                return await self._race(name, shape, options, terms, say, avoided)
-            except NotConnected as error:  # others may do
-                avoided[error.worst] = error
-                say(f"without {error.worst}, as nodes do not reach each other")
-            except CapacityError:
-                if avoided:
-                    raise next(iter(avoided.values())) from None
-                raise
-
-    async def _race(
-        self,
-        name: str,
-        shape: Shape,
-        options: SpawnOptions,
-        terms: Terms,
-        say: Progress,
-        avoided: Collection[str],
-    ) -> HeldReservation:
-        for _ in range(MOST_RACES - 1):
-            with contextlib.suppress(Outrun):
-                return await self._reserve(name, shape, options, terms, say, avoided)
-        try:
-            return await self._reserve(name, shape, options, terms, say, avoided)
-        except Outrun as error:
-            raise CapacityError(f"others were faster {MOST_RACES} times; {error}", waiting_helps=True) from None
+        return await tried(lambda avoided: self._reserve(name, shape, options, terms, say, avoided), say)
 
     async def _reserve(
         self,
@@ -412,10 +384,6 @@ class Pool:
 def in_order(connections: Iterable[Connection]) -> list[Connection]:
     """Return nodes in the order that all clients have."""
     return sorted(connections, key=lambda connection: connection.name)
-
-
-class Outrun(Exception):
-    """Somebody else has leased slots between our look and our lease."""
 
 
 async def lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:

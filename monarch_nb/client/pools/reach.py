@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.connections.connection import Connection
@@ -28,15 +28,16 @@ class NotConnected(NodeUnreachable):
     """Nodes that do not reach each other.
 
     Attributes:
-        worst: the one that most of what does not work has to do with.
+        worst: the one that most of what does not work has to do with, of those that others may stand in for; "" for
+            none.
     """
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, ways: Sequence[Way], stay: Collection[str] = ()) -> None:
         shown = "\n".join(f"  {way.trouble}" for way in ways[:10])
         more = f"\n  and {len(ways) - 10} ways more" if len(ways) > 10 else ""
         helps = WHAT_PASSES if any(way.unreachable for way in ways) else WHAT_HELPS
         super().__init__(f"these nodes do not reach each other:\n{shown}{more}\n{helps}")
-        self.worst = worst_of(ways)
+        self.worst = worst_of(ways, stay)
 
 
 @dataclass(frozen=True)
@@ -96,24 +97,29 @@ async def _ways_from(nodes: Sequence[Connection], index: int, reach: int, size_b
     ]
 
 
-async def check_ways(nodes: Sequence[Connection]) -> None:
+async def check_ways(nodes: Sequence[Connection], stay: Sequence[Connection] = ()) -> None:
     """Make sure that nodes of a network reach each other, before ranks wait for each other in vain. On the background
     loop.
+
+    Args:
+        stay: nodes besides, which no others can stand in for.
 
     Raises:
         NotConnected: some do not; the message says which, and what helps.
     """
-    if all(node.identity is None for node in nodes):
+    everyone = [*nodes, *stay]
+    if all(node.identity is None for node in everyone):
         return  # all on this machine
-    if blocked := [way for way in await ways_between(nodes) if way.trouble]:
-        raise NotConnected(blocked)
+    if blocked := [way for way in await ways_between(everyone) if way.trouble]:
+        raise NotConnected(blocked, {node.name for node in stay})
 
 
-def worst_of(blocked: Sequence[Way]) -> str:
-    """Return the node that most of what does not work has to do with: of two, the one that can not be reached. Pure."""
-    parts = Counter(name for way in blocked for name in (way.start, way.end))
+def worst_of(blocked: Sequence[Way], stay: Collection[str] = ()) -> str:
+    """Return the node that most of what does not work has to do with: of two, the one that can not be reached; "" when
+    it has to do only with those that stay. Pure."""
+    parts = Counter(name for way in blocked for name in (way.start, way.end) if name not in stay)
     ends = Counter(way.end for way in blocked)
-    return max(parts, key=lambda name: (parts[name], ends[name]))
+    return max(parts, key=lambda name: (parts[name], ends[name]), default="")
 
 
 def speed_of(ways: Sequence[Way]) -> float:

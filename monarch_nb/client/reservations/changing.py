@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,10 +21,11 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.record import FilesRecord
+from monarch_nb.client.pools.attempts import Attempt, tried
 from monarch_nb.client.pools.beside import stop_beside
-from monarch_nb.client.pools.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.pool import MOST_RACES, Outrun, Pool, Progress, all_of, lease, not_whole
+from monarch_nb.client.pools.pool import Pool, Progress, all_of, lease, not_whole
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.pools.undertaking import making
@@ -71,37 +72,30 @@ def taking_turns(
     shape: Shape,
     wait: bool | Duration,
     say: Progress,
-    attempt: Callable[[], Awaitable[T]],
+    attempt: Attempt[T],
 ) -> T:
-    """Return what an attempt to have more of a pool returns: tried again when others were faster and, if that is
-    wanted, when others release what they hold.
+    """Return what an attempt to have more of a pool returns: tried again when others were faster, without nodes that
+    the rest does not reach and, if that is wanted, when others release what they hold.
 
     Args:
         shape: of what is needed.
         wait: for what others hold, and how long.
-        attempt: runs on the background loop, and leaves nothing leased when it raises.
+        attempt: runs on the background loop.
     """
     longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
 
-    async def race() -> T:
-        outrun = ""
-        for _ in range(MOST_RACES):
-            try:
-                return await attempt()
-            except Outrun as error:
-                outrun = str(error)
-        raise CapacityError(f"others were faster {MOST_RACES} times; {outrun}", waiting_helps=True)
-
     def take() -> T:
-        return call(race())
+        return call(tried(attempt, say))
 
     if wait is False:
         return with_room(pool, shape, say, take)
     return in_line(pool, name, shape, longest_s, say, take)
 
 
-async def look(pool: Pool, reservation_id: str, name: str) -> tuple[HeldReservation, Others]:
-    """Return what is held, and the nodes that have no part of it."""
+async def look(
+    pool: Pool, reservation_id: str, name: str, avoided: Collection[str] = ()
+) -> tuple[HeldReservation, Others]:
+    """Return what is held, and the nodes that have no part of it, but for those to avoid."""
     told = await pool.ask()
     members = await pool.told_by_members(told, pb.StatusRequest())
     found = [held for held in pool.put_together([*told, *members]) if held.reservation_id == reservation_id]
@@ -111,7 +105,8 @@ async def look(pool: Pool, reservation_id: str, name: str) -> tuple[HeldReservat
     others = [
         (connection, reply)
         for connection, reply in told
-        if all(status.reservation_id != reservation_id for status in reply.reservations)
+        if connection.name not in avoided
+        and all(status.reservation_id != reservation_id for status in reply.reservations)
     ]
     return held, others
 
@@ -124,22 +119,27 @@ async def look_again(pool: Pool, before: HeldReservation, joined: Mapping[int, C
     return next(held for held in pool.put_together(said) if held.reservation_id == before.reservation_id)
 
 
-def free_nodes(
-    pool: Pool, held: HeldReservation, count: int, others: Others, what_for: str, gone: Collection[str] = ()
+async def free_nodes(
+    pool: Pool, held: HeldReservation, count: int, others: Others, what_for: str, ways: str
 ) -> list[Connection]:
     """Return nodes that have room for their part of a reservation.
 
     Args:
         what_for: as in "no free node for the place of host2".
-        gone: names of nodes that are known not to answer.
+        ways: what there is to say when the pool has no other node.
 
     Raises:
         CapacityError: there are too few.
     """
     shape = Shape(count, held.facts.procs, held.facts.gpus)
-    silent = {one: "" for one in pool.silent if one not in gone}
+    nodes = [reply.node for _, reply in others]
+    gone = [node.name for node in held.absent.values()]
+    silent = await pool.why_silent(but=gone) if lacking(shape, nodes) else {}
+    if not others:
+        whys = ", ".join(f"{one}: {why}" for one, why in silent.items())
+        no_other = f"the pool {pool.name!r} has no other that answers{f' ({whys})' if whys else ''}"
+        raise CapacityError(f"no free node for {what_for}: {no_other}{ways}")
     try:
-        nodes = [reply.node for _, reply in others]
         indices = choose_nodes(shape, nodes, silent=silent, own_pid=os.getpid(), besides=held.facts.nodes)
     except CapacityError as error:
         raise CapacityError(f"no free node for {what_for}: {error}", waiting_helps=error.waiting_helps) from None
@@ -233,7 +233,7 @@ class Change:
         """Start ranks, but for those of nodes that learn with their new places what they are to start."""
         joining, specs = list(self._plan.joining.values()), self._plan.specs
         main = main_of(self._held).spec
-        await check_ways([*joining, *self._stay])
+        await check_ways(joining, self._stay)
         if shared := main.environment.get(config.SHARED_VARIABLE, ""):
             await check_shared([self._stay[0], *joining], shared)
         self._say(f"starting {counted(sum(spec.ranks for parts in specs.values() for spec in parts), 'rank')}")

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.pool import MOST_RACES, Pool, Progress
+from monarch_nb.client.pools.attempts import MOST_RACES
+from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.errors import CapacityError, MonarchNbError, UsageError, say_too
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Job

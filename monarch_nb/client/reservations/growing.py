@@ -27,7 +27,7 @@ from monarch_nb.client.reservations.further import Asking, end_jobs_of, with_fur
 from monarch_nb.client.reservations.placing import main_of
 from monarch_nb.client.reservations.without import way_without
 from monarch_nb.config import MAIN_MESH, RESTARTED
-from monarch_nb.errors import CapacityError, NodeUnreachable, NoSuchMesh, SpawnError, UsageError
+from monarch_nb.errors import NodeUnreachable, NoSuchMesh, SpawnError, UsageError
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
@@ -116,14 +116,14 @@ def grow(
         count = total_of(nodes, held.facts.nodes) - held.facts.nodes
         return lacking(replace(shape, nodes=count), [reply.node for _, reply in others]), held.facts.time_left_s
 
-    async def attempt() -> tuple[Resized, HeldReservation]:
-        held, others = await look(pool, reservation_id, name)
+    async def attempt(avoided: Collection[str]) -> tuple[Resized, HeldReservation]:
+        held, others = await look(pool, reservation_id, name, avoided)
         count = total_of(nodes, held.facts.nodes) - held.facts.nodes
         wanted = wanted_mesh(held, count, into, mesh) if count >= 0 else None
         if wanted is None:  # somebody else has done it
             return Resized(name, held.facts.nodes), held
         _check_all_answer(held, held.absent)
-        new = _found(pool, held, count, others) if count else []
+        new = await _found(pool, held, count, others) if count else []
         joining = {held.facts.nodes + index: node for index, node in enumerate(new)}
         members = {**held.connections, **joining}
         specs = specs_of(wanted, joining.keys() | held.places_without(wanted.spec.mesh_id), len(members))
@@ -417,13 +417,8 @@ def _check_all_answer(held: HeldReservation, absent: Collection[int]) -> None:
         )
 
 
-def _found(pool: Pool, held: HeldReservation, count: int, others: Others) -> list[Connection]:
+async def _found(pool: Pool, held: HeldReservation, count: int, others: Others) -> list[Connection]:
     """Return free nodes, or raise CapacityError."""
-    name, total = held.facts.name, held.facts.nodes + count
-    what_for = f"{name} to have {counted(total, 'node')}"
-    if not others:
-        raise CapacityError(
-            f"no free node for {what_for}: the pool {pool.name!r} has no other that answers"
-            f"{how_to_add(pool.name, total)}"
-        )
-    return free_nodes(pool, held, count, others, what_for)
+    total = held.facts.nodes + count
+    what_for = f"{held.facts.name} to have {counted(total, 'node')}"
+    return await free_nodes(pool, held, count, others, what_for, how_to_add(pool.name, total))

@@ -17,7 +17,7 @@ from monarch_nb.client.reservations.changing import Change, Others, Plan, free_n
 from monarch_nb.client.reservations.extending import hold_while_all_last
 from monarch_nb.client.reservations.further import Asking, end_jobs_of, with_further_nodes
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import CapacityError, UsageError
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import Duration
@@ -69,21 +69,21 @@ def replace(
         record: what was said of the reservation's files.
         asking: how it may get nodes that are not free.
     """
-    looked = [call(_look(pool, reservation_id, name, asked))]
+    looked = [call(_look(pool, reservation_id, name, asked, ()))]
     held, lost, _ = looked[0]
     shape = Shape(len(lost), held.facts.procs, held.facts.gpus)
     before = [held.connections[place] for place in lost]
 
     async def missing() -> tuple[int, float]:
         looked.clear()  # there will be others
-        held, lost, others = await _look(pool, reservation_id, name, asked)
+        held, lost, others = await _look(pool, reservation_id, name, asked, ())
         return lacking(
             dataclasses.replace(shape, nodes=len(lost)), [reply.node for _, reply in others]
         ), held.facts.time_left_s
 
-    async def attempt() -> tuple[list[Replaced], HeldReservation]:
-        held, lost, others = looked.pop() if looked else await _look(pool, reservation_id, name, asked)
-        chosen = dict(zip(lost, _chosen(pool, held, lost, others), strict=True))
+    async def attempt(avoided: Collection[str]) -> tuple[list[Replaced], HeldReservation]:
+        held, lost, others = looked.pop() if looked else await _look(pool, reservation_id, name, asked, avoided)
+        chosen = dict(zip(lost, await _chosen(pool, held, lost, others), strict=True))
         return await _put_in(pool, held, chosen, record, say)
 
     def take(wait: bool | Duration) -> tuple[list[Replaced], HeldReservation]:
@@ -129,10 +129,10 @@ def specs_by_place(held: HeldReservation, lost: Sequence[int]) -> dict[int, list
 
 
 async def _look(
-    pool: Pool, reservation_id: str, name: str, asked: Sequence[str | int]
+    pool: Pool, reservation_id: str, name: str, asked: Sequence[str | int], avoided: Collection[str]
 ) -> tuple[HeldReservation, list[int], Others]:
-    """Return what is held, which places are to be filled, and the nodes that could."""
-    held, others = await look(pool, reservation_id, name)
+    """Return what is held, which places are to be filled, and the nodes that could, but for those to avoid."""
+    held, others = await look(pool, reservation_id, name, avoided)
     names = {place: connection.name for place, connection in held.connections.items()}
     return held, places_to_fill(names, held.absent, asked), others
 
@@ -156,10 +156,8 @@ async def _put_in(
     return replaced, await look_again(pool, held, chosen)
 
 
-def _chosen(pool: Pool, held: HeldReservation, lost: list[int], others: Others) -> list[Connection]:
+async def _chosen(pool: Pool, held: HeldReservation, lost: list[int], others: Others) -> list[Connection]:
     gone = [held.connections[place].name for place in lost]
     whose = f"the {'place' if len(gone) == 1 else 'places'} of {', '.join(gone)}"
-    if not others:
-        ways = f"add one, or go on without: -t leaves ranks out, %mesh release works without {', '.join(gone)}"
-        raise CapacityError(f"no node for {whose}: the pool {pool.name!r} has no other that answers; {ways}")
-    return free_nodes(pool, held, len(lost), others, whose, gone)
+    ways = f"; add one, or go on without: -t leaves ranks out, %mesh release works without {', '.join(gone)}"
+    return await free_nodes(pool, held, len(lost), others, whose, ways)

@@ -76,7 +76,18 @@ def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
     told: list[str] = []
     dev = reserve("dev", nodes=2, procs=1, preload=[], progress=told.append)
     assert dev.node_names == [first.name, third.name]
-    assert f"without {second.name}, as nodes do not reach each other" in told
+    without = f"without {second.name}, as nodes do not reach each other"
+    assert without in told
+    dev.release()
+
+    told.clear()
+    dev = reserve("dev", nodes=1, procs=1, preload=[])
+    assert dev.grow(2, progress=told.append).joined == (third.name,)
+    assert without in told
+    with pytest.raises(NodeUnreachable, match=f"{first.name} can not connect to {second.name}"):
+        dev.replace(third.name)
+    assert dev.mesh.run("rank").values == [0], "as it was"
+    assert dev.node_names == [first.name, third.name]
     dev.release()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.client.pools import asked
+from monarch_nb.client.pools import asked, attempts
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.pool import Pool, SpawnOptions, Terms
@@ -99,7 +99,7 @@ async def test_of_clients_that_race_one_gets_the_nodes_and_nothing_is_left_of_th
     moments: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the first try: they do not hinder each other."""
-    monkeypatch.setattr(pools, "MOST_RACES", 1)
+    monkeypatch.setattr(attempts, "MOST_RACES", 1)
     nodes = [FakeConnection(f"node{index}", moments) for index in range(NODES)]
     wanted = [moments.randrange(2, NODES + 1) for _ in range(4)]
     clients = [FakePool(moments.sample(nodes, NODES), moments) for _ in wanted]
