@@ -119,6 +119,14 @@ async def test_what_is_done_stays(node: NodeWithoutProcesses, told: Told, monkey
     assert told.calls.empty()
 
 
+async def test_what_is_done_stays_when_the_allocator_is_killed_at_once(
+    node: NodeWithoutProcesses, tmp_path: Path
+) -> None:
+    node.undertakings.take(begun())
+    node.undertakings.take(begun(done=True))
+    assert not make_node(tmp_path).records.undertakings()
+
+
 async def test_a_mesh_that_is_whole_stays_whoever_says_so(
     node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
