@@ -345,20 +345,17 @@ def _describe(node: Node) -> tuple[str, dict[str, Any]]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from monarch_nb import list_everywhere, list_reservations
-    from monarch_nb.client.reservations.lists import Holdings
+    from monarch_nb import list_everywhere
+    from monarch_nb.client.reservations.lists import list_one
 
     _check_named_pool(options.pool or default_pool())
-    if options.pool:
-        held = Holdings((options.pool,), list_reservations(options.pool, memory=options.json), {})
-    else:
-        held = list_everywhere(memory=options.json)
+    held = list_one(options.pool, memory=options.json) if options.pool else list_everywhere(memory=options.json)
     if options.json:
         _print_json([asdict(reservation) for reservation in held.reservations])
     else:
         with_pool = not options.pool and any(pool != default_pool() for pool in held.pools)
         _print_reservations(held.reservations, options.pool or default_pool(), with_pool=with_pool)
-        for line in held.unheld:
+        for line in held.besides:
             print(typed_here(line))
     for note in held.notes:
         _say(f"monarch-nb: {note}")

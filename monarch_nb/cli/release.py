@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     if not names:
         there = typed_here(elsewhere(None, options.pool), options.words)
         print(f"nothing is held in the pool {options.pool}; {there}" if there else "nothing is held")
-        for line in list_everywhere().unheld:
+        for line in list_everywhere().besides:
             print(typed_here(line))
     return 0
 

@@ -105,15 +105,20 @@ class Connection:
             return f"{self.name} {ALLOCATOR_DOWN}"
         return f"{self.name} unreachable{self._since}: {HOST_AWAY}"
 
-    def absence_of(self, ranks: Sequence[int], others: Sequence[int]) -> str:
+    def absence_of(self, ranks: Sequence[int], others: Sequence[int], *, is_last: bool = False) -> str:
         """What there is to say when it does not answer and what is to run needs it.
 
         Args:
             ranks: its ranks of those that are to run. others: those of them that could run without it.
+            is_last: no other node that has ranks of their mesh answers.
         """
         leave_out = f"-t {format_ranks(others)} leaves {name_ranks(ranks)} out" if others else ""
         if is_local(self.address):
             return f"{self.absence}{leave_out and f'; {leave_out}'}"
+        if is_last:
+            away = f"{self.name} unreachable{self._since}"
+            gone = f"{away}, with {name_ranks(ranks)}, and no other node of their mesh answers"
+            return f"{gone}: they come back only with their nodes; %mesh reserve NAME --replace begins anew, on others"
         replaced = "%mesh replace puts a free node in its place"
         if self.identity and (job := job_of_pool(self.identity.pool)):
             replaced = f"%mesh replace asks {job.on} for another in its place"

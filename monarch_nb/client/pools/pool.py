@@ -44,7 +44,7 @@ from monarch_nb.errors import (
     PoolError,
     ReservationNotFound,
 )
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
@@ -105,9 +105,8 @@ class Pool:
         self.name = name
         self.connections: dict[str, Connection] = {}
         self._messenger = Messenger(name)
-        self.silent: list[str] = []
-        """Nodes that did not answer when all were asked last."""
         self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
+        """Of nodes that did not answer when all were asked last: their addresses, and what asking them ended with."""
         self._asked: Collection[Connection] = ()
         self.listed: list[Connection] = []
         """The nodes that there were when all were asked last, each once, whether they answered or not."""
@@ -127,6 +126,11 @@ class Pool:
         """
         if not all(node.alive for node in provisioner_of(self.name).nodes(pool=self.name)):
             provisioner_of(self.name).up(pool=self.name, progress=say)
+
+    @property
+    def silent(self) -> list[str]:
+        """Nodes that did not answer when all were asked last."""
+        return list(self._silent)
 
     @property
     def identity(self) -> Identity | None:
@@ -177,20 +181,20 @@ class Pool:
             connection: asyncio.ensure_future(connection.unary("Status", request, STATUS_TIMEOUT_S))
             for connection in connections
         }
-        answered, self.silent, self._silent = [], [], {}
+        answered: list[tuple[Connection, pb.StatusReply]] = []
+        silent: dict[str, tuple[str, NodeUnreachable]] = {}
         with said_for_which(calls, say):
             replies = await answers(calls)
         for connection, reply in replies.items():
             if isinstance(reply, NodeUnreachable):
-                self.silent.append(connection.name)
-                self._silent[connection.name] = connection.address, reply
+                silent[connection.name] = connection.address, reply
                 continue
             if isinstance(reply, BaseException):
                 raise reply
             check_protocol(connection, reply.node)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
-        answered = each_once(answered)
+        answered, self._silent = each_once(answered), silent  # only now: somebody else may ask meanwhile
         there = {connection for connection, _ in answered}
         self.listed = [one for one in connections if one in there or one.name in self.silent]
         self._name(answered)
@@ -288,7 +292,8 @@ class Pool:
         for one in held:
             if one.reservation_id == reservation_id:
                 return one
-        raise not_found(name, held, [one for one in await self.ended() if one.reservation_id == reservation_id])
+        ended = [one for one in await self.ended() if one.reservation_id == reservation_id]
+        raise not_found(name, held, ended, silent=self.silent)
 
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
@@ -497,17 +502,21 @@ def not_found(
     ended: Sequence[pb.Ended] = (),
     pool: str = "",
     elsewhere: str = "",
+    silent: Sequence[str] = (),
 ) -> ReservationNotFound:
     """Return the error that lists what there is, and says why that of this name is gone, or where it is.
 
     Args:
         pool: where it was looked for, when there are several. elsewhere: in which others it is, in words.
+        silent: nodes that were not heard.
     """
     if gone := [one for one in ended if one.name == name]:
         return expired(gone[-1])
     mine = [f"{one.facts.name} ({one.shape})" for one in held if one.is_mine]
     what = f"no reservation {name!r}" if name else "nothing to attach to"
     what += f" in the pool {pool}" if pool else ""
+    if silent:
+        what += f" on the nodes that answer ({listed(silent)} {'does' if len(silent) == 1 else 'do'} not)"
     if elsewhere:
         return ReservationNotFound(f"{what}; {elsewhere}")
     there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
@@ -523,7 +532,8 @@ def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
         do = "does" if len(held.absent) == 1 else "do"
         ways = f"; %mesh attach {name} uses the others" if held.absent else ""
         if held.meshes and held.main is None:
-            ways = f"; {config.MAIN_MESH} was only there: %mesh reserve {name} --replace gives the others back first"
+            anew = f"%mesh reserve {name} --nodes {facts.nodes} --{held.shape.kind}s {held.shape.per_node} --replace"
+            ways = f", and {config.MAIN_MESH} was only there: {anew} gives the others back and begins anew"
         return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{ways}")
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "

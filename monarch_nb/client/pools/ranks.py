@@ -108,7 +108,8 @@ class MeshRanks:
             first_rank = node * self.ranks_per_node
             connection = self.connection_of(first_rank)
             on_node = by_node.get(node)
-            absence = connection.absence_of(on_node, others) if on_node else connection.absence
+            is_last = away >= self.connections.keys()
+            absence = connection.absence_of(on_node, others, is_last=is_last) if on_node else connection.absence
             raise NodeUnreachable(absence, connection.name)
         await self.choose_first()
 

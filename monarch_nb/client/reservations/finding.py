@@ -29,7 +29,8 @@ def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
         raise
     if not matching:
         several = pool.name if len(known_pools()) > 1 else ""
-        raise pools.not_found(name, held, call(pool.ended()), several, elsewhere(name, pool.name))
+        silent = pool.silent
+        raise pools.not_found(name, held, call(pool.ended()), several, elsewhere(name, pool.name), silent)
     if not matching[-1].usable:
         raise pools.not_whole(matching[-1], pool.name)
     return matching[-1]

@@ -13,6 +13,7 @@ from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.pools.releasing import KeptFiles, release
 from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
+from monarch_nb.ground.rank_sets import listed
 from monarch_nb.provision import jobs
 
 ELSEWHERE_S = 3.0
@@ -27,12 +28,19 @@ class Holdings:
         pools: those that were asked. reservations: in these, oldest first in each.
         failed: pools that could not be asked, and why.
         unheld: what there is to say of jobs of engines that wait, or whose nodes nobody holds.
+        unheard: what there is to say of nodes that did not answer, and may hold more.
     """
 
     pools: tuple[str, ...]
     reservations: list[ReservationInfo]
     failed: Mapping[str, MonarchNbError]
     unheld: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
+
+    @property
+    def besides(self) -> list[str]:
+        """What there is to say besides."""
+        return [*self.unheld, *self.unheard]
 
     @property
     def notes(self) -> list[str]:
@@ -52,6 +60,12 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
     return [reservation_info(held, chosen.name) for held in call(chosen.reservations(memory=memory))]
 
 
+def list_one(pool: str, *, memory: bool = False) -> Holdings:
+    """Return what is held in a pool. `memory` as of `list_reservations`."""
+    infos = list_reservations(pool, memory=memory)
+    return Holdings((pool,), infos, {}, unheard=_unheard([pool], infos))
+
+
 def list_everywhere(*, memory: bool = False) -> Holdings:
     """Return what is held in all pools that there are for this user: those of this machine that are up, and all pools
     of hosts; the default one comes first. `memory` as of `list_reservations`.
@@ -64,7 +78,22 @@ def list_everywhere(*, memory: bool = False) -> Holdings:
     if len(pools) == 1 and held.failed:
         raise held.failed[pools[0]]
     nodes = {(info.pool, info.name): info.nodes for info in held.reservations}
-    return replace(held, unheld=tuple(jobs.unheld(nodes, held.failed)))
+    answering = [pool for pool in pools if pool not in held.failed]
+    unheard = _unheard(answering, held.reservations)
+    return replace(held, unheld=tuple(jobs.unheld(nodes, held.failed)), unheard=unheard)
+
+
+def _unheard(pools: Iterable[str], shown: Iterable[ReservationInfo]) -> tuple[str, ...]:
+    """Return what there is to say of nodes that did not answer when pools were asked last, but for those that are known
+    to hold what is shown."""
+    known = {(info.pool, node) for info in shown for node in info.node_names}
+    lines = []
+    for pool in pools:
+        chosen = pool_named(pool)
+        if chosen.is_up and (silent := [node for node in chosen.silent if (pool, node) not in known]):
+            do, they, hold = ("does", "it", "holds") if len(silent) == 1 else ("do", "they", "hold")
+            lines.append(f"{pool}: {listed(silent)} {do} not answer: what only {they} {hold} is not shown")
+    return tuple(lines)
 
 
 def elsewhere(name: str | None, pool: str) -> str:

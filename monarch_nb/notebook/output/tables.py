@@ -171,7 +171,7 @@ def reservations_table(held: Holdings, current: str | None, prices: Mapping[str,
     infos = held.reservations
     if not infos:
         nothing = "nobody holds anything: %mesh reserve NAME --nodes 1 --procs 4"
-        return calm_line("\n".join([nothing, *held.unheld, *held.notes]))
+        return calm_line("\n".join([nothing, *held.besides, *held.notes]))
     rows = [
         [
             f"{info.name}{' *' if info.reservation_id == current else ''}",
@@ -189,7 +189,7 @@ def reservations_table(held: Holdings, current: str | None, prices: Mapping[str,
     ]
     notes = ["* this notebook's"] if any(info.reservation_id == current for info in infos) else []
     notes += [f"{info.name}: {bare}" for info in infos for bare in info.nodes_without_main]
-    notes += [*held.unheld, *held.notes]
+    notes += [*held.besides, *held.notes]
     headers = ["name", "pool", "shape", "meshes", "ranks alive", "held by", "for", "time left", "costs", "notebook"]
     return table("", headers, rows, notes)
 

@@ -505,6 +505,10 @@ class TestCalls:
             connection.address = "127.0.0.1:1"
             connection.identity = SimpleNamespace(pool=pool)  # type: ignore[assignment]
             said[pool] = connection.absence_of([1], [0])
+            alone = connection.absence_of([0, 1], [], is_last=True)
+            assert "ranks 0-1, and no other node of their mesh answers: " in alone
+            assert "%mesh reserve NAME --replace" in alone
+            assert "%mesh replace" not in alone, "which asks the others what it is to start"
             await connection.close()
         begin, end = "n2 unreachable, with rank 1: -t 0 leaves rank 1 out; ", ", %mesh release works without it"
         assert said["lab"] == f"{begin}%mesh replace puts a free node in its place{end}"

@@ -189,6 +189,11 @@ class TestWhatIsHeld:
         assert text == "no reservation 'dex'; you hold dev (2 nodes × 4 procs), eval (1 node × 4 procs)"
         assert "you hold none: %mesh reserve NAME" in str(not_found(None, []))
 
+    def test_not_found_names_nodes_that_may_have_it(self) -> None:
+        text = str(not_found("dev", [], silent=["host1"]))
+        assert text.startswith("no reservation 'dev' on the nodes that answer (host1 does not); you hold none")
+        assert "(host1, host2 do not)" in str(not_found("dev", [], silent=["host1", "host2"]))
+
     def test_a_node_that_does_not_answer(self) -> None:
         error = not_whole(held(answering=1))
         assert isinstance(error, NodeUnreachable)

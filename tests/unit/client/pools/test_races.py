@@ -24,7 +24,8 @@ class FakeConnection:
     """A node that takes its time."""
 
     def __init__(self, name: str, moments: random.Random) -> None:
-        self.name, self.node_address, self.client_id = name, f"unix:/{name}", name
+        self.name, self.client_id = name, name
+        self.address = self.node_address = f"unix:/{name}"
         self.identity = None  # on this machine
         self.up = True
         self.state = NodeState(4)
@@ -181,3 +182,19 @@ async def test_nodes_that_are_waited_for_are_named(monkeypatch: pytest.MonkeyPat
     said: asyncio.Queue[str] = asyncio.Queue()
     with asked.said_for_which(answers, said.put_nowait):
         assert await asyncio.wait_for(said.get(), 60.0) == "waiting for node1: no answer yet"
+
+
+async def test_two_that_ask_at_once_hear_each_for_itself_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = random.Random(0)
+    nodes = [FakeConnection(name, moments) for name in ("host1", "host2")]
+    for node in nodes:
+        node.fails_at = "Status"
+    pool = Pool("lab")
+
+    async def discover() -> Any:
+        return nodes
+
+    monkeypatch.setattr(pool, "discover", discover)
+    for outcome in await asyncio.gather(pool.ask(), pool.ask(), return_exceptions=True):
+        assert isinstance(outcome, NodeUnreachable)
+    assert pool.silent == ["host1", "host2"]

@@ -11,7 +11,7 @@ import pytest
 
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.reservations import lists
-from monarch_nb.client.reservations.lists import elsewhere, list_everywhere, pool_of
+from monarch_nb.client.reservations.lists import elsewhere, list_everywhere, list_one, pool_of
 from monarch_nb.config import POOL_VARIABLE
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
@@ -22,8 +22,8 @@ class Held:
 
     is_up = True
 
-    def __init__(self, *names: str) -> None:
-        self._names = names
+    def __init__(self, *names: str, silent: Sequence[str] = ()) -> None:
+        self._names, self.silent = names, silent
 
     async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:
         return [_held(*name.split("/")) for name in self._names]
@@ -91,6 +91,14 @@ class TestEverywhere:
         assert list_everywhere().unheld == ("dev: waits",)
         [(held, silent)] = asked
         assert (held, set(silent)) == ({("lab", "a"): 0}, {"far"})
+
+    def test_nodes_that_may_hold_more_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        away = "%s not answer: what only %s is not shown"
+        given(monkeypatch, lab=Held("a", silent=["host", "host1"]), far=Held(silent=["n1", "n2"]), empty=Down())
+        held = list_everywhere()
+        far = "far: n1, n2 " + away % ("do", "they hold")
+        assert held.besides == ["lab: host1 " + away % ("does", "it holds"), far], "host is known to hold a part"
+        assert list_one("far").besides == [far]
 
 
 class TestElsewhere:

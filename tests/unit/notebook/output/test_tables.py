@@ -106,8 +106,9 @@ def test_what_is_known_of_the_price_is_shown() -> None:
 
 
 def test_jobs_that_nobody_holds_stand_below() -> None:
-    held = Holdings(("lab",), [], {}, ("dev: Slurm job 7 waits",))
-    assert reservations_table(held, None).plain.splitlines()[-1] == "dev: Slurm job 7 waits"
+    held = Holdings(("lab",), [], {}, ("dev: Slurm job 7 waits",), ("lab: host1 does not answer",))
+    below = ["dev: Slurm job 7 waits", "lab: host1 does not answer"]
+    assert reservations_table(held, None).plain.splitlines()[-2:] == below
 
 
 def test_a_long_death_stands_below_the_table() -> None:
