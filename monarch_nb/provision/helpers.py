@@ -18,6 +18,8 @@ from monarch_nb.provision.daemons import daemon_environment
 
 CALL_S = 60.0
 """An engine that is busy may take this long."""
+END_S = 10.0
+"""So long one that says nothing more may take to end: an interpreter that has imported much takes a second."""
 
 
 class Helper:
@@ -57,7 +59,7 @@ class Helper:
                 if line:
                     answer: dict[str, Any] = json.loads(line)
                     return answer
-                if status := self._end():
+                if status := self._end(END_S):
                     raise PoolError(f"the process that talks to {self._engine} has ended with {status}: {self._said}")
         raise PoolError(f"the process that talks to {self._engine} ends at once")
 
@@ -97,7 +99,7 @@ class Helper:
             received += data
         return received
 
-    def _end(self) -> int:
+    def _end(self, patience_s: float = 0.5) -> int:
         """End it; return its exit status, 0 when it ended by itself as it should."""
         process, self._process = self._process, None
         if process is None:
@@ -107,7 +109,7 @@ class Helper:
         process.stdin.close()
         process.stdout.close()
         try:
-            return process.wait(0.5)
+            return process.wait(patience_s)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
