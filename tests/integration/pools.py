@@ -20,11 +20,16 @@ from monarch_nb.provision.local import LocalProvisioner
 
 
 class PoolOfMany:
-    """A local pool in a state directory of its own, started when it is used first."""
+    """A local pool in a state directory of its own, started when it is used first.
 
-    def __init__(self, nodes: int, procs: int, *, isolate: bool = False, **variables: str) -> None:
+    Args:
+        preload: what its nodes import at once. They import more when ranks are reserved that have it, and keep it.
+        variables: of its nodes' environment.
+    """
+
+    def __init__(self, nodes: int, procs: int, *, isolate: bool = False, preload: str = "", **variables: str) -> None:
         self._home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-        self._nodes, self._procs, self._isolate = nodes, procs, isolate
+        self._nodes, self._procs, self._isolate, self._preload = nodes, procs, isolate, preload
         self._variables = {**variables, HOME_VARIABLE: str(self._home)}
 
     @contextmanager
@@ -49,6 +54,7 @@ class PoolOfMany:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self._variables.items():
                 patch.setenv(name, value)
+            patch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", (self._preload,))
             yield
 
 

@@ -13,6 +13,8 @@ from monarch_nb.cli.main import main
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
     """Run a command; return what it printed, stderr after stdout."""

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of the notebook, on a pool of 4 nodes × 4 procs."""
-    with PoolOfMany(nodes=4, procs=4).closing() as pool, pool.in_use():
+    with PoolOfMany(nodes=4, procs=4, preload="torch").closing() as pool, pool.in_use():
         kernel = Kernel(Path(shutil.copy(NOTEBOOK, tmp_path)))
         try:
             yield kernel

@@ -145,7 +145,7 @@ class TestChildren:
         self.assert_gone(children)
 
     def test_they_go_when_the_reservation_is_released(self, spare_pool: list[Node]) -> None:
-        reservation = reserve("short", procs=1)
+        reservation = reserve("short", procs=1, preload=[])
         replaced = pids_of(reservation.mesh)[0]
         os.kill(replaced, signal.SIGSTOP)  # so that it takes two seconds to end
         reservation.mesh.restart()

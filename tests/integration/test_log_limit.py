@@ -43,7 +43,7 @@ def limited_pool() -> Iterator[PoolOfMany]:
 @pytest.fixture
 def held(limited_pool: PoolOfMany) -> Iterator[Reservation]:
     with limited_pool.in_use():
-        yield reserve("dev", nodes=1, procs=2)
+        yield reserve("dev", nodes=1, procs=2, preload=[])
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_what_is_no_regular_expression(mesh: Mesh) -> None:
 
 
 def test_search_ends_with_its_allocator(spare_pool: list[Node]) -> None:
-    dev = reserve("dev", nodes=1, procs=1)
+    dev = reserve("dev", nodes=1, procs=1, preload=[])
     number = dev.mesh.run("print('a' * 60 + 'b')").number
     log = log_of(dev.mesh)
     allocator = spare_pool[0].pid or 0
@@ -166,7 +166,7 @@ def test_search_ends_with_its_allocator(spare_pool: list[Node]) -> None:
 
 
 def test_a_node_that_comes_back_has_the_same_lines(spare_pool: list[Node]) -> None:
-    dev = reserve("dev", nodes=2, procs=1)
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
     number = dev.mesh.run("for i in range(1000): print(i, rank)").number
     log = log_of(dev.mesh)
 
@@ -194,7 +194,7 @@ def test_a_node_that_comes_back_has_the_same_lines(spare_pool: list[Node]) -> No
 
 
 def test_a_log_ends_with_its_mesh(spare_pool: list[Node]) -> None:
-    other = reserve("other", nodes=1, procs=1)
+    other = reserve("other", nodes=1, procs=1, preload=[])
     other.mesh.run("print(1)")
     log = log_of(other.mesh)
 
@@ -213,7 +213,7 @@ def test_a_log_ends_with_its_mesh(spare_pool: list[Node]) -> None:
 def test_runs_of_two_notebooks_say_whose_they_are(
     spare_pool: list[Node], gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mesh = reserve("shared", nodes=1, procs=2).mesh
+    mesh = reserve("shared", nodes=1, procs=2, preload=[]).mesh
     leave = serve_notebook("/work/train.ipynb")
     try:
         mesh.run("print('one')", cell_number=3)

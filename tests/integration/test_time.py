@@ -24,6 +24,8 @@ from monarch_nb.errors import ReservationExpired, UsageError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 local = LocalProvisioner()
 WHY_TIME = r"was released at (\S+ )?\d\d:\d\d: its time of [\d.]+ s was up; %mesh reserve makes a new one$"
 
@@ -159,7 +161,7 @@ class TestIdle:
 
     def test_a_cell_on_another_node_keeps_it(self, gate: Gate) -> None:
         program = f"""
-dev = monarch_nb.reserve("busy", nodes=2, procs=1, idle="1s")
+dev = monarch_nb.reserve("busy", nodes=2, procs=1, preload=[], idle="1s")
 pids = {{info.rank: info.pid for info in dev.mesh.status()}}
 run = dev.mesh.slice(hosts=1).submit({gate.wait!r})
 while not dev.mesh.status()[1].run_id: pass

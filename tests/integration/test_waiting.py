@@ -22,13 +22,15 @@ from monarch_nb.errors import CapacityError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 ROUNDS = 12
 RACE = (
     "import monarch_nb\n"
     "print('there', flush=True)\n"
     "while (name := input()):\n"
     "    try:\n"
-    "        monarch_nb.reserve(name, nodes=2, procs=4)\n"
+    "        monarch_nb.reserve(name, nodes=2, procs=4, preload=[])\n"
     "        print('has it', flush=True)\n"
     "    except monarch_nb.errors.CapacityError as error:\n"
     "        print('refused:', str(error).splitlines(), flush=True)\n"
@@ -38,7 +40,7 @@ WAIT = (
     "def say(text):\n"
     "    print(text, flush=True)\n"
     "try:\n"
-    "    monarch_nb.reserve({name!r}, nodes={nodes}, procs=4, wait=True, progress=say)\n"
+    "    monarch_nb.reserve({name!r}, nodes={nodes}, procs=4, preload=[], wait=True, progress=say)\n"
     "    say('has it')\n"
     "except KeyboardInterrupt:\n"
     "    say('interrupted')\n"

@@ -31,7 +31,7 @@ PARTS = 3
 @pytest.fixture(scope="module")
 def dev(module_pool: list[Node]) -> Iterator[Reservation]:
     """A reservation of 2 nodes × 2 procs on a pool whose processes tests may kill."""
-    reservation = reserve("dev", nodes=2, procs=2)
+    reservation = reserve("dev", nodes=2, procs=2, preload=[])
     yield reservation
     local.up(2, 4)
     reservation.release()

@@ -18,6 +18,8 @@ from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 RANKS = 8
 WRITES = "open('notes.txt', 'w').write(f'of rank {rank}')"
 ONE_PER_NODE = (0, 2, 4, 6)

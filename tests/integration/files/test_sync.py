@@ -17,6 +17,8 @@ from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationConflict, RunFailed, UsageError
 from monarch_nb.provision import Node
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 RANKS = 8
 EARLY_S, LATE_S = 1_000_000_000, 4_000_000_000
 """Times of files as clocks that are wrong by years would set them."""

@@ -29,6 +29,8 @@ from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.provision.local import LocalProvisioner
 from monarch_nb.rpc.status import error_from_json
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 RANKS = 8
 BIG_BYTES = 24 << 20
 HALT = """

@@ -25,7 +25,7 @@ HEARD = f"heard.get(timeout={TIMEOUT_S})"
 
 @pytest.fixture(scope="module")
 def reservation(module_pool: list[Node]) -> Iterator[Reservation]:
-    reservation = reserve("mail", nodes=2, procs=4)
+    reservation = reserve("mail", nodes=2, procs=4, preload=[])
     yield reservation
     reservation.release()
 

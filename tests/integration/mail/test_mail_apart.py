@@ -9,6 +9,8 @@ from monarch_nb import config
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.provision import Node
 
+pytestmark = pytest.mark.usefixtures("without_torch")
+
 LARGE = b"large" * config.INLINE_VALUE_BYTES
 
 
