@@ -33,9 +33,9 @@ def run_demo(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-def home_of(demo: subprocess.CompletedProcess[str]) -> Path:
+def home_of(said: str) -> Path:
     """Where the pool of a demo was, that has run SAY_HOME. Other demos may run at the same time."""
-    [home] = set(re.findall(r"/tmp/monarch-nb-demo-\w+", demo.stdout))
+    [home] = set(re.findall(r"/tmp/monarch-nb-demo-\w+", said))
     return Path(home)
 
 
@@ -53,14 +53,19 @@ def test_it_shows_cells_and_takes_its_pool_down(tmp_path: Path) -> None:
     assert "make lab" in demo.stdout
     executed = nbformat.read(tmp_path / "build" / "small.ipynb", as_version=4)
     assert [cell.get("execution_count") for cell in executed.cells[1:]] == [1, 2, 3, 4]
-    assert not home_of(demo).exists()
+    assert not home_of(demo.stdout).exists()
 
 
-def test_a_kernel_that_dies_fails_the_demo(tmp_path: Path) -> None:
-    demo = run_demo(tmp_path, SAY_HOME, "import os; os._exit(1)", "print('not reached')")
-    assert demo.returncode == 1
-    assert "not reached" not in demo.stdout
-    assert not home_of(demo).exists()
+@pytest.mark.usefixtures("without_torch")
+def test_a_kernel_that_dies_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MONARCH_NB_HOME", "")  # the script has another, and this process its own again
+    monkeypatch.setattr(sys, "argv", command_with(tmp_path, SAY_HOME, "import os; os._exit(1)", "print('not reached')"))
+    assert runpy.run_path(str(SCRIPT), run_name="demo")["main"]() == 1
+    said = capsys.readouterr().out
+    assert "not reached" not in said
+    assert not home_of(said).exists()
 
 
 def test_a_failing_cell_fails_the_demo(

@@ -39,7 +39,7 @@ def pool() -> Iterator[PoolOfMany]:
 @pytest.fixture
 def held(pool: PoolOfMany) -> Iterator[Reservation]:
     with pool.in_use():
-        yield reserve("dev", nodes=1, procs=RANKS)
+        yield reserve("dev", nodes=1, procs=RANKS, preload=[])
 
 
 def print_in(mesh: Mesh, names: range) -> list[Run]:
@@ -83,7 +83,7 @@ def everything(mesh: Mesh) -> Counter[tuple[int, int, str, str]]:
 def test_a_thousand_runs_leave_few_files_and_every_line(held: Reservation) -> None:
     node, mesh = node_of_pool(), held.mesh
     assert node.pid is not None
-    names = range(1_500)
+    names = range(1_000)
     runs = print_in(mesh, names[:50])
     runs[-1].join()
     descriptors = psutil.Process(node.pid).num_fds()
@@ -99,9 +99,9 @@ def test_a_thousand_runs_leave_few_files_and_every_line(held: Reservation) -> No
         (rank, stream) for rank in range(RANKS) for stream in ("stdout", "stderr")
     ]
     assert [record.text for record in mesh.logs(1, lines=3)] == [
-        "err 1498 of 1\n",
-        "out 1499 of 1\n",
-        "err 1499 of 1\n",
+        "err 998 of 1\n",
+        "out 999 of 1\n",
+        "err 999 of 1\n",
     ]
     log = LogLines(mesh.id, mesh.core.connections, mesh.core.ranks_per_node)
     ((line,),) = call(log.read([LogWindow(old.number, 1, 0, 9)], "stderr"))
@@ -136,11 +136,11 @@ def test_who_is_killed_while_archiving_loses_nothing(held: Reservation) -> None:
 def test_clients_and_reservations_leave_nothing(pool: PoolOfMany) -> None:
     with pool.in_use() as (node,):
         allocator = psutil.Process(node.pid)
-        reserve("warm", procs=RANKS).release()
+        reserve("warm", procs=RANKS, preload=[]).release()
         descriptors, files, processes = allocator.num_fds(), files_of(node), len(allocator.children(recursive=True))
         call(come_and_go(node, 200))
         for _ in range(20):
-            reservation = reserve("dev", procs=RANKS)
+            reservation = reserve("dev", procs=RANKS, preload=[])
             print_in(reservation.mesh, range(2))[-1].join()
             reservation.release()
         eventually(lambda: allocator.num_fds() <= descriptors)
