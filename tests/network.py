@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import string
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,9 +102,10 @@ class Network:
     """
 
     def __init__(self, count: int) -> None:
-        number = os.getpid()
+        count_before = next(_networks)
+        number = f"{os.getpid()}{string.ascii_lowercase[count_before % 26]}"  # names of cables have 15 characters
         self._bridge = f"mnb{number}"
-        subnet_number = number + 7919 * next(_networks)  # else a client's old connections lead to new hosts
+        subnet_number = os.getpid() + 7919 * count_before  # else a client's old connections lead to new hosts
         subnet = f"10.{64 + subnet_number % 128}.{(subnet_number >> 7) % 256}"
         self.address = f"{subnet}.254"
         self.hosts = [

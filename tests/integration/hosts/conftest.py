@@ -30,6 +30,15 @@ def _is_ours(home: Path, config: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with a module, which the nodes of `apart` do not see."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "model.py").write_text("width = 8\n")
+    return directory
+
+
 @contextmanager
 def _are_ours(home: Path, config: Path) -> Iterator[None]:
     """Have it be the pool of the three nodes, which wait for a client that is gone for seconds, not tens of them."""
@@ -91,6 +100,39 @@ def three(_three: Lab) -> Iterator[Lab]:
         _three.allocators.sort(key=lambda one: one.node_id)
         release_all()
         eventually(lambda: free() == [1, 1, 1])
+
+
+@pytest.fixture(scope="session")
+def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if why := why_no_hosts():
+        pytest.skip(why)
+    home, config = _directories()
+    with Network(3) as network:
+        with _is_ours(home, config):
+            made = Lab.make(config, home)
+            for host in network.hosts:
+                made.start(host, procs=2, hidden=[tmp_path_factory.getbasetemp()])
+        yield made
+        with _is_ours(home, config):
+            made.end()
+    leaks = leaks_of(home)
+    shutil.rmtree(config)
+    shutil.rmtree(home, ignore_errors=True)
+    assert not leaks, "left behind:\n" + "\n".join(leaks)
+
+
+@pytest.fixture
+def apart(_apart: Lab) -> Iterator[Lab]:
+    """Three hosts with a network between them, which see no directory of a test; of two slots each, and torch as soon
+    as one test has needed it. At the end all reach each other, and nothing is reserved, for the next test."""
+    with _is_ours(_apart.home, _apart.config):
+        yield _apart
+        for one in _apart.allocators:
+            assert one.host is not None
+            one.host.plug_it_in()
+            one.host.pass_on()
+        release_all()
+        eventually(lambda: free() == [2, 2, 2])
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@ while a cell trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.kernels import Kernel
 from lab import Lab
-from network import Network
 
 TRAINS = """%%mesh
 import torch, torch.distributed as dist
@@ -37,20 +36,15 @@ f"kept {kept} of {int(total)}" """
 
 
 @pytest.fixture
-def kernel(lab: Lab, network: Callable[[int], Network], tmp_path: Path) -> Iterator[Kernel]:
+def kernel(apart: Lab, project: Path) -> Iterator[Kernel]:
     """A notebook's, with a project that the hosts do not see."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "model.py").write_text("width = 8\n")
-    for host in network(3).hosts:
-        lab.start(host, procs=1, hidden=[tmp_path])
     made = Kernel(project / "train.ipynb")
     yield made
     made.kill()
 
 
-def test_a_cable_is_pulled_while_a_cell_trains(kernel: Kernel, lab: Lab) -> None:
-    lost = lab.allocators[1].host
+def test_a_cable_is_pulled_while_a_cell_trains(kernel: Kernel, apart: Lab) -> None:
+    lost = apart.allocators[1].host
     assert lost is not None
     kernel.run("%load_ext monarch_nb.notebook")
     assert "3 nodes × 1 proc" in kernel.run("%mesh reserve dev --nodes 3 --procs 1")

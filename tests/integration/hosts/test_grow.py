@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from monarch_nb import attach, list_reservations, reserve
 from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationConflict, RunFailed, UsageError
-from network import Network
 
 GROWS = "grow(3, into='main')"
 ANEW = (
@@ -236,15 +234,8 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-def test_nodes_that_join_get_the_files_and_those_that_leave_keep_what_ranks_wrote(
-    lab: Lab, network: Callable[[int], Network], tmp_path: Path
-) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "model.py").write_text("width = 8\n")
-    hosts = network(3).hosts
-    for host in hosts:
-        lab.start(host, procs=2, hidden=[tmp_path])
+def test_nodes_that_join_get_the_files_and_those_that_leave_keep_what_ranks_wrote(apart: Lab, project: Path) -> None:
+    last = apart.allocators[2]
     dev = reserve("dev", nodes=2, procs=2, directory=project, files=project)
     dev.mesh.run("from model import width")
     dev.grow(3, into="main")
@@ -254,8 +245,8 @@ def test_nodes_that_join_get_the_files_and_those_that_leave_keep_what_ranks_wrot
     assert dev.mesh.run("from model import width; width").values == [9] * 6
     dev.mesh.select(5).run("open('last.pt', 'w').write('x')")
     [kept] = dev.shrink(2, into="main").kept
-    assert (kept.node, kept.files) == (hosts[2].name, 1)
-    shutil.rmtree(lab.home / hosts[2].name / "kept")
+    assert (kept.node, kept.files) == (last.node_id, 1)
+    shutil.rmtree(last.paths.directory / "kept")
     assert dev.mesh.run("from model import width; width").values == [9] * 4
     assert dev.mesh.run(SUM).values == [(6, None)] * 4
 

@@ -15,7 +15,6 @@ from lab import Lab
 from monarch_nb import attach, list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.errors import NodeUnreachable, NoSuchMesh, UsageError
-from network import Network
 
 GROWS = "grow(3)"
 
@@ -255,13 +254,8 @@ print(dev.meshes["all"].run("rank").values, dev.mesh.run("rank").values, dev.nod
 
 
 @pytest.mark.slow
-def test_nodes_without_main_get_the_files(lab: Lab, network: Callable[[int], Network], tmp_path: Path) -> None:
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "model.py").write_text("width = 8\n")
-    hosts = network(2).hosts
-    for host in hosts:
-        lab.start(host, procs=1, hidden=[tmp_path])
+def test_nodes_without_main_get_the_files(apart: Lab, project: Path) -> None:
+    second = apart.allocators[1]
     dev = reserve("dev", nodes=1, procs=1, preload=[], directory=project, files=project)
     dev.mesh.run("from model import width")
     dev.grow(2)
@@ -273,8 +267,8 @@ def test_nodes_without_main_get_the_files(lab: Lab, network: Callable[[int], Net
     assert [info.path for info in dev.list_files(rank=1)] == ["last.pt", "model.py"]
     dev.stop_mesh("grown")
     [kept] = dev.shrink(1).kept
-    assert (kept.node, kept.files) == (hosts[1].name, 1)
-    shutil.rmtree(lab.home / hosts[1].name / "kept")
+    assert (kept.node, kept.files) == (second.node_id, 1)
+    shutil.rmtree(second.paths.directory / "kept")
     assert dev.mesh.run("from model import width; width").values == [9]
 
 

@@ -26,9 +26,8 @@ int(total)"""
 
 
 def test_a_mesh_on_two_nodes_of_a_pool(two_nodes: Lab) -> None:
-    dev = reserve("dev", nodes=2, procs=2)
+    dev = reserve("dev", nodes=2, procs=2, preload=[])
     assert dev.mesh.run("rank * 2").values == [0, 2, 4, 6]
-    assert dev.mesh.run(ALL_REDUCE).values == [6] * 4
     assert [info.owner for info in list_reservations()] == ["alice"]
     dev.release()
 
@@ -98,9 +97,8 @@ def test_the_doctor_says_how_fast_the_network_is(two_nodes: Lab, capsys: pytest.
     assert re.search(r"network between 2 nodes \([\d.,]+ [MGT]B/s at least\)", said)
 
 
-def test_hosts_that_share_nothing_but_a_network(lab: Lab, network: Callable[[int], Network]) -> None:
-    for host in network(2).hosts:
-        lab.start(host)
+@pytest.mark.usefixtures("apart")
+def test_hosts_that_share_nothing_but_a_network() -> None:
     dev = reserve("dev", nodes=2, procs=2)
     assert dev.mesh.run(ALL_REDUCE).values == [6] * 4
     dev.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,15 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError, NodeUnreachable, RunFailed, UsageError
 from monarch_nb.trust.pools import change_hosts, make_paths
-from network import Network
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_free_node_takes_the_place_of_a_lost_one(
-    lab: Lab, network: Callable[[int], Network], tmp_path: Path, number: int
-) -> None:
+def test_a_free_node_takes_the_place_of_a_lost_one(apart: Lab, project: Path, number: int) -> None:
     """Whose network swallows everything, whether it hosts the store or not; and then it comes back."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "model.py").write_text("width = 8\n")
-    hosts = network(3).hosts
-    for host in hosts:
-        lab.start(host, procs=2, hidden=[tmp_path])
-    lost, new = hosts[number], hosts[2]
+    lost, new = (apart.allocators[place].host for place in (number, 2))
+    assert lost is not None
+    assert new is not None
     ranks, others = ([0, 1], [2, 3]) if number == 0 else ([2, 3], [0, 1])
     dev = reserve("dev", nodes=2, procs=2, directory=project, files=project)
     newest = dev.mesh.run(f"from model import width\nkept = rank + width\n{SUM}").number
