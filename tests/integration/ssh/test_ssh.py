@@ -9,7 +9,9 @@ import pytest
 from integration.live import eventually
 from integration.ways import AnyWay
 from monarch_nb.client.reservations.reservation import reserve
-from monarch_nb.config import config_directory
+from monarch_nb.config import SSH_VARIABLE, config_directory
+from monarch_nb.provision import jobs
+from monarch_nb.provision.remote import preparing
 from sshd import SshLab
 
 
@@ -18,8 +20,13 @@ class TestSsh(AnyWay):
 
 
 @pytest.mark.slow
-def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(make_lab: Callable[..., SshLab]) -> None:
+def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(
+    make_lab: Callable[..., SshLab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "END_S", 2.0)  # what is away never says that it has ended
+    monkeypatch.setattr(preparing, "SHUT_DOWN_S", 2.0)
     lab, owed = make_lab(2), config_directory() / "ssh-owed.json"
+    monkeypatch.setenv(SSH_VARIABLE, f"{lab.client} -o ConnectTimeout=3")
     dev = reserve("dev", nodes=2, procs=1, preload=[], on="ssh:lab")
     lab.host("lab-2").pull_the_cable()
     dev.release()
