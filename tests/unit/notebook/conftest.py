@@ -1,5 +1,6 @@
 """A shell with the magics, on a client made of plain objects."""
 
+import atexit
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,11 @@ def shell() -> Iterator[InteractiveShell]:
     settings = Config()
     settings.HistoryManager.enabled = False
     settings.InteractiveShell.colors = "nocolor"
-    yield InteractiveShell.instance(config=settings)
+    shell = InteractiveShell.instance(config=settings)
+    yield shell
+    atexit.unregister(shell.atexit_operations)  # of hundreds of shells, each collecting garbage: minutes
+    shell.history_manager.end_session()
+    shell.history_manager.close()
     InteractiveShell.clear_instance()
 
 
