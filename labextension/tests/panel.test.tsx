@@ -46,6 +46,17 @@ test('without a pool it says how to get one', async () => {
   );
 });
 
+test('where no pool is up, engines can be asked for nodes', async () => {
+  const down = { name: 'local', state: 'down' as const, message: 'No pool is up.', nodes: 0 };
+  transport.replies.reserve = () => ({ job: job() });
+  await show(view({ pool: down, nodes: {}, reservations: {} }));
+  await userEvent.click(button('Reserve…'));
+  await userEvent.click(await screen.findByRole('button', { name: 'Reserve' }));
+  expect(transport.asked('reserve')).toHaveLength(1);
+  await say({ type: 'view', view: view({ pool: { ...down, state: 'silent' }, reservations: {} }) });
+  expect(screen.queryByRole('button', { name: 'Reserve…' })).toBeNull();
+});
+
 test('the form says at once whether it fits, and why not at the field', async () => {
   transport.replies.check = ({ values }) =>
     values.nodes > 2

@@ -149,8 +149,12 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               {isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}
             </span>
           </span>
-          {isUp && (
-            <Button kind="primary" onClick={() => void openForm('reserve')} expanded={form === 'reserve'}>
+          {pool.state !== 'silent' && ( // engines have nodes where no pool is up, too
+            <Button
+              kind={isUp ? 'primary' : undefined}
+              onClick={() => void openForm('reserve')}
+              expanded={form === 'reserve'}
+            >
               Reserve…
             </Button>
           )}
