@@ -43,6 +43,7 @@ from monarch_nb.errors import (
     NodeUnreachable,
     PoolError,
     ReservationNotFound,
+    UsageError,
 )
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.proto import allocator_pb2 as pb
@@ -542,10 +543,20 @@ def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
 
 
 def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's."""
+    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's.
+
+    Raises:
+        UsageError: what no process can have.
+    """
     environment = {}
     for name, value in (chosen or {}).items():
         text = os.environ.get(name) if value is None else value
+        if not name or "=" in name:
+            raise UsageError(f"env: no variable can be called {name!r}")
+        if not isinstance(text, str | None):
+            raise UsageError(f"env: {name} is {text!r}, which is no text: {{{name!r}: {str(text)!r}}} is")
+        if "\0" in name + (text or ""):
+            raise UsageError(f"env: {name!r} has a zero byte, which no variable can have")
         if text is not None:
             environment[name] = text
     return environment

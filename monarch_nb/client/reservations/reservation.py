@@ -358,7 +358,7 @@ class Reservation(Elastic):
             >>> dev.run("torchrun train.py --lr 3e-4", env={"NCCL_DEBUG": "INFO"}).values  # doctest: +SKIP
             [0, 0]
         """
-        script = Script(command, shell=True, beside=beside, environment=env or {})
+        script = Script(command, shell=True, beside=beside, environment=pools.environment_option(env))
         nodes = self.mesh.one_per_node
         return nodes.run_program(script, timeout_s=timeout_s, listener=listener or shown_here(nodes.ranks))
 
@@ -371,7 +371,7 @@ class Reservation(Elastic):
         listener: Listener | None = None,
     ) -> Run:
         """As `run`, but return at once, and show nothing: `run.logs()` has what it prints."""
-        script = Script(command, shell=True, beside=beside, environment=env or {})
+        script = Script(command, shell=True, beside=beside, environment=pools.environment_option(env))
         return self.mesh.one_per_node.start_script(script, listener=listener)
 
     def doctor(self) -> Diagnosis:

@@ -1,5 +1,6 @@
 """Which nodes a reservation gets, and what is said when there are too few; arguments of `reserve`."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -212,6 +213,20 @@ class TestOptions:
         chosen = {"A": "1", "EMPTY": "", "HERE": None, "MISSING": None}
         assert environment_option(chosen) == {"A": "1", "EMPTY": "", "HERE": "value"}
         assert environment_option(None) == {}
+
+    @pytest.mark.parametrize(
+        ("chosen", "said"),
+        [
+            ({"OMP_NUM_THREADS": 4}, "env: OMP_NUM_THREADS is 4, which is no text: {'OMP_NUM_THREADS': '4'} is"),
+            ({"A=B": "1"}, "no variable can be called 'A=B'"),
+            ({"": "1"}, "no variable can be called ''"),
+            ({"A": "\0"}, "'A' has a zero byte"),
+        ],
+        ids=["a number", "an equals sign", "no name", "a zero byte"],
+    )
+    def test_an_environment_that_no_process_can_have(self, chosen: dict[str, Any], said: str) -> None:
+        with pytest.raises(UsageError, match=re.escape(said)):
+            environment_option(chosen)
 
     def test_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         notebook = tmp_path / "nb" / "a.ipynb"
