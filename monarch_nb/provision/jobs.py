@@ -547,6 +547,8 @@ def _sweep() -> None:
     for job in remembered:
         if not job.id:
             _remove(job.paths)
+    for paths in _half_made():
+        _remove(paths)
     for pool in dict.fromkeys(job.pool for job in remembered if job.id):
         of_pool = [job for job in remembered if job.pool == pool and job.id]
         try:
@@ -555,6 +557,14 @@ def _sweep() -> None:
                     _remove(job.paths)
         except (PoolError, UsageError):
             continue  # its engine does not answer, or its launcher is not installed
+
+
+def _half_made() -> list[TrustPaths]:
+    """Return what a process has left that was killed before it had written down what it asks for, or while it removed a
+    job. The lock is held: nobody else is at it."""
+    of_jobs = list(pools_directory().glob("*/jobs"))
+    some = [directory for of_pool in of_jobs for directory in ([*of_pool.glob("*")] or [of_pool / "1"])]
+    return [paths for paths in map(TrustPaths, some) if not paths.job.exists()]
 
 
 def _remove(paths: TrustPaths) -> None:

@@ -285,6 +285,22 @@ def test_what_a_dead_process_left_half_made_is_removed(engine: Engine) -> None:
     assert again.id == "2"
 
 
+@pytest.mark.parametrize("place", ["jobs", "jobs/1", "jobs/1/.job.json.0123"], ids=["no job", "no file", "half a file"])
+def test_what_a_process_left_that_had_not_written_down_what_it_asks_for_is_removed(engine: Engine, place: str) -> None:
+    make_pool("lab", "alice")
+    (pools_directory() / "engine-dev" / place).mkdir(parents=True, mode=0o700)
+    jobs.sweep()
+    assert [path.name for path in pools_directory().iterdir()] == ["lab"], "what people made stays"
+
+
+def test_a_further_job_that_was_never_written_down_is_removed_and_the_others_stay(engine: Engine) -> None:
+    job, _ = have()
+    (job.paths.directory.parent / "2").mkdir(mode=0o700)
+    jobs.sweep()
+    assert [path.name for path in job.paths.directory.parent.iterdir()] == ["1"]
+    assert is_pool(job.pool)
+
+
 def test_the_pool_of_a_job_that_has_ended_is_removed(engine: Engine) -> None:
     job, _ = have()
     engine.ended.append(job.id)
