@@ -404,6 +404,11 @@ def extend(pool: str, by_s: float, left_s: float) -> None:
 
 def trouble(pool: str) -> str:
     """Return what has become of jobs whose nodes do not answer; empty when the pool is of no job, or all is well."""
+    return what_became(pool)[0]
+
+
+def what_became(pool: str) -> tuple[str, bool]:
+    """Return the same, and whether all of its jobs have ended: no node comes back then."""
     looks, lines, others = [], list[str](), jobs_of_pool(pool)
     for job in others:
         try:
@@ -413,11 +418,11 @@ def trouble(pool: str) -> str:
     if looks and len(looks) == len(others) and all(look.state == "ended" for _, look in looks):
         job, _ = looks[0]
         said = "; ".join(look.text for _, look in looks)
-        return f"{said}: %mesh reserve {job.reservation} --on {job.on} asks for another"
+        return f"{said}: %mesh reserve {job.reservation} --on {job.on} asks for another", True
     for job, look in looks:
         again = f"{look.text}: %mesh replace {job.reservation} asks for another"
         lines += [again if look.state == "ended" else look.trouble]
-    return "; ".join(dict.fromkeys(filter(None, lines)))
+    return "; ".join(dict.fromkeys(filter(None, lines))), False
 
 
 def unheld(held: Mapping[tuple[str, str], int], silent: Collection[str] = ()) -> list[str]:

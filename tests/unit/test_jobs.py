@@ -304,7 +304,8 @@ def test_a_further_job_that_was_never_written_down_is_removed_and_the_others_sta
 def test_the_pool_of_a_job_that_has_ended_is_removed(engine: Engine) -> None:
     job, _ = have()
     engine.ended.append(job.id)
-    assert jobs.trouble(job.pool) == "engine job 1 has ended: %mesh reserve dev --on engine asks for another"
+    said = "engine job 1 has ended: %mesh reserve dev --on engine asks for another"
+    assert jobs.what_became(job.pool) == (said, True)
     assert job.paths.identity.exists(), "what has become of it can be asked"
     jobs.sweep()
     assert nothing_is_left()

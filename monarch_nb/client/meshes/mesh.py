@@ -34,6 +34,8 @@ from monarch_nb.client.scripts.script_run import ScriptRun, host_store
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import (
     MonarchNbError,
+    NodeUnreachable,
+    PoolError,
     RankDead,
     RunNotFound,
     TargetError,
@@ -43,7 +45,7 @@ from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.provision.jobs import trouble
+from monarch_nb.provision.jobs import trouble, what_became
 from monarch_nb.shape import Extent
 
 TITLE_CHARACTERS = 60
@@ -403,8 +405,18 @@ class Mesh:
         return run
 
     def _check_nodes(self) -> None:
-        if not self.core.is_up(self.ranks):
+        """Raise NodeUnreachable unless all nodes answer; PoolError when the jobs that they came from have ended."""
+        if self.core.is_up(self.ranks):
+            return
+        try:
             call(self.core.check_nodes(self.ranks))
+        except NodeUnreachable as error:
+            said, is_over = what_became(self.reservation.pool)
+            if is_over:
+                raise PoolError(said) from None
+            if not said:
+                raise
+            raise NodeUnreachable(f"{error}; {said}", error.node) from None
 
     def _check_alive(self) -> None:
         self._check_nodes()

@@ -8,6 +8,7 @@ freeing           interrupts of it, and what did not stop
 printed           what it prints, in the cell that waits for it, or as lines
 calls_run         one that is of calls of actors
 nodes             its connections, and which of its nodes answer
+absences          what is said of those that do not, also by the engine that they came from
 waits_watch       looks where the ranks are while it lasts
 waits             the sentence that says who waits for whom
 lone_training     the line about ranks that train a model each

@@ -89,6 +89,10 @@ class RunNodes:
         if not up:
             self.linked.add(name)
 
+    def away(self) -> list[Connection]:
+        """Return the connections to those that do not answer."""
+        return [self._core.connections[node] for node in sorted(self._away) if node in self._core.connections]
+
     def reachable(self, ranks: Iterable[int]) -> list[int]:
         """Return those of the ranks whose node answers."""
         there = self._core.connections.keys() - self._away

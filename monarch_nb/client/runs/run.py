@@ -17,6 +17,7 @@ from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, resu
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.presenting import name_here, served_notebook
+from monarch_nb.client.runs.absences import Absences
 from monarch_nb.client.runs.freeing import Freeing
 from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.client.runs.lone_training import LoneTraining
@@ -92,6 +93,7 @@ class Run:
         self.run_id = run_id
         self._on_ranks = Ranges.of(self.ranks)
         self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
+        self._absences = Absences(self, self._nodes, self._spawn)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
@@ -457,8 +459,7 @@ class Run:
         self._nodes.on_link(connection.name, up)
         self._freeing.news.set()
         if not self.done:
-            text = "" if up else connection.absence
-            self.emit(events.Notice(text, key=f"link {connection.name}"))
+            self._absences.on_link(connection, up)
             if not up and self.is_stuck:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
             if self._submission is not None and self._submission.is_asked_in_vain(connection, up):
@@ -516,7 +517,7 @@ class Run:
             freed = any(result.outcome == "interrupted" for result in self.results.notable)
             waited = (self._waited or self._waits_watch.past) if freed else ""
             self.emit(events.Notice(waited, key="waits"))  # what the interrupt was for stays
-            over = [events.QUEUE_NOTICE, "stuck", "stopped", *(f"link {name}" for name in self._nodes.linked)]
+            over = [events.QUEUE_NOTICE, "stuck", "stopped", *self._absences.keys()]
             for key in [*over, *([events.LINE_NOTICE] if self._line_told else [])]:
                 self.emit(events.Notice("", key=key))
             self.emit(events.Finished())

@@ -63,11 +63,16 @@ def test_what_stands_after_the_dashes_is_for_sbatch_and_the_wall_time_is_the_lim
 def test_a_job_that_is_cancelled_says_so(slurm: Path) -> None:
     dev = reserve("dev", procs=1, preload=[], on="slurm")
     [job] = jobs.jobs()
+    cell = dev.mesh.submit("import threading\nthreading.Event().wait()")
+    eventually(lambda: cell.number)
     run("scancel", job.id)
+    said = rf"Slurm job {job.id} was cancelled \(CANCELLED\): %mesh reserve dev --on slurm"
+    with pytest.raises(PoolError, match=said):
+        cell.result(TIMEOUT_S)  # it waits for no node that never comes back
     has_gone()
-    with pytest.raises(
-        PoolError, match=rf"Slurm job {job.id} was cancelled \(CANCELLED\): %mesh reserve dev --on slurm"
-    ):
+    with pytest.raises(PoolError, match=said):
+        dev.mesh.run("rank")
+    with pytest.raises(PoolError, match=said):
         dev.status()
     with pytest.raises(PoolError, match="was cancelled"):
         attach("dev")
@@ -230,6 +235,8 @@ def test_when_one_of_two_jobs_is_cancelled_the_nodes_of_the_other_go_on(slurm: P
     run("scancel", first.id)
     said = f"; Slurm job {first.id} was cancelled (CANCELLED): %mesh replace dev asks for another"
     eventually(lambda: any(said in info.absence for info in dev.mesh.status()))
+    with pytest.raises(NodeUnreachable, match=re.escape(said)):
+        dev.mesh.run("kept")
     assert dev.mesh.select([1]).run("kept").values == [1]
     again = attach("dev")
     assert again.mesh.select([1]).run("kept").values == [1]

@@ -26,7 +26,7 @@ async def run() -> CallsRun:
     core = FakeCore()
     core.connections = {0: Node("node0"), 1: Node("node1")}
     mesh: Any = SimpleNamespace(
-        core=core, id="mesh", reservation=SimpleNamespace(name="dev"), extent=Extent({"hosts": 2, "procs": 4})
+        core=core, id="mesh", reservation=SimpleNamespace(name="dev", pool=""), extent=Extent({"hosts": 2, "procs": 4})
     )
     made = CallsRun(mesh, "run-id", range(8), "trainers.step", listener=lambda _: None)
     made.submit(run_pb2.RunSpec(run_id="run-id"))

@@ -119,7 +119,7 @@ class Harness:
     def __init__(self, ranks: Iterable[int] = range(8), *, listen: bool = True, **options: Any) -> None:
         self.core = FakeCore()
         self.told: list[events.Event] = []
-        holder, extent = SimpleNamespace(name="dev"), SimpleNamespace(size=8)
+        holder, extent = SimpleNamespace(name="dev", pool=""), SimpleNamespace(size=8)
         mesh: Any = SimpleNamespace(core=self.core, id="mesh", extent=extent, reservation=holder)
         self.run = Run(mesh, "run-id", ranks, "title", listener=self.told.append if listen else None, **options)
         self.nodes = [self.core.connections[0], self.core.connections[1]]

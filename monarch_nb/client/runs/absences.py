@@ -1,0 +1,89 @@
+"""What a run says of its nodes that do not answer, and what their engine says of the job that they came from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.tree import FollowedThrough
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.errors import MonarchNbError, PoolError
+from monarch_nb.provision import jobs
+
+ASK_AFTER_S = 1.0
+"""How long a node has not answered when its engine is asked: a link that is down for a moment is no reason."""
+ASK_AGAIN_S = 60.0
+"""How long it takes at most until it is asked again: it may learn of a machine that failed after minutes only."""
+
+
+class AwaitedRun(Protocol):
+    """A run, as far as it says who is away."""
+
+    mesh: HeldMesh
+
+    def emit(self, event: events.Event) -> None: ...
+
+    def left(self) -> list[int]: ...
+
+    def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None: ...
+
+
+class Absences:
+    """The lines below a run, one for each node that does not answer. Everything here runs on the background loop.
+
+    Args:
+        run: that is told when no job has nodes any more.
+        nodes: its nodes.
+        spawn: starts what ends with the run.
+    """
+
+    def __init__(self, run: AwaitedRun, nodes: RunNodes, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        self._run, self._nodes, self._spawn = run, nodes, spawn
+        self._said, self._is_asking = "", False
+
+    def on_link(self, connection: Connection, up: bool) -> None:
+        """A node does not answer any more, or answers again."""
+        if up:
+            self._run.emit(events.Notice("", key=_key(connection)))
+            return
+        self._say(connection)
+        if not self._is_asking and jobs.job_of_pool(self._run.mesh.reservation.pool):
+            self._is_asking = True
+            self._spawn(self._ask())
+
+    def keys(self) -> list[str]:
+        """Return the keys of all lines that there were."""
+        return [f"link {name}" for name in self._nodes.linked]
+
+    def _say(self, connection: Connection) -> None:
+        text = "; ".join(filter(None, (connection.absence, self._said)))
+        self._run.emit(events.Notice(text, key=_key(connection)))
+
+    async def _ask(self) -> None:
+        """Ask the engine what has become of its jobs until all nodes answer, or it has ended them all."""
+        wait_s = ASK_AFTER_S
+        pool = self._run.mesh.reservation.pool
+        try:
+            while True:
+                await asyncio.sleep(wait_s)
+                if not (away := self._nodes.away()):
+                    return
+                said, is_over = await asyncio.to_thread(jobs.what_became, pool)
+                if is_over and not self._nodes.reachable(self._run.left()):
+                    self._run.on_refused(away[0], PoolError(said))
+                    return
+                if said != self._said:
+                    self._said = said
+                    for connection in self._nodes.away():
+                        self._say(connection)
+                wait_s = min(2 * wait_s, ASK_AGAIN_S)
+        finally:
+            self._said, self._is_asking = "", False
+
+
+def _key(connection: Connection) -> str:
+    return f"link {connection.name}"
