@@ -16,6 +16,7 @@ _HINTS = [
     (r": --pool \S+, or \S+=\S+", ": JupyterLab's panel shows it when it is chosen at its top"),
     (r": %mesh attach looks again", "; it is asked again as long as you look"),
     (r": %mesh reserve makes a new one", ": Reserve… makes a new one"),
+    (r"%mesh reserve \S+ --on \S+ asks", "Reserve… asks"),
     (r"%mesh reserve NAME (?:--\S+ \d+ ?)+", "Reserve… makes one"),
     (r"monarch-nb up starts (?:the node's|its) allocator again", "Start again… (at Nodes) starts its allocator again"),
     (r"%mesh replace (?:\S+ )?(puts|asks)", r"Replace nodes… (on the card) \1"),

@@ -22,7 +22,7 @@ from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.panel.changes import change, told
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.notices import notices
-from monarch_nb.panel.pools import note_pools
+from monarch_nb.panel.pools import Fate, note_pools
 from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
@@ -143,7 +143,7 @@ class Live:
         self._viewed_at = -float("inf")
         self._owner = current_owner()
         self._nodes: dict[str, _Node] = {}
-        self._before, self._memories = Before(), Memories()
+        self._before, self._memories, self._fate = Before(), Memories(), Fate()
         self._subscriptions: list[Subscription] = []
         self._refreshing = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -210,6 +210,7 @@ class Live:
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
             await asyncio.to_thread(note_pools, view)
+            await asyncio.to_thread(self._fate.note, view)
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])
             for subscription in self._subscriptions:

@@ -1,13 +1,20 @@
-"""The pools that a panel can show, and what one that an engine was asked for costs."""
+"""The pools that a panel can show, and of one that an engine was asked for what it costs and what became of it."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+
 from monarch_nb.client.pools.others import known_pools
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import jobs
 from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
+
+ASK_EVERY_S = 10.0
+"""How often an engine is asked, while somebody looks, what has become of a job of which no node answers."""
 
 
 def pools_to_show(own: str) -> list[Json]:
@@ -35,3 +42,21 @@ def note_pools(view: Json) -> None:
     for held in view["reservations"].values():
         if held["mine"]:
             held["price_per_hour"] = jobs.price_per_hour(name, held["name"]) or None
+
+
+@dataclass
+class Fate:
+    """What has become of the jobs of a pool of which no node answers."""
+
+    said: str = ""
+    asked_s: float = -float("inf")
+
+    def note(self, view: Json) -> None:
+        """Have a view say it. Its engine is asked; that may take a while."""
+        pool = view["pool"]
+        if pool["state"] != "silent" or not jobs.job_of_pool(pool["name"]):
+            self.asked_s = -float("inf")
+            return
+        if time.monotonic() - self.asked_s >= ASK_EVERY_S:
+            self.said, self.asked_s = jobs.trouble(pool["name"]), time.monotonic()
+        pool["message"] = clickable(self.said) or pool["message"]

@@ -131,7 +131,7 @@ class Request:
             Refused: the name has a job of another shape. MonarchNbError: the engine would refuse.
         """
         pool, shape = jobs.pool_name(self.on, self.name), self.shape
-        if job := jobs.job_of_pool(pool):
+        if (job := jobs.job_of_pool(pool)) and not jobs.what_became(pool)[1]:
             return self._known(job)
         paths = TrustPaths(TrustPaths(pools_directory() / pool).jobs / "1")
         sizes = shape.nodes, shape.procs, shape.gpus

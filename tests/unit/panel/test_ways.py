@@ -11,9 +11,9 @@ import pytest
 from monarch_nb.config import TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.panel import actions, ways
-from monarch_nb.panel.pools import note_pools, pools_to_show
+from monarch_nb.panel.pools import Fate, note_pools, pools_to_show
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.view import Json, no_view
 from monarch_nb.provision import Option, jobs
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.trust.pools import change_hosts, pools_directory
@@ -168,6 +168,14 @@ def test_a_job_of_that_name_is_said(panel: Panel, lab: Lab) -> None:
     remembered("dev")
     assert check(panel)["message"] == "lab job 12 is there for it already"
     assert "dev has lab job 12 already, with 2 nodes × 8 gpus" in check(panel, nodes=1)["errors"]["name"]
+
+
+def test_a_job_of_that_name_that_has_ended_is_in_nobody_s_way(
+    panel: Panel, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered("dev", served=True)
+    monkeypatch.setattr(jobs, "what_became", lambda _: ("lab job 12 was cancelled", True))
+    assert check(panel)["message"].startswith("asks lab for 2 nodes × 8 gpus")
     remembered("main")
     assert fields(panel, "lab")["name"]["default"] == "main-2"
 
@@ -237,6 +245,25 @@ def test_the_price_of_a_job_is_that_of_its_reservation() -> None:
     note_pools(view)
     prices = {held["name"]: held["price_per_hour"] for held in view["reservations"].values()}
     assert prices == {"dev": 12.5, "other": None}
+
+
+def test_a_pool_of_which_no_node_answers_says_what_became_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, asked = remembered("dev", served=True), []
+    said = "lab job 12 was cancelled: %mesh reserve dev --on lab asks for another"
+    monkeypatch.setattr(jobs, "trouble", lambda pool: asked.append(pool) or said)
+    fate = Fate()
+    for _ in range(2):
+        view = no_view(job.pool, "alice", 0.0, "no node is there")
+        fate.note(view)
+        assert view["pool"]["message"] == "lab job 12 was cancelled: Reserve… asks for another"
+    assert asked == [job.pool], "an engine is not asked at each look"
+    view = view_of(node())
+    view["pool"]["name"] = job.pool
+    fate.note(view)
+    assert view["pool"]["message"] is None
+    other = no_view("lab", "alice", 0.0, "no node is there")
+    fate.note(other)
+    assert other["pool"]["message"] == "no node is there"
 
 
 def test_attaching_names_the_pool_where_there_are_several(panel: Panel, pool: FakePool) -> None:

@@ -149,15 +149,13 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               {isUp ? poolSummary(view.nodes) : POOL_STATES[pool.state]}
             </span>
           </span>
-          {pool.state !== 'silent' && ( // engines have nodes where no pool is up, too
-            <Button
-              kind={isUp ? 'primary' : undefined}
-              onClick={() => void openForm('reserve')}
-              expanded={form === 'reserve'}
-            >
-              Reserve…
-            </Button>
-          )}
+          <Button
+            kind={isUp ? 'primary' : undefined} // engines have nodes where no pool is up, too
+            onClick={() => void openForm('reserve')}
+            expanded={form === 'reserve'}
+          >
+            Reserve…
+          </Button>
         </div>
       )}
       {!isLive && (
