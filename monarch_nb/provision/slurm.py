@@ -31,6 +31,8 @@ STEP_END_S = 10.0
 STEP_EVERY_S = 0.1
 STARTS_NOW_S = 60.0
 """What starts sooner starts now: Slurm looks at its queue now and then."""
+FARTHEST_START_S = 180 * 24 * 3600.0
+"""A later start is no estimate: jobs that have no time limit are before it, which Slurm takes for a year each."""
 _FIELDS = "%i|%T|%r|%S|%e|%N"
 
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -290,7 +292,11 @@ def _look_of(row: Row) -> Look:
     if row.state in _WAITING:
         trouble = reason if _HOPELESS.fullmatch(row.reason) else ""
         what = "has its nodes, which boot" if row.state == "CONFIGURING" else f"waits ({reason})"
-        starts = f", starts at about {time_of_day(row.starts_at)}" if row.starts_at else ""
+        starts = (
+            f", starts at about {time_of_day(row.starts_at)}"
+            if row.starts_at and not _is_unknown(row.starts_at)
+            else ""
+        )
         return Look("waiting", f"{name} {what}{starts}", trouble)
     if row.state in _RUNNING:
         trouble = f"is suspended ({reason})" if row.state in ("SUSPENDED", "STOPPED") else ""
@@ -436,7 +442,13 @@ def parse_test(said: str) -> str:
         return ""
     starts_at = _seconds(found["starts"])
     when = f"start at about {time_of_day(starts_at)}" if starts_at > time.time() + STARTS_NOW_S else "run"
+    if _is_unknown(starts_at):
+        when = "wait for jobs that have no time limit, and run"
     return f"would {when} on {found['nodes']}, partition {found['partition']}"
+
+
+def _is_unknown(starts_at: float) -> bool:
+    return starts_at > time.time() + FARTHEST_START_S
 
 
 def _said(text: str) -> str:

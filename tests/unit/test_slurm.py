@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +155,9 @@ class TestLooks:
         assert look == Look("waiting", "Slurm job 12 waits (Priority: others are before it)")
 
     def test_waiting_with_an_estimate(self) -> None:
-        assert ", starts at about " in self.look("12|PENDING|Resources|1800000000|1800003600|").text
+        soon, years = int(time.time()) + 3600, int(time.time()) + 400 * 24 * 3600
+        assert f", starts at about {time_of_day(soon)}" in self.look(f"12|PENDING|Resources|{soon}|N/A|").text
+        assert "starts" not in self.look(f"12|PENDING|Resources|{years}|N/A|").text, "behind jobs without a time limit"
 
     @pytest.mark.parametrize(
         "reason",
@@ -349,14 +352,18 @@ class TestForms:
         self, command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-        command(
-            "sbatch",
-            '[ "$1" = --test-only ] && echo "sbatch: Job 7 to start at 4102444800 using 16 processors on nodes n[1-2] '
-            'in partition main" >&2',
-        )
-        assert SlurmLauncher().offer(asked()).text == (
-            f"would start at about {time_of_day(4102444800.0)} on n[1-2], partition main"
-        )
+        for later_s, said in (
+            (3600, "start at about {}"),
+            (400 * 24 * 3600, "wait for jobs that have no time limit, and run"),
+        ):
+            at = int(time.time()) + later_s
+            command(
+                "sbatch",
+                f'[ "$1" = --test-only ] && echo "sbatch: Job 7 to start at {at} using 16 processors on nodes n[1-2] '
+                'in partition main" >&2',
+            )
+            when = said.format(time_of_day(at))
+            assert SlurmLauncher().offer(asked()).text == f"would {when} on n[1-2], partition main"
 
     def test_what_slurm_would_refuse_is_refused(
         self, command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
