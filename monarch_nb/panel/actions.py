@@ -14,7 +14,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.releasing import release
+from monarch_nb.client.pools.releasing import ReleasedLater, release
 from monarch_nb.client.reservations.arguments import checked_name
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.reservations.waiting import fits_when_idle
@@ -232,11 +232,12 @@ class Actions:
         def work(_: Say) -> Json:
             found = self._find(held)
             released = call(release([connection for connection, _ in found.nodes.values()], held["id"]))
-            for error in released.failed:
-                raise error
+            left = released.leftovers
             if (job := jobs.job_of_pool(self._pool.name)) and job.reservation == held["name"]:
-                jobs.end_all(job.pool)
-            return {"text": "\n".join(map(str, released.kept))}  # where what ranks wrote is now
+                left = [*released.kept, *map(ReleasedLater, jobs.end_all(job.pool))]  # which ends what does not answer
+            elif released.failed:
+                raise released.failed[0]
+            return {"text": "\n".join(map(str, left))}  # where what ranks wrote is now, and who could not be told
 
         return self._start("release", f"Releasing {held['name']}", work)
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -455,16 +455,16 @@ def unheld(held: Mapping[tuple[str, str], int], silent: Collection[str] = ()) ->
     return lines
 
 
-def end_all(pool: str, say: Progress | None = None) -> None:
-    """End all jobs of a pool, and remove it; again is as once.
+def end_all(pool: str, say: Progress | None = None) -> list[str]:
+    """End all jobs of a pool, and remove it; again is as once. Return the nodes that could not be told.
 
     Raises:
         PoolError: an engine does not answer: what is remembered stays, so that it can be done again.
     """
-    failed, why = list[Job](), list[str]()
+    failed, why, untold = list[Job](), list[str](), list[str]()
     for job in reversed(jobs_of_pool(pool)):
         try:
-            end(job, say)
+            untold += end(job, say)
         except (PoolError, UsageError) as error:
             failed.append(job)
             why.append(str(error))
@@ -474,6 +474,7 @@ def end_all(pool: str, say: Progress | None = None) -> None:
             f"{', '.join(map(title_of, failed))} could not be ended ({'; '.join(dict.fromkeys(why))}): %mesh release "
             f"{failed[0].reservation} again ends {it}; allocators that hold nothing end after {duration(UNHELD_S)}"
         )
+    return untold
 
 
 def has_ended(job: Job) -> bool:
@@ -510,8 +511,9 @@ def why_not_ended(job: Job, say: Progress | None = None) -> str:
     return f"{title_of(job)} could not be ended ({why}): {ends}"
 
 
-def end(job: Job, say: Progress | None = None) -> None:
+def end(job: Job, say: Progress | None = None) -> Sequence[str]:
     """End a job; remove what is remembered of it, and with the last of a pool that, with its keys. Again is as once.
+    Return the nodes that could not be told.
 
     Raises:
         PoolError: the engine does not answer: what is remembered stays, so that it can be done again.
@@ -521,15 +523,17 @@ def end(job: Job, say: Progress | None = None) -> None:
         say(f"ending {way.title} {job.id}")
     with locked(private_pools_directory()):
         if all((known.paths, known.id) != (job.paths, job.id) for known in jobs_of_pool(job.pool)):
-            return
+            return ()
+        untold: Sequence[str] = ()
         try:
             if way.look(job).state != "ended":
-                way.end(job)
+                untold = way.end(job) or ()
                 _wait_for_end(way, job)
         except (PoolError, KeyboardInterrupt):
             remember(replace(job, unwanted=True))
             raise
         _remove(job.paths)
+    return untold
 
 
 def _wait_for_end(way: Launcher, job: Job) -> None:

@@ -195,8 +195,9 @@ class Launcher(Protocol):
             UsageError: the engine does not let this user; the message says what to do instead.
         """
 
-    def end(self, job: Job) -> None:
-        """End a job, whatever it does; again is as once.
+    def end(self, job: Job) -> Sequence[str] | None:
+        """End a job, whatever it does; again is as once. Return the nodes that can not be told now, if there are any:
+        the next job that reaches them ends what runs there.
 
         Raises:
             PoolError: the engine does not answer.

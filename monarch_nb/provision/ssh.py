@@ -94,11 +94,11 @@ class SshLauncher:
         """Refuse: there is no limit."""
         raise UsageError("hosts have no time limit")
 
-    def end(self, job: Job) -> None:
-        """End what prepares, and the allocators on all hosts."""
+    def end(self, job: Job) -> Sequence[str]:
+        """End what prepares, and the allocators on all hosts; return those that are not reached."""
         preparation = preparation_of(job)
         if preparation is None:
-            return
+            return ()
         end_preparing(job.paths, preparation)
         failures = waited_for(end_on_all(job, preparation))
         reached = len(preparation.hosts) - len(failures)
@@ -109,6 +109,7 @@ class SshLauncher:
         owe((host, preparation.directory, job.pool) for host in failures)
         forget(read_hosts(job.paths).ssh)
         change_hosts(job.paths, lambda hosts: replace(hosts, ssh=()))
+        return tuple(failures)
 
 
 # ---- what is asked ----

@@ -330,6 +330,15 @@ def test_ending_is_done_once(engine: Engine) -> None:
     assert later.paths.identity.exists(), "another job of the same name goes on"
 
 
+def test_nodes_that_could_not_be_told_are_named_when_a_job_ends(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = have()
+    monkeypatch.setattr(engine, "end", lambda job: engine.ended.append(job.id) or ("n2",))
+    assert jobs.end_all(job.pool) == ["n2"]
+    assert nothing_is_left()
+
+
 def test_a_reservation_ends_before_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = have()
     monkeypatch.setattr(jobs.time, "time", lambda: 1000.0)

@@ -41,13 +41,15 @@ class ReleasedLater:
     """A node that did not answer when its reservation was given back.
 
     Attributes:
-        host: that node. told_by: those that tell it when it does.
+        host: that node. told_by: those that tell it when it does; none where the next job of its engine ends it.
     """
 
     host: str
-    told_by: tuple[str, ...]
+    told_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if not self.told_by:
+            return f"{self.host} does not answer: its ranks go on, until the next job that reaches it ends them"
         tell = "tells" if len(self.told_by) == 1 else "tell"
         told_by = " and ".join(self.told_by)
         return f"{self.host} does not answer: its ranks go on until it does, for then {told_by} {tell} it to end them"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.pool import Progress
+from monarch_nb.client.pools.releasing import ReleasedLater
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, ReservationConflict, UsageError, say_too
 from monarch_nb.provision import jobs
@@ -145,5 +146,5 @@ def end_job_of(name: str, pool: str | None, say: Progress) -> str:
     if job is None:
         return ""
     titles = jobs.title_of_pool(job.pool)
-    jobs.end_all(job.pool, say)
-    return titles
+    untold = map(ReleasedLater, jobs.end_all(job.pool, say))
+    return "\n".join([titles, *map(str, untold)])

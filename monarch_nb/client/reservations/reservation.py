@@ -420,11 +420,11 @@ class Reservation(Elastic):
         self.meshes.close()
         if job is not None and job.reservation == self.name:
             try:
-                jobs.end_all(job.pool)
+                untold = jobs.end_all(job.pool)
             except PoolError as failure:
                 told = [f"{self.name}: its ranks have ended, but {failure}", *map(str, released.kept)]
                 raise PoolError("\n".join(told)) from None
-            return [*released.kept]
+            return [*released.kept, *map(ReleasedLater, untold)]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
         exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
         for error in released.failed:

@@ -29,7 +29,8 @@ def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(
     monkeypatch.setenv(SSH_VARIABLE, f"{lab.client} -o ConnectTimeout=3")
     dev = reserve("dev", nodes=2, procs=1, preload=[], on="ssh:lab")
     lab.host("lab-2").pull_the_cable()
-    dev.release()
+    [left] = dev.release()
+    assert str(left) == "lab-2 does not answer: its ranks go on, until the next job that reaches it ends them"
     assert owed.exists()
     lab.host("lab-2").plug_it_in()
     assert [each for each in lab.processes() if each.startswith("lab-2")] != []

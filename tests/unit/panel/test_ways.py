@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.releasing import Released, ReleasedLater
 from monarch_nb.config import TrustPaths, config_directory
-from monarch_nb.errors import CapacityError, PoolError
+from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError
 from monarch_nb.panel import actions, ways
 from monarch_nb.panel.pools import Fate, note_pools, pools_to_show
 from monarch_nb.panel.requests import Panel
@@ -264,6 +265,21 @@ def test_a_pool_of_which_no_node_answers_says_what_became_of_its_job(monkeypatch
     other = no_view("lab", "alice", 0.0, "no node is there")
     fate.note(other)
     assert other["pool"]["message"] == "no node is there"
+
+
+def test_a_job_is_ended_also_when_none_of_its_nodes_answers(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreachable(*_: object) -> Released:
+        return Released(failed=[NodeUnreachable("n1 does not answer", "n1")])
+
+    hold([pool.fakes[0].reply], "dev", procs=1)
+    job = remembered("dev", served=True)
+    monkeypatch.setattr(jobs, "job_of_pool", lambda _: job)
+    monkeypatch.setattr(jobs, "end_all", lambda pool: ["n1"] if pool == job.pool else [])
+    monkeypatch.setattr(actions, "release", unreachable)
+    done = finished(panel, "release", reservation="id-dev")
+    assert (done["state"], done["result"]) == ("done", {"text": str(ReleasedLater("n1"))})
 
 
 def test_attaching_names_the_pool_where_there_are_several(panel: Panel, pool: FakePool) -> None:
