@@ -10,9 +10,10 @@ from monarch_nb.client.pools.choosing import Shape
 from monarch_nb.client.pools.pool import Progress
 from monarch_nb.client.pools.releasing import ReleasedLater
 from monarch_nb.config import TrustPaths
-from monarch_nb.errors import CapacityError, ReservationConflict, UsageError, say_too
+from monarch_nb.errors import CapacityError, MonarchNbError, ReservationConflict, UsageError, say_too
 from monarch_nb.provision import jobs
-from monarch_nb.provision.launchers import Ask, Job
+from monarch_nb.provision.launchers import UNHELD_S, Ask, Job
+from monarch_nb.times import duration
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def nodes_of_job(request: JobRequest, pool: str | None, say: Progress) -> Iterat
     an engine: the pool that is asked for, or that of the job that has the reservation already.
 
     When Ctrl-C ends the block, a job that is new is ended as well, and so is one that was asked for here and has not
-    what it was asked for. Other failures leave it: who mends his request and asks again has its nodes at once, and else
-    its allocators end by themselves.
+    what it was asked for. Other failures leave it, and say so: who mends his request and asks again has its nodes at
+    once, and else its allocators end by themselves.
 
     Raises:
         UsageError: what is asked for makes no sense. What monarch_nb.provision.jobs.obtain raises.
@@ -67,6 +68,12 @@ def nodes_of_job(request: JobRequest, pool: str | None, say: Progress) -> Iterat
             raise  # others may have its nodes
         ended = jobs.why_not_ended(job, say) or f"{jobs.title_of(job)} was asked for this, and is ended"
         raise CapacityError(f"{error}; {ended}") from None
+    except MonarchNbError as error:
+        if found.is_own:
+            unheld = f"{jobs.title_of(job)} is there for {duration(UNHELD_S)} without being held"
+            kept = f"{unheld}: another %mesh reserve {request.name} has its nodes, %mesh release {request.name} ends it"
+            error.args = (f"{error}\n{kept}", *error.args[1:])
+        raise
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,14 @@ class TestALeaseThatFails:
         assert known.there
 
     def test_who_mends_his_request_has_its_nodes_at_once(self, known: Jobs) -> None:
-        with pytest.raises(SpawnError, match="no module nope"):
+        with pytest.raises(
+            SpawnError, match=r"^no module nope\nengine job 7 is there for .*%mesh release dev ends it$"
+        ):
             lease(SpawnError("no module nope"))
         assert known.there
+        known.there = [replace(known.there[0], served=True)]
+        with pytest.raises(SpawnError, match=r"^no module nope$"):
+            lease(SpawnError("no module nope"))  # which others may have
 
     def test_ctrl_c_ends_it(self, known: Jobs) -> None:
         with pytest.raises(KeyboardInterrupt, match=r"^engine job 7 was cancelled$"):
