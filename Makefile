@@ -122,7 +122,7 @@ gpu: install  ## Tests on a real GPU of this machine; skipped where there is non
 
 e2e: install panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
-	@$(PYTEST) tests/e2e
+	@$(PYTEST) -n 2 --dist loadfile tests/e2e
 
 notebooks: install  ## Execute the notebooks headlessly
 	@$(say) 'Notebooks'

@@ -43,15 +43,13 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
 @pytest.mark.parametrize("direct_nodes", [tree.DIRECT_NODES, 1], ids=["direct", "tree"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_cells_run_on_the_others_whichever_node_is_lost(
-    lab: Lab, network: Callable[[int], Network], monkeypatch: pytest.MonkeyPatch, number: int, direct_nodes: int
+    apart: Lab, monkeypatch: pytest.MonkeyPatch, number: int, direct_nodes: int
 ) -> None:
     monkeypatch.setattr(tree, "DIRECT_NODES", direct_nodes)
-    hosts = network(3).hosts
-    for host in hosts:
-        lab.start(host, procs=1)
     mesh = reserve("dev", nodes=3, procs=1, preload=[]).mesh
     before = mesh.run("kept = rank")
-    lost, others = hosts[number], [rank for rank in range(3) if rank != number]
+    lost, others = apart.allocators[number].host, [rank for rank in range(3) if rank != number]
+    assert lost is not None
     lost.swallow()
     run = mesh.select(others).run("kept")
     assert run.values == others
@@ -73,14 +71,13 @@ def test_cells_run_on_the_others_whichever_node_is_lost(
     assert last.number > other_run.number
 
 
-def test_a_new_client_attaches_without_a_lost_node_and_releases(lab: Lab, network: Callable[[int], Network]) -> None:
-    hosts = network(3).hosts
-    for host in hosts:
-        lab.start(host, procs=1)
+def test_a_new_client_attaches_without_a_lost_node_and_releases(apart: Lab) -> None:
+    lost = apart.allocators[0].host
+    assert lost is not None
     dev = reserve("dev", nodes=3, procs=1, preload=[])
     dev.mesh.run("kept = rank; print('kept')")
     pids = pids_of(dev.mesh)
-    hosts[0].swallow()
+    lost.swallow()
     code = """
 from monarch_nb import attach
 from monarch_nb.notebook.output.logs import shown_logs
@@ -94,10 +91,10 @@ print(*dev.release(), sep="; ")
     with client(code) as other:
         told = [other.line() for _ in range(4)]
         other.finish()
-    assert told[0].startswith(f"['unreachable', 'idle', 'idle'] {hosts[0].name} unreachable since ")
+    assert told[0].startswith(f"['unreachable', 'idle', 'idle'] {lost.name} unreachable since ")
     assert told[1] == "[1, 2]"
-    assert told[2].endswith(f"; [1-2] kept; {hosts[0].name} does not answer: what rank 0 wrote is not here")
-    assert told[3].startswith(f"{hosts[0].name} does not answer: its ranks go on until it does")
+    assert told[2].endswith(f"; [1-2] kept; {lost.name} does not answer: what rank 0 wrote is not here")
+    assert told[3].startswith(f"{lost.name} does not answer: its ranks go on until it does")
     assert not list_reservations()
-    hosts[0].pass_on()
+    lost.pass_on()
     eventually(lambda: not lives(pids[0]))
