@@ -41,10 +41,18 @@ class Executed:
         return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\d+\.\d+)", self.text(code))}
 
 
-def execute(name: str, folder: Path, without: str | None = None) -> Executed:
-    """Run a copy of a notebook in a folder, in a kernel of its own; a cell with the text `without` is left out."""
+def execute(name: str, folder: Path, without: str | None = None, nodes: int | None = None) -> Executed:
+    """Run a copy of a notebook in a folder, in a kernel of its own.
+
+    Args:
+        without: a cell with this text is left out.
+        nodes: so many instead of 4, wherever it says how many.
+    """
     notebook = nbformat.read(Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)), as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.source != without]
+    if nodes is not None:
+        for cell in notebook.cells:
+            cell.source = re.sub(r"(--n?nodes[ =])4\b", rf"\g<1>{nodes}", cell.source)
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
