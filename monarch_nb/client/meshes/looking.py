@@ -1,4 +1,4 @@
-"""What live ranks say of themselves while they run: their stacks, and the names that they know."""
+"""What there is to say of ranks while they run: their states, their stacks, and the names that they know."""
 
 from __future__ import annotations
 
@@ -6,12 +6,39 @@ from collections.abc import Sequence
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.pools.infos import StackReport
-from monarch_nb.errors import RankUnresponsive
+from monarch_nb.client.pools.infos import RankInfo, StackReport, infos_of_node
+from monarch_nb.errors import NodeUnreachable, PoolError, RankUnresponsive
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision.jobs import trouble, what_became
 
 NAMES_TIMEOUT_S = 1.0
 """So long a rank is asked what it knows of a name: somebody types."""
+
+
+def check_nodes(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
+    """Raise NodeUnreachable unless all nodes answer; PoolError when the jobs that they came from have ended."""
+    try:
+        call(core.check_nodes(ranks))
+    except NodeUnreachable as error:
+        said, is_over = what_became(pool)
+        if is_over:
+            raise PoolError(said) from None
+        if not said:
+            raise
+        raise NodeUnreachable(f"{error}; {said}", error.node) from None
+
+
+def statuses(core: MeshCore, ranks: Sequence[int], pool: str) -> list[RankInfo]:
+    """Return what allocators know of ranks, and what an engine says of a job whose nodes do not answer."""
+    told = call(core.status(memory=True))
+    infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
+    said = "" if infos.keys() >= set(ranks) else trouble(pool)
+    return [infos.get(rank) or _unreachable(core, rank, said) for rank in ranks]
+
+
+def _unreachable(core: MeshCore, rank: int, said: str) -> RankInfo:
+    node = core.connection_of(rank)
+    return RankInfo(rank, node.name, 0, "unreachable", absence="; ".join(filter(None, (node.absence, said))))
 
 
 def stacks(core: MeshCore, ranks: Sequence[int]) -> StackReport:

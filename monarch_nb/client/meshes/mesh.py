@@ -20,7 +20,7 @@ from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
-from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node, run_infos
+from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.interrupt_report import InterruptReport
@@ -34,18 +34,13 @@ from monarch_nb.client.scripts.script_run import ScriptRun, host_store
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import (
     MonarchNbError,
-    NodeUnreachable,
-    PoolError,
-    RankDead,
-    RunNotFound,
     TargetError,
 )
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import at_waits
-from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.provision.jobs import trouble, what_became
 from monarch_nb.shape import Extent
 
 TITLE_CHARACTERS = 60
@@ -405,34 +400,16 @@ class Mesh:
         return run
 
     def _check_nodes(self) -> None:
-        """Raise NodeUnreachable unless all nodes answer; PoolError when the jobs that they came from have ended."""
-        if self.core.is_up(self.ranks):
-            return
-        try:
-            call(self.core.check_nodes(self.ranks))
-        except NodeUnreachable as error:
-            said, is_over = what_became(self.reservation.pool)
-            if is_over:
-                raise PoolError(said) from None
-            if not said:
-                raise
-            raise NodeUnreachable(f"{error}; {said}", error.node) from None
+        if not self.core.is_up(self.ranks):
+            looking.check_nodes(self.core, self.ranks, self.reservation.pool)
 
     def _check_alive(self) -> None:
         self._check_nodes()
         if not self.core.dead or self.core.dead.keys().isdisjoint(self.ranks):
             return
         call(self.core.status())  # somebody else may have restarted it
-        dead = [rank for rank in self.ranks if rank in self.core.dead]
-        if not dead:
-            return
-        alive = self._alive()
-        them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
-        others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
-        restart = f"%mesh restart{self.flag} -t {format_ranks(dead)}"
-        which = f"{name_ranks(dead)}{self.core.where_of(dead)}"
-        why = self.core.dead[dead[0]]
-        raise RankDead(f"{which} {are} dead ({why}): {restart} starts {them} again{others}", dead)
+        if dead := [rank for rank in self.ranks if rank in self.core.dead]:
+            raise self.core.death_of(dead, self._alive(), self.flag)
 
     def push(self, variables: Mapping[str, Any]) -> None:
         """Set variables on every rank; one copy per node travels, and large arrays are shared by its ranks.
@@ -491,7 +468,11 @@ class Mesh:
         """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
         under_way = self.core.under_way()
         told = [info for info in self.runs() if not info.done]
-        runs = [self.core.runs.get(info.run_id) or self._follow(info) for info in told if self._touches(info)]
+        runs = [
+            self.core.runs.get(info.run_id) or past.follow(self, self.core, info)
+            for info in told
+            if self._touches(info)
+        ]
         yield from runs
         yield from (run for run in under_way if self._touches(run) and not run.done and run not in runs)
 
@@ -525,30 +506,8 @@ class Mesh:
         Raises:
             RunNotFound: there is no such run.
         """
-        found = [info for info in (self.past_runs() if from_start else self.runs()) if info.run_id == run_id]
-        if not found:
-            raise RunNotFound(f"no run {run_id} is {'remembered' if from_start else 'going on or uncollected'}")
-        info = found[0]
-        known = self.core.runs.get(run_id)
-        if known is not None and not from_start:
-            if listener is not None:
-                known.add_listener(listener)
-            return known
-        return self._follow(info, from_start=from_start, listener=listener, own_connections=known is not None)
-
-    def _follow(
-        self,
-        info: RunInfo,
-        *,
-        from_start: bool = False,
-        listener: Listener | None = None,
-        own_connections: bool = False,
-    ) -> Run:
-        run = past.run_of(self, info, listener, own_connections=own_connections)
-        self.core.runs.setdefault(info.run_id, run)
-        follow = lambda: run.follow(from_shown=not from_start)  # noqa: E731
-        post(follow)
-        return run
+        infos = self.past_runs() if from_start else self.runs()
+        return past.attach_run(self, self.core, infos, run_id, from_start=from_start, listener=listener)
 
     # ---- ranks ----
 
@@ -563,14 +522,7 @@ class Mesh:
 
     def status(self) -> list[RankInfo]:
         """Return what the allocators know of the ranks, and what an engine says of a job whose nodes do not answer."""
-        told = call(self.core.status(memory=True))
-        infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
-        said = "" if infos.keys() >= set(self.ranks) else trouble(self.reservation.pool)
-        return [infos.get(rank) or self._unreachable(rank, said) for rank in self.ranks]
-
-    def _unreachable(self, rank: int, said: str) -> RankInfo:
-        node = self.core.connection_of(rank)
-        return RankInfo(rank, node.name, 0, "unreachable", absence="; ".join(filter(None, (node.absence, said))))
+        return looking.statuses(self.core, self.ranks, self.reservation.pool)
 
     def where(self) -> dict[int, run_pb2.Where]:
         """Return where each rank's main thread is; ranks that do not answer are missing."""

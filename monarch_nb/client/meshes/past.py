@@ -7,10 +7,12 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
@@ -41,6 +43,43 @@ def run_of(mesh: HeldMesh, info: RunInfo, listener: Listener | None, *, own_conn
     run.owner, run.is_script = info.owner, info.is_script
     run.finished_before = frozenset(info.finished)
     return run
+
+
+def follow(
+    mesh: HeldMesh,
+    core: MeshCore,
+    info: RunInfo,
+    *,
+    from_start: bool = False,
+    listener: Listener | None = None,
+    own_connections: bool = False,
+) -> Run:
+    """Follow a run that another client submitted. `own_connections` as of `run_of`."""
+    run = run_of(mesh, info, listener, own_connections=own_connections)
+    core.runs.setdefault(info.run_id, run)
+    post(partial(run.follow, from_shown=not from_start))
+    return run
+
+
+def attach_run(
+    mesh: HeldMesh,
+    core: MeshCore,
+    infos: Iterable[RunInfo],
+    run_id: str,
+    *,
+    from_start: bool,
+    listener: Listener | None,
+) -> Run:
+    """Follow one of some runs. See `Mesh.attach_run`."""
+    found = [info for info in infos if info.run_id == run_id]
+    if not found:
+        raise RunNotFound(f"no run {run_id} is {'remembered' if from_start else 'going on or uncollected'}")
+    known = core.runs.get(run_id)
+    if known is not None and not from_start:
+        if listener is not None:
+            known.add_listener(listener)
+        return known
+    return follow(mesh, core, found[0], from_start=from_start, listener=listener, own_connections=known is not None)
 
 
 def log_batches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch_nb.allocator.state.limits import expired
@@ -16,9 +16,9 @@ from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
 from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death
-from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable
+from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, RankDead
 from monarch_nb.ground.ranges import Ranges
-from monarch_nb.ground.rank_sets import listed, name_ranks
+from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -79,6 +79,19 @@ class MeshRanks:
     def where_of(self, ranks: Iterable[int]) -> str:
         """Return on which nodes ranks are, for sentences: " (host2)"; "" where there is only one node."""
         return f" ({listed(self.node_names(ranks))})" if len(self.connections) > 1 else ""
+
+    def death_of(self, dead: Sequence[int], alive: Sequence[int], flag: str) -> RankDead:
+        """Return the error that says why ranks can not run anything.
+
+        Args:
+            alive: the others that were to. flag: what chooses the mesh on a line of `%mesh`.
+        """
+        them, are = ("it", "is") if len(dead) == 1 else ("them", "are")
+        others = f", or leave {them} out: -t {format_ranks(alive)}" if alive else ""
+        restart = f"%mesh restart{flag} -t {format_ranks(dead)}"
+        which = f"{name_ranks(dead)}{self.where_of(dead)}"
+        why = self.dead[dead[0]]
+        return RankDead(f"{which} {are} dead ({why}): {restart} starts {them} again{others}", dead)
 
     def is_up(self, ranks: Iterable[int]) -> bool:
         """Whether all nodes that a run on these ranks needs are known to answer. From any thread."""

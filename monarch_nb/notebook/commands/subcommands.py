@@ -37,7 +37,7 @@ from monarch_nb.notebook.output.tables import (
 )
 from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session, attached_line, divided, mesh_called, shape, unseen_line
-from monarch_nb.notebook.syntax import declarations
+from monarch_nb.notebook.syntax import declarations, holding
 from monarch_nb.notebook.syntax.command_line import (
     Command,
     Parsed,
@@ -72,17 +72,17 @@ class Subcommands:
         self._panels = panels
         self._shell, self._session, self._mode, self._cells = shell, session, mode, cells
         self._handlers: dict[Command, Callable[[Parsed], Any]] = {
-            declarations.RESERVE: self._reserve,
-            declarations.ATTACH: self._attach,
-            declarations.DETACH: self._detach,
-            declarations.RELEASE: self._release,
-            declarations.REPLACE: self._replace,
-            declarations.GROW: self._grow,
-            declarations.SHRINK: self._shrink,
-            declarations.STOP: self._stop,
-            declarations.EXTEND: self._extend,
-            declarations.SHARE: self._share,
-            declarations.LIST: self._list,
+            holding.RESERVE: self._reserve,
+            holding.ATTACH: self._attach,
+            holding.DETACH: self._detach,
+            holding.RELEASE: self._release,
+            holding.REPLACE: self._replace,
+            holding.GROW: self._grow,
+            holding.SHRINK: self._shrink,
+            holding.STOP: self._stop,
+            holding.EXTEND: self._extend,
+            holding.SHARE: self._share,
+            holding.LIST: self._list,
             declarations.RUN: partial(run_script, session, cells),
             declarations.SH: partial(run_command, session, cells),
             declarations.PANEL: self._panel,

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.meshes import past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh, _title
 from monarch_nb.client.pools.infos import (
@@ -200,7 +201,7 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
         return infos
 
     monkeypatch.setattr(Mesh, "runs", runs)
-    monkeypatch.setattr(Mesh, "_follow", lambda _, info: SimpleNamespace(id=info.run_id, ranks=info.ranks))
+    monkeypatch.setattr(past, "follow", lambda mesh, core, info: SimpleNamespace(id=info.run_id, ranks=info.ranks))
     assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
     assert asked == 1
 

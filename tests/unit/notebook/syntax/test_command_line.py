@@ -5,7 +5,7 @@ import doctest
 import pytest
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.syntax import command_line, declarations
+from monarch_nb.notebook.syntax import command_line, declarations, holding
 from monarch_nb.notebook.syntax.command_line import (
     Command,
     Sources,
@@ -30,22 +30,22 @@ from monarch_nb.notebook.syntax.command_line import (
     ],
 )
 def test_a_value_that_may_be_left_out(line: str, word: str, wait: object) -> None:
-    parsed = parse(declarations.RESERVE, line)
+    parsed = parse(holding.RESERVE, line)
     assert (parsed.word, parsed.values.get("wait"), parsed.count("procs")) == (word, wait, 2)
 
 
 @pytest.mark.parametrize("line", ["--wait 10", "--wait=soon", "--wait 1x", "--wait --wait"])
 def test_a_value_that_may_be_left_out_and_makes_no_sense(line: str) -> None:
     with pytest.raises(UsageError, match=r"--wait is (a time such as|given twice)"):
-        parse(declarations.RESERVE, line)
+        parse(holding.RESERVE, line)
 
 
 def test_what_follows_a_value_that_may_be_left_out_is_completed() -> None:
     sources: Sources = {"reservation": lambda fragment: ["dev"]}
-    assert complete(declarations.RESERVE, "--wait --pro", sources) == ("--pro", ["--procs"])
-    assert complete(declarations.RESERVE, "--wait ", sources) == ("", ["dev"])
-    assert complete(declarations.RESERVE, "dev --wait 1", sources) == ("1", [])
-    assert complete(declarations.RESERVE, "--wait 1h ", sources) == ("", ["dev"])
+    assert complete(holding.RESERVE, "--wait --pro", sources) == ("--pro", ["--procs"])
+    assert complete(holding.RESERVE, "--wait ", sources) == ("", ["dev"])
+    assert complete(holding.RESERVE, "dev --wait 1", sources) == ("1", [])
+    assert complete(holding.RESERVE, "--wait 1h ", sources) == ("", ["dev"])
 
 
 def names(*candidates: str) -> Sources:
@@ -97,7 +97,7 @@ def test_targets_are_values_even_when_they_look_odd(targets: str) -> None:
 
 
 def test_repeated_flags_are_kept_in_order() -> None:
-    parsed = parse(declarations.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
+    parsed = parse(holding.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
     assert parsed.word == "dev"
     assert (parsed.count("nodes"), parsed.count("procs"), parsed.count("gpus")) == (2, 4, None)
     assert parsed.many("env") == ("A=1", "B=x y", "HOME")
@@ -116,28 +116,28 @@ def test_expressions_stay_as_written() -> None:
 @pytest.mark.parametrize(
     ("command", "line", "message"),
     [
-        (declarations.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
-        (declarations.RESERVE, "--gpu=2", "did you mean --gpus?"),
-        (declarations.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
+        (holding.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
+        (holding.RESERVE, "--gpu=2", "did you mean --gpus?"),
+        (holding.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
         (
-            declarations.RESERVE,
+            holding.RESERVE,
             "dev --on slurm --partition=main",
             "has no flag --partition; what is for the engine of --on stands behind --, as in -- --partition=main",
         ),
-        (declarations.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; what is for the engine of --on"),
-        (declarations.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
-        (declarations.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
-        (declarations.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
-        (declarations.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
-        (declarations.RESERVE, "--nodes 1.5", "not '1.5'"),
-        (declarations.RESERVE, "--nodes ²", "not '²'"),
-        (declarations.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
-        (declarations.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
-        (declarations.RESERVE, "--nodes 1 --nodes 2", "--nodes is given twice"),
-        (declarations.RESERVE, "--replace=yes", "--replace takes no value"),
-        (declarations.RESERVE, "a b", "%mesh reserve takes one NAME, not 2: a b"),
-        (declarations.RESERVE, "'dev", "a quote ' is never closed"),
-        (declarations.RESERVE, "--pool ''", "--pool needs a value"),
+        (holding.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; what is for the engine of --on"),
+        (holding.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
+        (holding.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
+        (holding.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
+        (holding.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
+        (holding.RESERVE, "--nodes 1.5", "not '1.5'"),
+        (holding.RESERVE, "--nodes ²", "not '²'"),
+        (holding.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
+        (holding.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
+        (holding.RESERVE, "--nodes 1 --nodes 2", "--nodes is given twice"),
+        (holding.RESERVE, "--replace=yes", "--replace takes no value"),
+        (holding.RESERVE, "a b", "%mesh reserve takes one NAME, not 2: a b"),
+        (holding.RESERVE, "'dev", "a quote ' is never closed"),
+        (holding.RESERVE, "--pool ''", "--pool needs a value"),
         (declarations.LOGS, "-n -1", "--lines is at least 0, not -1"),
         (declarations.STATUS, "x", "%mesh status takes no 'x'"),
         (declarations.PULL, "", "%mesh pull needs EXPRESSION"),
@@ -186,10 +186,10 @@ def test_what_is_another_programs_is_left_to_it() -> None:
 
 
 def test_durations_have_units() -> None:
-    parsed = parse(declarations.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
+    parsed = parse(holding.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
     assert (parsed.seconds("time"), parsed.seconds("idle")) == (5400.0, 5400.0)
     with pytest.raises(UsageError, match=r"^--time is a time such as 90m, 8h, .*, not '8'$"):
-        parse(declarations.RESERVE, "dev --procs 4 --time 8")
+        parse(holding.RESERVE, "dev --procs 4 --time 8")
 
 
 def test_help_names_everything_and_is_aligned() -> None:
@@ -251,16 +251,16 @@ def test_completion_of_the_cell_line() -> None:
 
 class TestPassedOn:
     def test_what_stands_after_two_dashes_is_for_another_program(self) -> None:
-        parsed = parse(declarations.RESERVE, "dev --procs 2 --on slurm -- --nodes=3 -p 'a 100'  # later")
+        parsed = parse(holding.RESERVE, "dev --procs 2 --on slurm -- --nodes=3 -p 'a 100'  # later")
         assert (parsed.word, parsed.count("nodes"), parsed.text("on")) == ("dev", None, "slurm")
         assert parsed.passed_on == ("--nodes=3", "-p", "a 100")
 
     def test_nothing_is_passed_on_without_them(self) -> None:
-        assert parse(declarations.RESERVE, "dev --procs 2").passed_on == ()
+        assert parse(holding.RESERVE, "dev --procs 2").passed_on == ()
 
     def test_its_help_is_its_own(self) -> None:
-        assert not wants_help(declarations.RESERVE, "dev -- --help")
-        assert wants_help(declarations.RESERVE, "--help -- --partition=a100")
+        assert not wants_help(holding.RESERVE, "dev -- --help")
+        assert wants_help(holding.RESERVE, "--help -- --partition=a100")
 
     def test_it_is_not_completed(self) -> None:
         assert complete(declarations.MESH, "reserve dev -- --par", {}) == ("--par", None)
