@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from integration.live import HAS_FAILED
 from integration.worker.harness import RankProcess, TemplateProcess
+
+if TYPE_CHECKING:
+    from integration.worker.forked_ranks import ForkedRanks
 
 ForkRanks = Callable[[int], list[RankProcess]]
 
@@ -50,3 +54,22 @@ def own_template() -> Iterator[Callable[..., TemplateProcess]]:
     yield make
     for process in processes:
         process.close()
+
+
+@pytest.fixture
+def ranks() -> Iterator[ForkedRanks]:
+    """As many processes as form a group of torch, which is imported here only: most tests do without."""
+    from integration.worker.forked_ranks import ForkedRanks
+    from integration.worker.groups import WORLD
+
+    with ForkedRanks(WORLD) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def grouped(ranks: ForkedRanks) -> ForkedRanks:
+    """They have formed one."""
+    from integration.worker.groups import init
+
+    ranks.run(init)
+    return ranks

@@ -18,9 +18,10 @@ from monarch_nb.panel.view import Json, no_view
 from monarch_nb.provision import Option, jobs
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.trust.pools import change_hosts, pools_directory
+from unit.panel.asking import ask, finished, refused
 from unit.panel.fake_pool import FakePool
 from unit.panel.replies import hold, node, view_of
-from unit.panel.test_requests import Reserved, ask, finished, refused
+from unit.panel.test_requests import Reserved
 
 VALUES = {"where": "lab", "name": "dev", "nodes": 2, "kind": "gpus", "per_node": 8, "time": "8h"}
 

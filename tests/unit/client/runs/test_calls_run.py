@@ -12,7 +12,7 @@ from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
-from unit.client.runs.test_run import FakeConnection, FakeCore
+from unit.client.runs.run_harness import FakeConnection, FakeCore
 
 
 class Node(FakeConnection):

@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.allocator.files.workspace import journal
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
-from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.chunks import hash_of, pack
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry
 from syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
-
-ID = "reservation-1"
-
-
-@pytest.fixture
-def workspaces(tmp_path: Path) -> Workspaces:
-    return open_workspaces(tmp_path)
-
-
-@pytest.fixture
-def tree(workspaces: Workspaces) -> Path:
-    return workspaces.directory(ID)
-
-
-@pytest.fixture
-def client(workspaces: Workspaces) -> Client:
-    return Client(workspaces, ID)
-
-
-def listing(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+from unit.allocator.files.workspace.conftest import ID, listing
 
 
 def test_a_tree_arrives_as_it_is(client: Client, tree: Path) -> None:
@@ -537,91 +516,6 @@ def test_paths_may_be_deep(client: Client, tree: Path) -> None:
     client.sync({name: directory() for name in names} | {names[-1] + b"/f": file(b"1")})
     applied = client.sync({})
     assert (applied.removed, listing(tree)) == (1, [])
-
-
-# Release
-
-
-def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second"), b"l": link(b"a.py")})
-    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
-    (tree / "__pycache__").mkdir()
-    (tree / "__pycache__/a.cpython-311.pyc").write_bytes(b"compiled")
-    (tree / "empty").mkdir()
-    assert workspaces.release(ID, "train") is None
-    assert not tree.parent.exists()
-    assert not node_paths(tmp_path).kept.exists()
-    assert workspaces.reservations() == []
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
-    assert other.asked_for == [0], "the cache has what a released reservation had"
-    assert workspaces.release("never-there") is None
-
-
-def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path) -> None:
-    paths, later = node_paths(tmp_path), list[Callable[[], object]]()
-    paths.directory.mkdir()
-    workspaces = Workspaces(paths, node="node0", cache_limit_bytes=1 << 20, later=later.append)
-    tree = workspaces.directory(ID)
-    Client(workspaces, ID).sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
-    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
-    (tree / "d/__pycache__").mkdir()
-    (tree / "d/__pycache__/b.cpython-311.pyc").write_bytes(b"compiled")
-    assert workspaces.release(ID, "train") is None
-    assert workspaces.reservations() == []
-    assert not tree.exists()
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
-    assert other.asked_for == [0], "what a released reservation had is there all the time"
-    (work,) = later
-    work()
-    assert [path.name for path in paths.workspaces.iterdir()] == ["reservation-2"]
-    (workspaces.directory("reservation-2") / "d").mkdir()
-    (workspaces.directory("reservation-2") / "d/written").write_text("by a rank")
-    assert workspaces.release("reservation-2", "train")
-    assert [path.name for path in paths.workspaces.iterdir()] == []
-    assert later == [work], "what is kept is told, so it is there"
-
-
-def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a": file(b"1"), b"d": directory(), b"d/b": file(b"2")})
-    (tree / "d/checkpoint").write_text("weights")
-    (tree / "a").write_text("changed")
-    kept = workspaces.release(ID, "train")
-    assert kept
-    assert (kept.files, kept.size_bytes) == (2, 14)
-    assert kept.directory.parent == node_paths(tmp_path).kept
-    assert kept.directory.name.startswith("train-")
-    assert listing(kept.directory) == ["a", "d", "d/checkpoint"]
-    assert not tree.parent.exists()
-    second = Client(workspaces, "reservation-2")
-    second.sync({b"a": file(b"1")})
-    (workspaces.directory("reservation-2") / "a").write_text("changed")
-    again = workspaces.release("reservation-2", "train")
-    assert again
-    assert again.directory != kept.directory
-
-
-def test_what_comes_after_the_release_makes_no_workspace(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1")})
-    workspaces.release(ID, "train")
-    assert workspaces.resume(ID, "", client.version) is None
-    with pytest.raises(ReservationNotFound, match="it was released"):
-        client.sync({b"a": file(b"2")})
-    assert not tree.parent.exists()
-    assert workspaces.resume("never-there", "", "1") is None
-    assert workspaces.reservations() == []
-
-
-def test_a_release_that_was_cut_short_is_finished_at_the_next_start(client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a": file(b"1"), b"b": file(b"2")})
-    (tree / "b").write_text("rank")
-    tree.parent.rename(tree.parent.with_name(ID + ".released"))
-    (tree.parent.with_name(ID + ".released") / "tree/a").unlink()
-    again = open_workspaces(tmp_path)
-    assert again.reservations() == []
-    (kept,) = node_paths(tmp_path).kept.iterdir()
-    assert listing(kept) == ["b"]
 
 
 def test_status_says_what_is_there(workspaces: Workspaces, client: Client, tree: Path) -> None:

@@ -1,0 +1,131 @@
+"""The content of files of a tree, in chunks, on real directories."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.client.files import reading
+from monarch_nb.client.files.local_tree import FileChanged, LocalTree
+from monarch_nb.files.chunks import hash_of
+from monarch_nb.files.tree import chunk_hashes
+from unit.client.files.trees import Make, holds, read_back
+
+
+def test_content_in_file_order(tree: LocalTree, root: Path) -> None:
+    big = random.Random(2).randbytes(3_000_000)
+    (root / "big").write_bytes(big)
+    (root / "small").write_bytes(b"small")
+    entries = tree.refresh().entries
+    assert read_back(tree, entries[b"big"]) == big
+    hashes = [hash_of(b"small"), *chunk_hashes(entries[b"big"])]
+    assert [name for name, _ in tree.content(hashes)] == hashes
+    assert list(tree.content([])) == []
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 65536, 65537, 20_000_000])
+def test_chunks_are_those_of_the_whole_content(
+    tree: LocalTree, root: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 3 << 20)
+    data = random.Random(3).randbytes(size_bytes)
+    (root / "file").write_bytes(data)
+    assert holds(tree.refresh().entries[b"file"], data)
+
+
+@pytest.mark.parametrize("edit", ["insert", "replace", "append", "cut off", "in front", "twice"])
+def test_an_edited_big_file_has_the_chunks_of_its_content(
+    tree: LocalTree, root: Path, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it held before only saves work."""
+    monkeypatch.setattr(reading, "_WINDOW_BYTES", 3 << 20)
+    data = random.Random(4).randbytes(12_000_000)
+    (root / "file").write_bytes(data)
+    before = tree.refresh().entries[b"file"]
+    half = len(data) // 2
+    data = {
+        "insert": data[:half] + b"a line\n" + data[half:],
+        "replace": data[:half] + b"a line\n" + data[half + 7 :],
+        "append": data + b"a line\n",
+        "cut off": data[: half + 5],
+        "in front": b"a line\n" + data,
+        "twice": data + data,
+    }[edit]
+    (root / "file").write_bytes(data)
+    after = tree.refresh().entries[b"file"]
+    assert holds(after, data)
+    new = set(chunk_hashes(after)) - set(chunk_hashes(before))
+    assert len(new) <= 3
+
+
+def test_a_sparse_file(tree_of: Make, root: Path) -> None:
+    with open(root / "sparse", "wb") as file:
+        file.write(b"begin")
+        file.truncate(50 << 20)
+        file.seek(20_000_003)
+        file.write(b"middle")
+    entry = tree_of(max_file_bytes=None).refresh().entries[b"sparse"]
+    assert holds(entry, (root / "sparse").read_bytes())
+
+
+@pytest.mark.parametrize("how", ["edited", "deleted", "shorter", "a link"])
+def test_content_that_is_not_there_any_more(tree: LocalTree, root: Path, how: str) -> None:
+    file = root / "file"
+    file.write_text("content")
+    name = hash_of(b"content")
+    tree.refresh()
+    (root / "other").write_text("content")
+    if how == "edited":
+        file.write_text("CONTENT")
+    elif how == "shorter":
+        file.write_text("con")
+    else:
+        file.unlink()
+    if how == "a link":
+        file.symlink_to("other")
+    with pytest.raises(FileChanged):
+        list(tree.content([name]))
+    tree.refresh()
+    assert list(tree.content([name])) == [(name, b"content")], "another file has it"
+
+
+def test_a_change_that_nothing_told_is_found_after_content_failed(tree_of: Make, root: Path, tmp_path: Path) -> None:
+    (root / "file").write_text("content")
+    os.link(root / "file", tmp_path / "elsewhere")
+    tree = tree_of()
+    tree.refresh()
+    (tmp_path / "elsewhere").write_text("CONTENT")
+    with pytest.raises(FileChanged):
+        list(tree.content([hash_of(b"content")]))
+    assert holds(tree.refresh().entries[b"file"], b"CONTENT")
+
+
+@pytest.mark.parametrize("edited", ["a", "b"])
+def test_content_that_another_file_has_too(tree: LocalTree, root: Path, edited: str) -> None:
+    (root / "a").write_text("content")
+    (root / "b").write_text("content")
+    tree.refresh()
+    (root / edited).write_text("other")
+    tree.refresh()
+    assert [data for _, data in tree.content([hash_of(b"content")])] == [b"content"]
+    (root / "a").write_text("other")
+    (root / "b").write_text("other")
+    tree.refresh()
+    with pytest.raises(FileChanged):
+        list(tree.content([hash_of(b"content")]))
+
+
+def test_content_that_no_file_ever_had(tree: LocalTree) -> None:
+    tree.refresh()
+    with pytest.raises(FileChanged):
+        list(tree.content([bytes(32)]))
+
+
+def test_progress(tree_of: Make, root: Path) -> None:
+    for number in range(200):
+        (root / f"{number}").write_bytes(bytes(100))
+    told: list[tuple[int, int]] = []
+    tree_of().refresh(lambda done, total: told.append((done, total)))
+    assert told[-1] == (20_000, 20_000)
+    assert len(told) > 1
