@@ -6,8 +6,10 @@ import re
 
 from playwright.sync_api import expect
 
-from e2e.answers import answer
+import monarch_nb
+from e2e.answers import answer, prompt
 from e2e.lab import OpenNotebook
+from monarch_nb.client.debug.debugger import Debugger
 
 STOP = "%%mesh\nprint('begin')\nx = rank * 10\nbreakpoint()\nprint('end', x)"
 
@@ -30,3 +32,16 @@ def test_the_prompt_is_below_the_live_output(open_notebook: OpenNotebook) -> Non
     notebook.wait_for_end(1)
     assert "[2] end 25" in notebook.text(1)
     expect(notebook.cell(1).locator("input.jp-Stdin-input")).to_have_count(0)
+
+
+def test_a_prompt_that_is_answered_elsewhere_goes(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook(STOP, "6 * 7")
+    notebook.start(1)
+    notebook.wait_for_text(1, "Actor Name")
+    prompt(notebook, 1)
+    assert Debugger(monarch_nb.attach("dev").mesh).continue_all()
+    notebook.wait_for_end(1)
+    assert "answered elsewhere" in notebook.text(1)
+    assert "[2] end 20" in notebook.text(1)
+    expect(notebook.cell(1).locator("input.jp-Stdin-input")).to_have_count(0)
+    assert notebook.run(2) == "42", "JupyterLab waits for no answer"

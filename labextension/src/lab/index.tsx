@@ -6,6 +6,7 @@ import { Token } from '@lumino/coreutils';
 import { Held, Host, Intent, LogTarget, Pools, Store, explain, mainMesh } from '../core';
 import { meshIcon } from './icon';
 import { Notebooks } from './notebooks';
+import { leaveAnsweredPrompts } from './prompts';
 import { showSavedPanels } from './saved';
 import { ServerTransport } from './transport';
 import { LogWidget, SidePanel, StatusItem } from './widgets';
@@ -276,6 +277,17 @@ const savedPlugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const promptsPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:prompts',
+  description: 'Leaves prompts of the debugger that somebody else has answered.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, tracker: INotebookTracker) => {
+    tracker.forEach(leaveAnsweredPrompts);
+    tracker.widgetAdded.connect((_, panel) => leaveAnsweredPrompts(panel));
+  }
+};
+
 const statusPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:status',
   description: 'Says in the status bar what the current notebook holds.',
@@ -357,6 +369,7 @@ export default [
   logPlugin,
   notebookPlugin,
   savedPlugin,
+  promptsPlugin,
   statusPlugin,
   notificationPlugin
 ];

@@ -77,7 +77,8 @@ class Console:
     @contextlib.contextmanager
     def _told_when_answered(self) -> Iterator[None]:
         """Say so when somebody else lets the ranks go on. The prompt itself can not be taken away: what ends a kernel's
-        `input()` is an interrupt, and that could hit what comes after it."""
+        `input()` is an interrupt, and that could hit what comes after it. In JupyterLab our extension presses Enter
+        when it reads this (labextension/src/lab/prompts.ts)."""
         typed = threading.Event()
 
         def look() -> None:
