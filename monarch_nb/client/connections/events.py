@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from monarch_nb.errors import RankFailure
+
+_log = logging.getLogger(__name__)
 
 Stream = Literal["stdout", "stderr"]
 
@@ -121,3 +124,11 @@ TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
 Event = Text | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished
+
+
+def tell(listener: Callable[[Event], None], event: Event) -> None:
+    """Tell a listener of an event."""
+    try:
+        listener(event)
+    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
+        _log.exception("a listener failed at %r", event)

@@ -282,11 +282,11 @@ class Run:
         is_first = not self._listeners
         self._listeners.append(listener)
         for result in self.results.values():
-            _tell(listener, result)
+            events.tell(listener, result)
         if is_first:
             self._ask_for_output()
         if self.done and not self._replaying:
-            _tell(listener, events.Finished())
+            events.tell(listener, events.Finished())
 
     def _ask_for_output(self) -> None:
         """Nobody listened so far: have everything sent from the beginning."""
@@ -303,7 +303,7 @@ class Run:
     def emit(self, event: events.Event) -> None:
         """Tell every listener."""
         for listener in self._listeners:
-            _tell(listener, event)
+            events.tell(listener, event)
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
@@ -591,13 +591,6 @@ class Run:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_log_failure)
         return task
-
-
-def _tell(listener: Listener, event: events.Event) -> None:
-    try:
-        listener(event)
-    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
-        _log.exception("a listener failed at %r", event)
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
