@@ -469,7 +469,7 @@ class Mesh:
         under_way = self.core.under_way()
         told = [info for info in self.runs() if not info.done]
         runs = [
-            self.core.runs.get(info.run_id) or past.follow(self, self.core, info)
+            past.known(self.core, info.run_id) or past.follow(self, self.core, info)
             for info in told
             if self._touches(info)
         ]

@@ -45,6 +45,13 @@ def run_of(mesh: HeldMesh, info: RunInfo, listener: Listener | None, *, own_conn
     return run
 
 
+def known(core: MeshCore, run_id: str) -> Run | None:
+    """Return a run that this process follows. One that was refused, because it was shared no longer, is followed anew:
+    it may be shared again."""
+    run = core.runs.get(run_id)
+    return None if run is None or run.refusal else run
+
+
 def follow(
     mesh: HeldMesh,
     core: MeshCore,
@@ -56,7 +63,8 @@ def follow(
 ) -> Run:
     """Follow a run that another client submitted. `own_connections` as of `run_of`."""
     run = run_of(mesh, info, listener, own_connections=own_connections)
-    core.runs.setdefault(info.run_id, run)
+    if known(core, info.run_id) is None:
+        core.add(run)
     post(partial(run.follow, from_shown=not from_start))
     return run
 
@@ -74,12 +82,12 @@ def attach_run(
     found = [info for info in infos if info.run_id == run_id]
     if not found:
         raise RunNotFound(f"no run {run_id} is {'remembered' if from_start else 'going on or uncollected'}")
-    known = core.runs.get(run_id)
-    if known is not None and not from_start:
+    run = known(core, run_id)
+    if run is not None and not from_start:
         if listener is not None:
-            known.add_listener(listener)
-        return known
-    return follow(mesh, core, found[0], from_start=from_start, listener=listener, own_connections=known is not None)
+            run.add_listener(listener)
+        return run
+    return follow(mesh, core, found[0], from_start=from_start, listener=listener, own_connections=run is not None)
 
 
 def log_batches(

@@ -65,6 +65,7 @@ class Run:
         is_script: it has processes of its own, which end with it.
         is_of_nodes: what it runs is each node's: sentences name nodes, not ranks.
         is_calls: it is of calls of actors (CallsRun).
+        refusal: why nothing more is heard of it, if so.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Run:
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
-        self._refusal: MonarchNbError | None = None
+        self.refusal: MonarchNbError | None = None
         self._done = Flag()
         self._lone_training = LoneTraining(self)
         self._decoder = OutputDecoder(self._lone_training.add)
@@ -167,8 +168,8 @@ class Run:
 
     def raise_failures(self) -> None:
         """Raise what the run failed with, if it did."""
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         if failures := self.failures:
             raise RunFailed(failures=failures, run=self)
 
@@ -450,7 +451,7 @@ class Run:
         if self.done:
             self._end_replay(connection, self.ranks)
             return
-        self._refusal = self._refusal or error
+        self.refusal = self.refusal or error
         key = events.TIME_NOTICE if isinstance(error, ReservationExpired) else "refused"
         self.emit(events.Notice(str(error), key=key))
         self._finish()
@@ -579,7 +580,7 @@ class Run:
 
     def left(self) -> list[int]:
         """The ranks that the run goes on on."""
-        return [] if self._refusal else [rank for rank in self.ranks if rank not in self.results]
+        return [] if self.refusal else [rank for rank in self.ranks if rank not in self.results]
 
     def _check_stuck(self) -> None:
         if self._freeing.is_over():

@@ -114,7 +114,7 @@ class ScriptRun(Run):
     def _finish(self) -> None:
         if self.done:
             return
-        if self._has_attempts and self._failed_ranks() and self._refusal is None:
+        if self._has_attempts and self._failed_ranks() and self.refusal is None:
             self._spawn(self._start_again())
         else:
             for result in self._held:
@@ -138,8 +138,8 @@ class ScriptRun(Run):
         try:
             store = await host_store(self.mesh, new)
         except MonarchNbError as error:
-            self._refusal = error
-        if self._refusal is not None or self.is_interrupted:
+            self.refusal = error
+        if self.refusal is not None or self.is_interrupted:
             self._script = replace(self._script, max_restarts=self._attempt)
             self._finish()
             return

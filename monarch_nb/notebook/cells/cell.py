@@ -209,6 +209,8 @@ class CellRunner:
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
         view = self._view(info.ranks, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
+        if run is not None and run.refusal:
+            run = None  # it was shared no longer, and is again
         before = self._views.get(info.run_id)
         if run is not None and before is not None:
             run.replace_listener(before.on_event, None if from_start else view.on_event)

@@ -142,7 +142,15 @@ class TestStrangers:
 
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline().rstrip("\n")
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]  # it has ended
+    return line.rstrip("\n")
+
+
+def line_with(process: subprocess.Popen[str], *texts: str) -> str:
+    while not any(text in (line := line_of(process)) for text in texts):
+        pass
+    return line
 
 
 BOBS_CELL = """
@@ -181,6 +189,14 @@ try:
     print(sorted(dev.mesh.spawn("counters", Counter).add.call(b"x" * 5_000_000).get().values()))
 except Exception as error:
     print("refused" if "alice can let you call its actors" in str(error) else str(error))
+"""
+ATTACHES = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "monarch_nb")
+while True:
+    shell.run_cell("%mesh attach dev")
+    print(input(), flush=True)
 """
 FOLLOWS = """
 import monarch_nb
@@ -240,6 +256,25 @@ class TestShares:
             finally:
                 process.kill()
         assert said.splitlines()[-2:] == ["alice shares dev with you no longer (%mesh detach leaves it)"] * 2, errors
+
+    def test_who_is_let_in_again_follows_what_still_runs(self, dev: Reservation, bob: Person) -> None:
+        hers = dev.mesh.submit("import time\nwhile True: print('tick'); time.sleep(0.1)")
+        over = "alice shares dev with you no longer"
+        dev.share("bob")
+        with bob.begin(ATTACHES) as process:
+            try:
+                first = line_with(process, "tick", over)
+                dev.unshare("bob")
+                line_with(process, over)
+                dev.share("bob")
+                print("again", file=process.stdin, flush=True)
+                line_with(process, "again")
+                again = line_with(process, "tick", over)
+            finally:
+                process.kill()
+        assert "tick" in first
+        assert "tick" in again
+        assert not hers.done
 
     def test_actors_answer_those_who_may_run_cells(self, dev: Reservation, bob: Person) -> None:
         dev.share("bob", "run")

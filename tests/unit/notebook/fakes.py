@@ -23,7 +23,7 @@ from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.scripts.script import Script
-from monarch_nb.errors import NoSuchMesh, PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.errors import MonarchNbError, NoSuchMesh, PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.shape import Extent
 
@@ -46,6 +46,7 @@ class FakeRun:
         self.interrupts: list[bool] = []
         self.stops_at = 1
         self.is_stuck = False
+        self.refusal: MonarchNbError | None = None
         self.options: dict[str, Any] = {}
         self._listeners: list[Callable[[Event], None]] = []
         self._done = threading.Event()
