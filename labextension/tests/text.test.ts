@@ -59,6 +59,7 @@ test('a reservation in one line', () => {
   expect(summary(reservation(), null)).toBe('dev · 4 ranks');
   expect(summary(reservation(), null, false)).toBe('dev · 4 ranks · not attached');
   expect(summary(reservation(), -1)).toBe('dev · 4 ranks · time is up');
+  expect(summary(reservation({ mine: false, owner: 'anna' }), null)).toBe('anna/dev · 4 ranks');
   expect(shape(reservation({ nodes: 1, gpus: 1 }))).toBe('1 node × 1 GPU');
 });
 
@@ -96,6 +97,7 @@ test('a cell that attaches is known by its line, or because it reserves that nam
   expect(attaches('%mesh attach dev2', line, 'dev')).toBe(false);
   expect(attaches('# %mesh attach dev', line, 'dev')).toBe(false);
   expect(attaches('%mesh reserve other', line, 'dev')).toBe(false);
+  expect(attaches('%mesh reserve dev', '%mesh attach anna/dev', null)).toBe(false);
 });
 
 test('a cell gets %%mesh once', () => {

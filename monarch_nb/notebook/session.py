@@ -194,7 +194,7 @@ class Session:
             ReservationNotFound: there is none, or several and no way to choose; the message lists them.
         """
         if name is None and self.reservation is not None and pool is None:
-            name = self.reservation.name
+            name = self.reservation.full_name
         pool = pool or self.pool
         if name is None:
             infos = self.client.list_reservations(pool)
@@ -202,7 +202,7 @@ class Session:
             found = self._choose(infos, recall(self.notebook)) or (mine[0] if len(mine) == 1 else None)
             if found is None:
                 raise ReservationNotFound(_nothing_to_attach(mine))
-            name = found.name
+            name = found.full_name
         reservation = self.client.attach(name, pool=pool)
         self.hold(reservation, pool)
         return reservation
@@ -237,7 +237,7 @@ class Session:
                     if ended.reservation_id == memory.reservation_id:
                         return None, f"{ended}: %mesh reserve takes nodes again"
             return None, _held_line(sorted(info.name for info in infos if info.held_by_me))
-        reservation = self.client.attach(found.name, pool=self.pool)
+        reservation = self.client.attach(found.full_name, pool=self.pool)
         followed, others = divided(_open_runs(reservation.meshes.now(), self.seen), self.notebook)
         return reservation, attached_line(reservation, followed, others)
 

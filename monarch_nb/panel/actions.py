@@ -18,6 +18,7 @@ from monarch_nb.client.pools.releasing import ReleasedLater, release
 from monarch_nb.client.reservations.arguments import checked_name
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.reservations.waiting import fits_when_idle
+from monarch_nb.config import default_pool
 from monarch_nb.errors import CapacityError, MonarchNbError, ReservationNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
@@ -350,8 +351,10 @@ class Actions:
 
     def attach_lines(self, view: Json, held: Json) -> str:
         """Return the code that attaches a notebook."""
-        words = ["%mesh", "attach", shlex.quote(held["name"])]
-        words += ["--pool", self._pool.name] if len(view["pools"]) > 1 else []  # the kernel may look elsewhere
+        whose = "" if held["mine"] else f"{held['owner']}/"
+        words = ["%mesh", "attach", shlex.quote(whose + held["name"])]
+        may_look_elsewhere = len(view["pools"]) > 1 or self._pool.name != default_pool()
+        words += ["--pool", self._pool.name] if may_look_elsewhere else []
         return f"%load_ext monarch_nb\n{' '.join(words)}"
 
     # ---- helpers ----

@@ -12,7 +12,7 @@ from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.client.pools.infos import RIGHTS, RankInfo, RunInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.memory import Memory, choose
-from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.config import default_pool
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.actors import actors_of, work_of
 from monarch_nb.panel.hangs import Hangs
@@ -151,6 +151,9 @@ def _pool(name: str, answers: list[NodeAnswer]) -> Json:
             message = f"the allocators of the pool {name!r} died; starting it again adopts their ranks"
     elif not any(answer.answers or answer.is_starting for answer in answers):
         state, message = "silent", f"no node of the pool {name!r} answers"
+        whys = {answer.error for answer in answers if _says_more(answer)}
+        if len(whys) == 1:  # as when one's certificate was revoked
+            message = f"{message}: {whys.pop()}"
     return {"name": name, "state": state, "message": message, "nodes": len(answers)}
 
 
@@ -362,16 +365,20 @@ class _Held:
     notebook: str
     created_at: float
     held_by_me: bool
+    right: str
 
 
 def _note_users(pool: str, reservations: Mapping[str, Json], notebooks: Notebooks) -> None:
     """Say of each reservation which notebooks, below the root, use it now, and which would: a kernel that has
     not loaded the extension, or has ended, uses nothing."""
-    held = [_Held(each["id"], each["notebook"], each["created_at"], each["mine"]) for each in reservations.values()]
+    held = [
+        _Held(each["id"], each["notebook"], each["created_at"], each["mine"], each["right"])
+        for each in reservations.values()
+    ]
     memories = {memory.notebook: memory for memory in notebooks.memories}
     for notebook in sorted({*memories, *(each.notebook for each in held)}):
         memory, path = memories.get(notebook), below(notebooks.root, notebook)
-        if not path or (memory and (memory.pool or DEFAULT_POOL) != pool):
+        if not path or (memory and (memory.pool or default_pool()) != pool):
             continue
         if found := choose(held, notebook, memory):
             uses = memory is not None and memory.is_current and memory.reservation_id == found.reservation_id

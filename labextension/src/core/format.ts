@@ -157,10 +157,15 @@ export function mainMesh(reservation: Reservation): Mesh | undefined {
   return reservation.meshes.find(mesh => mesh.name === 'main') ?? reservation.meshes[0];
 }
 
+/** What a reservation is called here: somebody else's with its owner, as `%mesh attach` takes it. */
+export function fullName({ mine, owner, name }: Reservation): string {
+  return mine ? name : `${owner}/${name}`;
+}
+
 /** "dev · 16 ranks · 3 waiting · 13 running · 3 h left": a reservation in one line. */
 export function summary(reservation: Reservation, timeLeft_s: number | null, isAttached = true): string {
   const ranks = mainMesh(reservation)?.ranks ?? [];
-  const parts = [reservation.name, count(ranks.length, 'rank')];
+  const parts = [fullName(reservation), count(ranks.length, 'rank')];
   for (const { state, number, label } of tally(ranks)) {
     if (state !== 'idle') {
       parts.push(`${number} ${label}`);

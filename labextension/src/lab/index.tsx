@@ -69,7 +69,7 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
       const path = notebooks.currentPath();
       return path === null
         ? undefined
-        : pools.held().find(({ reservation }) => reservation.mine && reservation[of].includes(path));
+        : pools.held().find(({ reservation }) => reservation[of].includes(path));
     };
     return {
       pools,
@@ -345,7 +345,8 @@ const notificationPlugin: JupyterFrontEndPlugin<void> = {
 /** The current notebook's reservation, the only one, or the one that the person chooses. */
 async function chooseReservation(mesh: Mesh): Promise<Held | undefined> {
   const mine = mesh.pools.held().filter(each => each.reservation.mine);
-  const known = mesh.current() ?? (mine.length === 1 ? mine[0] : undefined);
+  const current = mesh.current();
+  const known = current?.reservation.mine ? current : mine.length === 1 ? mine[0] : undefined;
   if (known || !mine.length) {
     if (!known) {
       Notification.info('You hold no reservation.', { autoClose: 4000 });

@@ -1,8 +1,11 @@
-/** Whether code attaches to a reservation: by the very line, or because it reserves that name. */
-export function attaches(source: string, line: string, name: string): boolean {
+/** Whether code attaches to a reservation: by the very line, or because it reserves that name; null: somebody else's. */
+export function attaches(source: string, line: string, name: string | null): boolean {
   return source.split('\n').some(each => {
     const words = each.trim().split(/\s+/);
-    return each.trim() === line || (words[0] === '%mesh' && words[1] === 'reserve' && words[2] === name);
+    return (
+      each.trim() === line ||
+      (name !== null && words[0] === '%mesh' && words[1] === 'reserve' && words[2] === name)
+    );
   });
 }
 

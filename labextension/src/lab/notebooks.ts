@@ -3,7 +3,7 @@ import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
 import { KernelMessage } from '@jupyterlab/services';
-import { LogRun, Pools, Reservation } from '../core';
+import { LogRun, Pools, Reservation, fullName } from '../core';
 import { attaches, cellOf, onMesh, withoutLoad } from './lines';
 
 const LOAD = '%load_ext monarch_nb';
@@ -53,7 +53,7 @@ export class Notebooks {
       if (reply && reply.content.status !== 'ok') {
         throw new Error(`${name} was not attached: its cell says why.`);
       }
-      return `${name} is attached: %%mesh runs cells on ${reservation.name}.`;
+      return `${name} is attached: %%mesh runs cells on ${fullName(reservation)}.`;
     } finally {
       this._attaching.delete(panel);
     }
@@ -172,9 +172,10 @@ export class Notebooks {
 function findAttachCell(panel: NotebookPanel, reservation: Reservation, code: string): CodeCell | undefined {
   const cells = panel.content.widgets.filter((cell): cell is CodeCell => cell instanceof CodeCell);
   const last = code.trim().split('\n').pop()!;
+  const name = reservation.mine ? reservation.name : null;
   return (
     cells.find(cell => cell.model.getMetadata(ATTACHES) !== undefined) ??
-    cells.find(cell => attaches(cell.model.sharedModel.getSource(), last, reservation.name))
+    cells.find(cell => attaches(cell.model.sharedModel.getSource(), last, name))
   );
 }
 

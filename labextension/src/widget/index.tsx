@@ -1,7 +1,7 @@
 /** The panel as a widget of a notebook (anywidget): requests and events are messages of the widget. */
 
 import { Root, createRoot } from 'react-dom/client';
-import { Host, Panel, Pools, Reservation, ShownPool, Store } from '../core';
+import { Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
 import { css } from './styles';
 import { GONE, Model, WidgetTransport } from './transport';
 
@@ -58,8 +58,7 @@ function showPools(model: Model, el: HTMLElement, root: Root): () => void {
 function hostOf(pools: Pools): Host {
   const attach = async (reservation: Reservation): Promise<string> => {
     const { state, transport } = pools.storeOf(reservation.id);
-    const { pool, pools: there } = state.view!;
-    const body = { name: reservation.name, pool: there.length > 1 ? pool.name : null };
+    const body = { name: fullName(reservation), pool: state.view!.pool.name };
     return (await transport.request<{ text: string }>('attach', body)).text;
   };
   return { away: GONE, attach, showPool: name => pools.show(name) };

@@ -217,6 +217,11 @@ class ReservationInfo:
         return self.right == "own"
 
     @property
+    def full_name(self) -> str:
+        """`dev`, or `alice/dev` when it is not ours: what `attach` takes."""
+        return self.name if self.held_by_me else f"{self.owner}/{self.name}"
+
+    @property
     def alive(self) -> tuple[int, ...]:
         """The ranks that live."""
         return tuple(info.rank for info in self.ranks if info.is_alive)

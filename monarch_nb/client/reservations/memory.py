@@ -68,6 +68,8 @@ class Held(Protocol):
     def created_at(self) -> float: ...
     @property
     def held_by_me(self) -> bool: ...
+    @property
+    def right(self) -> str: ...
 
 
 H = TypeVar("H", bound=Held)
@@ -96,11 +98,11 @@ def choose_unnamed(infos: Sequence[S], directory: str) -> S | None:
 
 
 def choose(infos: Sequence[H], notebook: str, memory: Memory | None) -> H | None:
-    """Return the reservation that a notebook held, or None when that can not be told."""
+    """Return the reservation that a notebook held, or used as long as it is shared; None when that can not be told."""
     mine = [info for info in infos if info.held_by_me]
     if memory is not None:
-        for info in mine:
-            if info.reservation_id == memory.reservation_id:
+        for info in infos:
+            if info.reservation_id == memory.reservation_id and info.right:
                 return info
         if not memory.reservation_id:
             return None

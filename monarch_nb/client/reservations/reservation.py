@@ -245,6 +245,11 @@ class Reservation(Elastic):
         return self.owner == self.mesh.core.me
 
     @property
+    def full_name(self) -> str:
+        """`dev`, or `alice/dev` when it is not ours: what `attach` takes."""
+        return self.name if self.is_mine else f"{self.owner}/{self.name}"
+
+    @property
     def shares(self) -> dict[str, str]:
         """What is granted, "read" or "run", by name."""
         return shares_of(call(self.held()).facts)

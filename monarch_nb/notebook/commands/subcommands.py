@@ -214,8 +214,7 @@ class Subcommands:
         elif parsed.word:
             names = [parsed.word]
         else:
-            current = self._session.current()
-            names = [current.name if current.is_mine else f"{current.owner}/{current.name}"]
+            names = [self._session.current().full_name]
         errors: list[MonarchNbError] = []
         for name in names:
             try:

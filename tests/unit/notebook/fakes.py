@@ -23,7 +23,15 @@ from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.client.scripts.script import Script
-from monarch_nb.errors import MonarchNbError, NoSuchMesh, PickleError, RankFailure, ReservationNotFound, RunFailed, RunNotFound
+from monarch_nb.errors import (
+    MonarchNbError,
+    NoSuchMesh,
+    PickleError,
+    RankFailure,
+    ReservationNotFound,
+    RunFailed,
+    RunNotFound,
+)
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.shape import Extent
 
@@ -310,6 +318,10 @@ class FakeReservation:
         self.shares: dict[str, str] = {}
         self.pool, self.node_names = "lab", [f"node{node}" for node in range(nodes)]
 
+    @property
+    def full_name(self) -> str:
+        return self.name if self.is_mine else f"{self.owner}/{self.name}"
+
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
         return Diagnosis("dev", ("clocks",), (differs,), ("%mesh pip install numpy==2.4.0",), (), ("node0", "node1"))
@@ -348,6 +360,8 @@ class FakeReservation:
     def info(self) -> Any:
         return SimpleNamespace(
             name=self.name,
+            full_name=self.full_name,
+            right="own",
             reservation_id=self.id,
             owner="me",
             held_by_me=True,

@@ -24,6 +24,7 @@ class Info:
     held_by_me: bool = True
     reservation_id: str = field(default="")
     directory: str = "/here"
+    right: str = "own"
 
     def __post_init__(self) -> None:
         self.reservation_id = self.reservation_id or f"id-{self.name}"
@@ -47,6 +48,11 @@ def test_choose() -> None:
     assert name([dev, other], "/a", Memory("/a", "id-other")) == "other"
     assert name([dev, other], "/a", Memory("/a", "id-gone")) == "dev"
     assert name([dev, other], "/a", Memory("/a", "")) is None
+    shared = Info("shared", "/a", 9.0, held_by_me=False, right="read")
+    assert name([dev, shared], "/a") == "dev"
+    assert name([dev, shared], "/a", Memory("/a", "id-shared")) == "shared"
+    shared.right = ""  # no longer
+    assert name([shared], "/a", Memory("/a", "id-shared")) is None
 
 
 def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(

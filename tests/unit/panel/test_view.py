@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations.memory import Memory, memory_of_this_kernel
+from monarch_nb.config import POOL_VARIABLE
 from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, build_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -45,6 +46,29 @@ def test_a_node_is_as_it_answers(answer: NodeAnswer, pool: str, state: str) -> N
     assert (view["pool"]["state"], view["nodes"]["node0"]["state"]) == (pool, state)
     assert (view["pool"]["message"] is None) == (pool == "up")
     assert view["nodes"]["node0"]["startable"] == (state == "dead")
+
+
+def test_a_pool_that_is_silent_says_why_when_all_nodes_say_the_same() -> None:
+    def message(*errors: str) -> str:
+        answers = [NodeAnswer(f"node{place}", reply=node(), error=error) for place, error in enumerate(errors)]
+        said: str = build_view("lab", answers, "me", NOW, Before())["pool"]["message"]
+        return said
+
+    assert message("bob's certificate was revoked", "bob's certificate was revoked") == (
+        "no node of the pool 'lab' answers: bob's certificate was revoked"
+    )
+    assert message("node0 does not answer", "node1 does not answer") == "no node of the pool 'lab' answers"
+
+
+def test_a_notebook_uses_what_somebody_shares_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POOL_VARIABLE, "local")
+    reply = node()
+    hold([reply], "dev", procs=1, owner="anna", right=pb.RIGHT_READ)
+    view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
+    assert the_only(view)["used_by"] == ["a.ipynb"]
+    monkeypatch.setenv(POOL_VARIABLE, "lab")  # which a notebook means that names none
+    view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
+    assert the_only(view)["used_by"] == []
 
 
 def test_a_node_whose_template_failed_says_why() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools.releasing import Released, ReleasedLater
-from monarch_nb.config import TrustPaths, config_directory
+from monarch_nb.config import POOL_VARIABLE, TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError
 from monarch_nb.panel import actions, ways
 from monarch_nb.panel.pools import Fate, note_pools, pools_to_show
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json, no_view
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Option, jobs
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.trust.pools import change_hosts, pools_directory
@@ -290,3 +291,12 @@ def test_attaching_names_the_pool_where_there_are_several(panel: Panel, pool: Fa
     remembered("eval", served=True)
     panel.live.wake()
     assert ask(panel, "attach_lines", reservation="id-dev") == {"code": f"{lines} --pool local"}
+
+
+def test_attaching_names_a_pool_that_is_not_the_default_one_and_whose_it_is(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(POOL_VARIABLE, "lab")
+    hold([each.reply for each in pool.fakes], "dev", procs=1, owner="anna", right=pb.RIGHT_READ)
+    lines = "%load_ext monarch_nb\n%mesh attach anna/dev --pool local"
+    assert ask(panel, "attach_lines", reservation="id-dev") == {"code": lines}
