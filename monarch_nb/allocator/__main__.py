@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import sqlite3
 import sys
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.room import explained, lacks_room
 from monarch_nb.sizes import bytes_of
 from monarch_nb.times import seconds_of
 from monarch_nb.trust.published import HEARTBEAT_S, Published, overwritten_by, publish, withdraw
@@ -309,9 +311,18 @@ def _told(node: Node, network: Network) -> Published:
 
 
 def write_facts(paths: config.NodePaths, content: dict[str, object]) -> None:
-    """Tell local clients where the node serves; replaced in one step."""
-    temporary = paths.facts.with_suffix(".new")
-    temporary.write_text(json.dumps(content))
+    """Tell local clients where the node serves; replaced in one step. On a full disk there is no room for two, but what
+    the allocator before has said can be written over: ranks that live wait for this one."""
+    temporary, text = paths.facts.with_suffix(".new"), json.dumps(content)
+    try:
+        temporary.write_text(text)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if not lacks_room(error) or not paths.facts.exists():
+            raise
+        with paths.facts.open("r+") as file:
+            file.write(text.ljust(paths.facts.stat().st_size))
+        return
     temporary.replace(paths.facts)
 
 
@@ -392,6 +403,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     if os.getpid() == 1:  # the first process of a container is not ended by a signal that it does not handle
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    directory = options.directory or Path()
     try:
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
@@ -411,6 +423,11 @@ def main(arguments: list[str] | None = None) -> int:
         held.close()
     except MonarchNbError as error:
         sys.stderr.write(f"monarch-nb allocator: {error}\n")
+        return 1
+    except (OSError, sqlite3.Error) as error:
+        if not lacks_room(error):
+            raise
+        sys.stderr.write(f"monarch-nb allocator: {explained(error, directory.absolute())}\n")
         return 1
     return 0
 

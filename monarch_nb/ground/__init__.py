@@ -9,5 +9,6 @@ code_names    what cells, runs and pulls are called
 rank_sets     sets of ranks as people read them
 ranges        sets of ranks as thousands of them are kept and sent
 namespaces    where ids of processes count
+room          a disk that is full
 escapes       ANSI codes in text
 """

@@ -334,6 +334,8 @@ def _read_shape(directory: Path) -> PoolShape | None:
 
 
 def _write_shape(directory: Path, shape: PoolShape) -> None:
+    if _read_shape(directory) == shape:
+        return  # there may be no room to write it again, and allocators are to come back on a full disk, too
     partial = directory / f"{_SHAPE_FILE}.partial"
     partial.write_text(json.dumps(asdict(shape)))
     partial.replace(directory / _SHAPE_FILE)

@@ -46,7 +46,7 @@ def test_systemd_takes_a_unit(unit: Path, tmp_path: Path) -> None:
 def test_an_allocator_dies_alone(unit: Path) -> None:
     """Ranks outlive its restart, and each other's running out of memory."""
     lines = unit.read_text().splitlines()
-    assert {"KillMode=process", "OOMPolicy=continue", "Restart=on-failure"} <= set(lines)
+    assert {"KillMode=process", "OOMPolicy=continue", "Restart=on-failure", "StartLimitIntervalSec=0"} <= set(lines)
     assert not [
         line for line in lines if line.startswith(("PrivateTmp=", "PrivateDevices=", "MemoryDenyWriteExecute="))
     ]

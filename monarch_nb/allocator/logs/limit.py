@@ -26,6 +26,7 @@ from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.config import NodePaths
+from monarch_nb.ground.room import lacks_room
 from monarch_nb.sizes import bytes_of, size
 
 _log = logging.getLogger(__name__)
@@ -278,7 +279,7 @@ def _note(files: RankFiles, dropped: Dropped) -> bool:
     try:
         files.note_dropped(dropped)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not lacks_room(error):
             raise
         return False
     return True

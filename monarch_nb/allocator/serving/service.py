@@ -27,6 +27,7 @@ from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
 from monarch_nb.ground.ranges import Ranges
+from monarch_nb.ground.room import explained
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.proto import files_pb2
@@ -56,7 +57,8 @@ def _translated(method: _Method) -> _Method:
             await refuse(context, error)
         except OSError as error:  # a full disk, no more processes, …
             await hear_out(request)
-            await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {error}"))
+            why = explained(error, self._node.paths.directory)
+            await refuse(context, MonarchNbError(f"{self._node.identity.node_id}: {why}"))
 
     return translated
 
@@ -416,11 +418,14 @@ class AllocatorService(service.AllocatorServicer):
                     file = path.open("wb")
                 file.write(chunk.data)
                 size_bytes += len(chunk.data)
+            if file is not None:
+                file.close()  # here, because it writes what is left
         except BaseException as error:  # also when the client goes away: half a blob is of no use
             if path is not None:
                 path.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise MonarchNbError(f"{self._node.identity.node_id} can not store {path}: {error.strerror}") from error
+                why = explained(error, self._node.paths.directory)
+                raise MonarchNbError(f"{self._node.identity.node_id} can not store a value: {why}") from error
             raise
         finally:
             if file is not None:

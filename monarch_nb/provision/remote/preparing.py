@@ -163,12 +163,14 @@ def _script(environment: Environment, directory: str, command: Sequence[str], la
 _UNIT = """\
 [Unit]
 Description=monarch_nb: a node of the pool {pool}
+StartLimitIntervalSec=0
 
 [Service]
 ExecStart=/bin/sh {directory}/run
 StandardOutput=append:{directory}/log
 StandardError=inherit
 Restart=on-failure
+RestartSec=1
 KillMode=process
 OOMPolicy=continue
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,14 +76,32 @@ def test_a_full_disk(small_home: Path) -> None:
     assert before.pid is not None
     with full_disk(small_home):
         assert "ranks 0-1 on node0: output was lost: No space left on device" in lost(dev.mesh)
-        refused(lambda: dev.mesh.push({"large": bytes(1 << 20)}), "No space left on device")
+        for size in (1 << 20, 1):
+            refused(partial(dev.mesh.push, {"value": bytes(size)}), "No space left on device: make room on .*node0")
         assert reserve("late", procs=1).mesh.run("rank").values == [0]
     eventually(lambda: len(leases_of(before)) == 2)  # what had no room is written down when there is some
     assert_works(dev.mesh)
     assert local.nodes() == [before]
-    kill(before.pid)
-    local.up()
+    dev.mesh.run("kept = rank")
+    with full_disk(small_home):
+        kill(before.pid)
+        local.up()
+        assert attach("dev").mesh.run("kept").values == [0, 1]
     assert attach("late").mesh.run("rank").values == [0]
+
+
+def test_an_allocator_that_finds_no_room_says_where(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    with small_disk(home, "size=64k"):
+        node = home / "node0"
+        node.mkdir(mode=0o700)
+        with full_disk(home):
+            words = [sys.executable, "-m", "monarch_nb.allocator", "--directory", str(node), "--preload", ""]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.endswith(f": make room on the disk of {node}")
 
 
 @pytest.mark.parametrize("small_home", ["nr_inodes=300"], indirect=True, ids=["300 inodes"])

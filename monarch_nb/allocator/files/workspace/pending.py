@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from monarch_nb.allocator.files.workspace.plan import Plan, directory_mode
 from monarch_nb.errors import FilesError, MonarchNbError, UsageError
 from monarch_nb.files.chunks import Buffer, unpack
 from monarch_nb.files.tree import chunk_hashes
+from monarch_nb.ground.room import lacks_room
 from monarch_nb.proto.files_pb2 import ChunkBatch, TreeApplied, TreeChange, TreeEntry
 
 _HOLE_BYTES = 64 << 10
@@ -185,7 +185,7 @@ class Pending:
             raise
 
     def _explain(self, error: OSError) -> str:
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+        reason = "the disk is full" if lacks_room(error) else str(error.strerror)
         where = f" in {self.mount.name}" if self.mount.name else ""
         return f"{self._node}: {reason}: the files could not be written{where}; its copy is as it was"
 
