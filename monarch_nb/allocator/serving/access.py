@@ -223,10 +223,13 @@ class Access:
 
     def need_any(self, caller: Caller, doing: str) -> None:
         """Raise unless the caller may run cells here, and so may do as the allocator's user what it wants."""
-        if not any(right_of(caller.name, lease) >= Right.RUN for lease in self._state.leases.values()):
-            raise AccessDenied(
-                f"only who may run cells on {self.node_id} can {doing}; {caller.name} may on nothing there"
-            )
+        leases = sorted(self._state.leases.values(), key=lambda lease: right_of(caller.name, lease), reverse=True)
+        has = right_of(caller.name, leases[0]) if leases else Right.NONE
+        if has >= Right.RUN:
+            return
+        if has:
+            raise self._denied(caller, leases[0], has, Right.RUN, doing)
+        raise AccessDenied(f"only who may run cells on {self.node_id} can {doing}; {caller.name} may on nothing there")
 
     def need_new(self, run_id: str, mesh_id: str) -> None:
         """Raise when a run is called as one of another mesh, or as a mesh: what is asked of one is not done to two."""

@@ -19,7 +19,7 @@ from monarch_nb.client.files.evidence import Token, token_of_client
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.pools.reach import Way, ways_between
 from monarch_nb.client.pools.silence import what_helps, why_silent
-from monarch_nb.errors import MonarchNbError, NodeUnreachable
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import files_pb2
 from monarch_nb.trust.identity import expiry_warning
@@ -97,7 +97,7 @@ async def _ask(
     node: Connection, request: files_pb2.DescribeEnvironmentRequest, token: Token | None, directory: str
 ) -> NodeReport:
     try:
-        blind = (await token.why_unseen([node], [directory]))[0] if token else None
+        blind = await _why_blind(node, token, directory)
         asked_s = time.time()
         reply = await node.unary("DescribeEnvironment", request, ANSWER_TIMEOUT_S)
         answered_s = time.time()
@@ -114,6 +114,14 @@ async def _ask(
         directory=reply.directory,
         blind=blind,
     )
+
+
+async def _why_blind(node: Connection, token: Token | None, directory: str) -> str | None:
+    """Return why a node does not see a directory of ours; "" when it does, None when that can not be known."""
+    try:
+        return (await token.why_unseen([node], [directory]))[0] if token else None
+    except AccessDenied:  # who may only read there may not look for files
+        return None
 
 
 def _ahead_s(at_question_s: float, at_answer_s: float) -> float:

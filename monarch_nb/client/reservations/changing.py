@@ -31,7 +31,7 @@ from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.pools.undertaking import making
 from monarch_nb.client.reservations.placing import main_of, specs_like_main
 from monarch_nb.client.reservations.waiting import in_line, with_room
-from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable
+from monarch_nb.errors import AccessDenied, CapacityError, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -95,11 +95,18 @@ def taking_turns(
 async def look(
     pool: Pool, reservation_id: str, name: str, avoided: Collection[str] = ()
 ) -> tuple[HeldReservation, Others]:
-    """Return what is held, and the nodes that have no part of it, but for those to avoid."""
+    """Return what is held, and the nodes that have no part of it, but for those to avoid.
+
+    Raises:
+        AccessDenied: it is somebody else's.
+    """
     told = await pool.ask()
     members = await pool.told_by_members(told, pb.StatusRequest())
     found = [held for held in pool.put_together([*told, *members]) if held.reservation_id == reservation_id]
     held = found[0] if found else await pool.held(reservation_id, name)
+    if not held.is_mine:
+        owner, called = held.facts.owner, held.facts.name
+        raise AccessDenied(f"{called} is {owner}'s: only {owner} can change which nodes it has", owner, called)
     if not held.usable:
         raise await asyncio.to_thread(not_whole, held, pool.name)
     others = [

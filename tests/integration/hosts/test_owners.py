@@ -198,6 +198,16 @@ while True:
     shell.run_cell("%mesh attach dev")
     print(input(), flush=True)
 """
+COMPARES = """
+import monarch_nb
+dev = monarch_nb.attach("dev")
+print("no answer:", "no answer" in str(dev.doctor()))
+for change in (lambda: dev.grow(2), lambda: dev.shrink("-1"), lambda: dev.replace("host1")):
+    try:
+        change()
+    except monarch_nb.errors.AccessDenied as error:
+        print(error)
+"""
 FOLLOWS = """
 import monarch_nb
 dev = monarch_nb.attach("dev")
@@ -256,6 +266,12 @@ class TestShares:
             finally:
                 process.kill()
         assert said.splitlines()[-2:] == ["alice shares dev with you no longer (%mesh detach leaves it)"] * 2, errors
+
+    def test_who_may_read_compares_the_nodes_and_changes_nothing(self, dev: Reservation, bob: Person) -> None:
+        dev.share("bob")
+        doctor, *refused = bob.run(COMPARES)
+        assert doctor == "no answer: False"
+        assert refused == ["dev is alice's: only alice can change which nodes it has"] * 3
 
     def test_who_is_let_in_again_follows_what_still_runs(self, dev: Reservation, bob: Person) -> None:
         hers = dev.mesh.submit("import time\nwhile True: print('tick'); time.sleep(0.1)")
