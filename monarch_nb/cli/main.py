@@ -137,12 +137,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     debug_command.add_arguments(debug)
 
-    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev")
+    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev", "doctor --pool lab")
     doctor.add_argument(
         "name",
         nargs="?",
         metavar="NAME",
-        help="the reservation (default: the only one you hold; when there is none, the whole pool)",
+        help="the reservation (default: the only one you hold; with --pool, or when there is none, the whole pool)",
     )
 
     release = command("release", release_command.run, *release_command.SUMMARY)
@@ -225,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _find_pool(options: argparse.Namespace) -> None:
     """Choose the pool when none is named: that in which the reservation is which the command names."""
+    options.is_pool_named = bool(getattr(options, "pool", None))
     if "pool" not in options or options.pool or options.run in (_list, _status, run_command.run):
         return
     options.pool = default_pool()
@@ -420,7 +421,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from monarch_nb import attach, list_reservations
     from monarch_nb.client.doctor.doctor import examine_pool
 
-    if options.name or any(info.held_by_me for info in list_reservations(options.pool)):
+    if options.name or (not options.is_pool_named and any(info.held_by_me for info in list_reservations(options.pool))):
         diagnosis = attach(options.name, pool=options.pool).doctor()
     else:
         diagnosis = examine_pool(options.pool)

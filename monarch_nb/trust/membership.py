@@ -219,7 +219,7 @@ def in_use(paths: TrustPaths) -> dict[str, str]:
 
 
 def revoke_certificates(pool: str, who: str) -> tuple[list[CertificateFacts], Revocations]:
-    """Revoke certificates; return those, and the list that every node must learn of. Again is as once.
+    """Revoke certificates; return those (again: the same), and the list that every node must learn of.
 
     Args:
         who: a person, for all that they have; or the beginning of a certificate's fingerprint.
@@ -241,11 +241,12 @@ def revoke_certificates(pool: str, who: str) -> tuple[list[CertificateFacts], Re
         )
     with locked(paths.directory):
         known = Revocations.load(paths.revoked, authority.certificates)
-        if all(known.is_revoked(facts) for facts in chosen):
+        counting = [facts for facts in chosen if not known.is_revoked(facts)]
+        if not counting:
             return chosen, known
-        newest = revoke(known, authority, chosen)
+        newest = revoke(known, authority, counting)
         newest.save(paths.revoked)
-    return chosen, newest
+    return counting, newest
 
 
 def known_revocations(paths: TrustPaths, identity: Identity) -> Revocations:

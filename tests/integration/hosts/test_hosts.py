@@ -91,6 +91,9 @@ def test_nodes_that_collectives_can_not_connect_to_are_found_before_ranks_hang(
 
 
 def test_the_doctor_says_how_fast_the_network_is(two_nodes: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    reserve("dev", procs=1, preload=[])
+    main(["doctor"])
+    assert "dev: 1 node × 1 proc" in capsys.readouterr().out
     main(["doctor", "--pool", "lab"])
     said = capsys.readouterr().out
     assert "pool lab: 2 nodes" in said

@@ -201,10 +201,11 @@ class TestRevoking:
 
     def test_a_fingerprint_means_one(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
         membership.invite("lab", "bob", DAY_S, tmp_path / "more.pem")
-        *_, first, _ = (one.facts for one in membership.standings("lab"))
+        *_, first, second = (one.facts for one in membership.standings("lab"))
         shown = ":".join(first.fingerprint[at : at + 2] for at in range(0, 16, 2)).upper()
         assert membership.revoke_certificates("lab", shown)[0] == [first]
         assert [one.state for one in membership.standings("lab")][2:] == ["revoked", ""]
+        assert membership.revoke_certificates("lab", "bob")[0] == [second], "the first was revoked before"
 
     def test_again_is_as_once(self, lab: TrustPaths, invitation: Path) -> None:
         assert membership.revoke_certificates("lab", "bob") == membership.revoke_certificates("lab", "bob")

@@ -87,7 +87,7 @@ class TestHosts:
         hosts = Hosts(dns="a:7878", directory="/shared")
         assert hosts.added("dns:a").added("/shared") == hosts
         for word in ("dns:b", "/other"):
-            with pytest.raises(UsageError, match=r"a pool has one .*, and this has"):
+            with pytest.raises(UsageError, match=r"a pool has one .*, not .* and .*: "):
                 hosts.added(word)
 
     def test_what_is_not_there_can_not_be_removed(self) -> None:
