@@ -98,6 +98,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> bool:
     """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them). A temporary one
     ends everything whenever it ends. Return whether everything has ended."""
+    from monarch_nb.rpc.channel import make_server, open_channel  # before gRPC: it says how that is to behave
+
+    # isort: split
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.node import Node
@@ -109,7 +112,6 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.serving.revoked import Revoked
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
-    from monarch_nb.rpc.channel import make_server, open_channel
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
 

@@ -82,7 +82,9 @@ class Hosts:
         if kind == "node":
             return replace(self, nodes=tuple(dict.fromkeys([*self.nodes, value])))
         if (there := self.dns if kind == "DNS name" else self.directory) not in ("", value):
-            raise UsageError(f"a pool has one {kind}, not {there} and {value}: monarch-nb pool remove forgets what was added before")
+            raise UsageError(
+                f"a pool has one {kind}, not {there} and {value}: monarch-nb pool remove forgets what was added before"
+            )
         return replace(self, dns=value) if kind == "DNS name" else replace(self, directory=value)
 
     def removed(self, word: str) -> Hosts:

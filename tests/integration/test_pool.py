@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,20 @@ from monarch_nb.provision.local import LocalProvisioner
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 local = LocalProvisioner()
+
+
+SAYS_WHEN_GRPC_COMES = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc":
+            print(os.environ.get("GRPC_VERBOSITY"), os.environ.get("GRPC_ENABLE_FORK_SUPPORT"), flush=True)
+
+sys.meta_path.insert(0, Watch())
+from monarch_nb.allocator.__main__ import main
+main(sys.argv[1:])
+"""
 
 
 def pids(nodes: list[Node]) -> list[int | None]:
@@ -147,3 +163,16 @@ def test_two_at_once_agree_on_one_pool(pool_home: Path) -> None:
     with ThreadPoolExecutor() as threads:
         first, second = threads.map(lambda _: local.up(1, 1), range(2))
     assert first == second
+
+
+def test_grpc_is_told_how_to_behave_before_it_is_there(tmp_path: Path) -> None:
+    """Else an allocator that a person starts writes lines of its own into the log for every client that goes away."""
+    node = tmp_path / "node0"
+    node.mkdir(mode=0o700)
+    words = [sys.executable, "-c", SAYS_WHEN_GRPC_COMES, "--directory", str(node), "--preload", "", "--gpus", "none"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.kill()
+    assert said == "NONE 0\n"
