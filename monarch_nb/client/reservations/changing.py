@@ -104,11 +104,11 @@ async def look(
     members = await pool.told_by_members(told, pb.StatusRequest())
     found = [held for held in pool.put_together([*told, *members]) if held.reservation_id == reservation_id]
     held = found[0] if found else await pool.held(reservation_id, name)
+    if not held.usable:
+        raise await asyncio.to_thread(not_whole, held, pool.name)
     if not held.is_mine:
         owner, called = held.facts.owner, held.facts.name
         raise AccessDenied(f"{called} is {owner}'s: only {owner} can change which nodes it has", owner, called)
-    if not held.usable:
-        raise await asyncio.to_thread(not_whole, held, pool.name)
     others = [
         (connection, reply)
         for connection, reply in told
