@@ -139,6 +139,17 @@ class TestOwners:
         with pytest.raises(AccessDenied, match=r"alice can let you read its logs \(%mesh share dev --to bob --read\)$"):
             access.admit("ReadLogs", BOB, pb.ReadLogsRequest(mesh_id=MESH))
 
+    async def test_who_may_only_read_is_told_who_could_let_him_do_more_on_the_node(
+        self, node: NodeWithoutProcesses, access: Access
+    ) -> None:
+        with pytest.raises(AccessDenied, match="look for files there; bob may on nothing there"):
+            access.admit("SeeToken", BOB, files_pb2.SeeTokenRequest())
+        node.state.leases["r"].shares["bob"] = pb.RIGHT_READ
+        with pytest.raises(
+            AccessDenied, match=r"alice can let you look for files there \(%mesh share dev --to bob --run\)"
+        ):
+            access.admit("SeeToken", BOB, files_pb2.SeeTokenRequest())
+
     async def test_why_something_ended_is_for_nodes_to_say(self, access: Access) -> None:
         for caller, why in ((ALICE, ""), (FOR_ALICE, "its time was up")):
             request = pb.ReleaseRequest(reservation_id="r", why="its time was up")
