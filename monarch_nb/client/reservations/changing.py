@@ -106,7 +106,7 @@ async def look(
     held = found[0] if found else await pool.held(reservation_id, name)
     if not held.usable:
         raise await asyncio.to_thread(not_whole, held, pool.name)
-    if not held.is_mine:
+    if held.facts.right != pb.RIGHT_OWN:
         owner, called = held.facts.owner, held.facts.name
         raise AccessDenied(f"{called} is {owner}'s: only {owner} can change which nodes it has", owner, called)
     others = [
