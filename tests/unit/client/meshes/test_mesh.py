@@ -23,7 +23,7 @@ from monarch_nb.client.pools.infos import (
 )
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.runs.packing import pack_variables
-from monarch_nb.errors import PickleError, RankDead, TargetError
+from monarch_nb.errors import AccessDenied, PickleError, RankDead, TargetError
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -182,7 +182,7 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
     mesh = object.__new__(Mesh)
     mesh._part = (0, 1)
     known, new, elsewhere = (
-        SimpleNamespace(id=run_id, ranks=ranks, done=False)
+        SimpleNamespace(id=run_id, ranks=ranks, done=False, refusal=None)
         for run_id, ranks in (("known", (0,)), ("under way", (1,)), ("under way elsewhere", (2,)))
     )
     mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}, under_way=lambda: [known, new, elsewhere]))
@@ -204,6 +204,9 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(past, "follow", lambda mesh, core, info: SimpleNamespace(id=info.run_id, ranks=info.ranks))
     assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
     assert asked == 1
+    assert next(mesh.running()) is known
+    known.refusal = AccessDenied("alice shares dev with you no longer")  # and does again
+    assert next(mesh.running()) is not known
 
 
 def test_ranks_of_a_node_that_does_not_answer_are_not_left_out_of_the_count() -> None:
