@@ -62,7 +62,7 @@ class TestRestart:
         gate.open(6)
         with pytest.raises(RunFailed) as raised:
             run.result()
-        assert str(raised.value) == "ranks 2,6: RankRestarted: restarted while the run went on"
+        assert str(raised.value) == "ranks 2,6 (node0, node1): RankRestarted: restarted while the run went on"
         assert raised.value.run.values == [0, 1, None, 3, 4, 5, None, 7]
         assert mesh.run("rank").values == list(range(8))
 
