@@ -587,7 +587,8 @@ class Mesh:
 def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:
     if not is_done:
         raise run.timed_out(timeout_s or 0)
-    run.collected()
+    if not run.is_collected:
+        run.collected()
     run.raise_failures()
     return run
 

@@ -65,6 +65,7 @@ class Run:
         is_script: it has processes of its own, which end with it.
         is_of_nodes: what it runs is each node's: sentences name nodes, not ranks.
         is_calls: it is of calls of actors (CallsRun).
+        is_collected: the allocators were told that the results are here; one that was killed may have forgotten it.
         refusal: why nothing more is heard of it, if so.
     """
 
@@ -109,7 +110,7 @@ class Run:
         self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self.emit)
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
-        self.is_completing = self.is_interrupted = self._is_collected = False
+        self.is_completing = self.is_interrupted = self.is_collected = False
         self._is_awaited = False  # by somebody who takes the results at once
         self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._freeing = Freeing(self, self._nodes)
@@ -253,11 +254,10 @@ class Run:
 
     def collected(self) -> None:
         """Tell the allocators that the results are here: they need not be kept for a later kernel."""
-        if not self._is_collected:
-            post(self._tell_collected)
+        post(self._tell_collected)
 
     def _tell_collected(self) -> None:
-        self._is_collected = True
+        self.is_collected = True
         for connection in self._nodes.shared():
             connection.collect(self.id)
 
@@ -380,7 +380,7 @@ class Run:
     def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         if self.done:
             self._end_replay(connection, ranks_finished(finished))
-            if self._is_collected:  # by an allocator that was killed before it wrote that down
+            if self.is_collected:  # by an allocator that was killed before it wrote that down
                 connection.collect(self.id)
         is_first = not self.results
         for packed in finished.results:

@@ -158,7 +158,7 @@ class ScriptRun(Run):
         self.results.clear()
         self._held.clear()
         self._values = RunValues()
-        self.is_completing = self._is_aborting = self._is_collected = False
+        self.is_completing = self._is_aborting = self.is_collected = False
         self._on_attempt(self)
         self.submit(self.spec(store))
 
