@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from integration.hosts.people import TIMEOUT_S, Person
+from integration.live import eventually
 from lab import Allocator, Lab
 from monarch_nb import Reservation, list_reservations, reserve
 from monarch_nb.cli.main import main
@@ -252,6 +253,7 @@ class TestShares:
                 assert line_of(process) == "alice's run 1 (import time)"
                 assert line_of(process).startswith("alice's run 1 goes on: who holds the mesh interrupts all cells")
                 assert "waits for: alice's run 1" in line_of(process)
+                eventually(lambda: len(dev.mesh.runs()) == 3)  # both of his wait for hers
                 assert not hers.done
                 hers.interrupt()
                 while "his output" not in line_of(process):
