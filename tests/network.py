@@ -103,7 +103,8 @@ class Network:
 
     def __init__(self, count: int) -> None:
         count_before = next(_networks)
-        number = f"{os.getpid()}{string.ascii_lowercase[count_before % 26]}"  # names of cables have 15 characters
+        letters = "".join(string.ascii_lowercase[count_before // base % 26] for base in (26, 1))
+        number = f"{os.getpid()}{letters}"  # one stays as long as the tests; names of cables have 15 characters
         self._bridge = f"mnb{number}"
         subnet_number = os.getpid() + 7919 * count_before  # else a client's old connections lead to new hosts
         subnet = f"10.{64 + subnet_number % 128}.{(subnet_number >> 7) % 256}"
