@@ -68,7 +68,7 @@ def shared_pool(shared_home: Path, gpus: FakeGpus) -> list[Node]:
 
 @pytest.fixture(scope="session")
 def lab(workplace: Path, shared_home: Path, shared_pool: list[Node]) -> Iterator[Lab]:
-    with running_lab(workplace, BASE_URL, ["--LabApp.expose_app_in_browser=True"]) as lab:
+    with running_lab(workplace, BASE_URL) as lab:
         yield lab
     shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of notebooks is meant to stay
 
