@@ -117,6 +117,7 @@ def test_a_gpu_that_others_use_is_shown_and_avoided(
 
     stranger.kill()
     stranger.wait()
+    gpus.set(processes={"2": [[1 << 22, None]]})  # a driver names nobody who has ended for long
     eventually(lambda: call(pool_named(None).ask())[0][1].node.gpus_free == 2)
     gpus.set()
     eventually(lambda: call(pool_named(None).ask())[0][1].node.gpus_free == 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gpus import FAKE_NVML, FakeGpus
 from monarch_nb.allocator.readings import gpus as readers
 from monarch_nb.allocator.readings.gpus import GpuReader, discover_gpus, visible
+from monarch_nb.allocator.supervision import processes
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -107,6 +109,14 @@ async def test_a_driver_that_hangs_holds_nobody_up(nvml: FakeGpus) -> None:
         await reader.read()
     nvml.set()
     await eventually(reader, lambda told: not told[0].error)
+
+
+async def test_who_has_ended_since_the_reading_uses_none(nvml: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = GpuReader(discover_gpus())
+    nvml.set(processes={"3": [[os.getpid(), 1]]})
+    await eventually(reader, lambda _: [user.pid for user in reader.used_by().get(3, ())] == [os.getpid()])
+    monkeypatch.setattr(processes, "is_alive", lambda process: False)
+    assert reader.used_by() == {}
 
 
 async def test_a_driver_that_was_loaded_again_is_opened_again(nvml: FakeGpus) -> None:
