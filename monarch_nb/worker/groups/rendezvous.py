@@ -108,8 +108,8 @@ class Rendezvous:
         rank, world_size = (int(query.get(name.lower()) or _environment(name)) for name in ("RANK", "WORLD_SIZE"))
         if not 0 <= rank < world_size:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
-        address, name = self._choose_store()
-        store = self._connect(address, timeout)
+        address, name, follows = self._choose_store()
+        store = self._connect(address, follows, timeout)
         prefix = f"{_ROOT}/{name}{world_size}"
         talk = dist.PrefixStore(prefix, store)
         try:
@@ -143,12 +143,14 @@ class Rendezvous:
         """Return whether another rank has left the last group."""
         return self._left is not None and self._check(self._left) is True
 
-    def _connect(self, address: Address, timeout: timedelta) -> Any:
-        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one. The
-        mesh's is followed where it moves."""
+    def _connect(self, address: Address, follows: MeshStore | None, timeout: timedelta) -> Any:
+        """Return a connection to a store: the last one if it still works, for torch asks DNS at each new one.
+
+        Args:
+            follows: says where it is by now; None: a store that does not move.
+        """
         if self._store is None or self._store[0] != address or self._check("round") is None:
             dist: Any = importlib.import_module("torch.distributed")
-            follows = self._mesh_store if self._mesh_store is not None and self._mesh_store.look() == address else None
             self._store = None
 
             def attempt(within: timedelta) -> Any:
@@ -182,17 +184,20 @@ class Rendezvous:
         except RuntimeError:
             return None
 
-    def _choose_store(self) -> tuple[Address, str]:
-        """Return where to connect, and a name for the ranks that use it.
+    def _choose_store(self) -> tuple[Address, str, MeshStore | None]:
+        """Return where to connect, a name for the ranks that use it, and who follows the store where it moves, which
+        only the mesh's does: from here on, for it may move before it is connected to.
 
         Scripts set MASTER_ADDR and MASTER_PORT to anything, for rank 0 to host a store there. The mesh's store does as
         well, and lasts; but where a store listens already, it is meant.
         """
         of_mesh = self._mesh_store.look() if self._mesh_store is not None else None
         asked = _environment("MASTER_ADDR"), int(_environment("MASTER_PORT"))
-        if of_mesh is None or asked == of_mesh or _listens(asked):
-            return asked, ""
-        return of_mesh, f"{asked[0]}:{asked[1]}/"
+        if of_mesh is not None and asked == of_mesh:
+            return of_mesh, "", self._mesh_store
+        if of_mesh is None or _listens(asked):
+            return asked, "", None
+        return of_mesh, f"{asked[0]}:{asked[1]}/", self._mesh_store
 
 
 def _environment(name: str) -> str:

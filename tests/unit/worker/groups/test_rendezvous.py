@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import random
+import socket
+import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from monarch_nb.worker.groups.rendezvous import agree, missing_ranks
+from monarch_nb.worker.groups.c10d import Hush
+from monarch_nb.worker.groups.mesh_store import Address, MeshStore
+from monarch_nb.worker.groups.rendezvous import Rendezvous, agree, missing_ranks
 
 WAIT_S = 10.0
 
@@ -167,3 +175,49 @@ def test_missing_ranks_are_those_that_did_not_come() -> None:
             assert store.changed.wait_for(lambda: {"0/here/0", "0/here/3"} <= store.values.keys(), WAIT_S)
         assert missing_ranks(store, 5) == [1, 2, 4]
         come(1), come(2), come(4)
+
+
+class MovingStore(MeshStore):
+    """A mesh's store that moves right after a group's rank has looked where it is."""
+
+    def __init__(self, before: Address, after: Address, note: Path) -> None:
+        super().__init__(before, note, report=lambda address: None)
+        self._after, self._file, self._looks = after, note, 0
+
+    def look(self) -> Address:
+        seen = super().look()
+        self._looks += 1
+        if self._looks == 2:  # the first one is as the rank begins
+            self._file.write_text(f"{self._after[0]} {self._after[1]}")
+        return seen
+
+
+def test_a_store_that_moves_before_it_is_connected_to_is_followed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connected: list[Address] = []
+
+    class Connection(MemoryStore):
+        def __init__(self, host: str, port: int, **options: Any) -> None:
+            super().__init__()
+            connected.append((host, port))
+
+        def set_timeout(self, timeout: timedelta) -> None: ...
+
+        def list_keys(self) -> list[str]:
+            return []
+
+    class Failed(RuntimeError): ...
+
+    torch = SimpleNamespace(
+        TCPStore=Connection, PrefixStore=lambda prefix, store: store, DistNetworkError=Failed, DistStoreError=Failed
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch)
+    with socket.create_server(("127.0.0.1", 0)) as after, socket.socket() as before:
+        before.bind(("127.0.0.1", 0))  # and nobody listens
+        old, new = before.getsockname(), after.getsockname()
+        for name, value in {"MASTER_ADDR": old[0], "MASTER_PORT": str(old[1]), "RANK": "0", "WORLD_SIZE": "1"}.items():
+            monkeypatch.setenv(name, value)
+        rendezvous = Rendezvous(MovingStore(old, new, tmp_path / "store"), set(), Hush())
+        rendezvous("env://", timedelta(seconds=0))
+    assert connected == [new]
