@@ -210,7 +210,7 @@ class Live:
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
             await asyncio.to_thread(note_pools, view)
-            await asyncio.to_thread(self._fate.note, view)
+            await self._fate.note(view)
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])
             for subscription in self._subscriptions:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from monarch_nb.client.pools.others import known_pools
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
-from monarch_nb.provision import jobs
+from monarch_nb.provision import jobs, prices
 from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
 
 ASK_EVERY_S = 10.0
-"""How often an engine is asked, while somebody looks, what has become of a job of which no node answers."""
+"""How often an engine is asked, while somebody looks, what has become of a job of which a node does not answer."""
+ANSWER_S = 0.5
+"""How long a refresh waits for an engine while nodes answer; what it says later is in the next one."""
 
 
 def pools_to_show(own: str) -> list[Json]:
@@ -36,27 +39,40 @@ def _what(pool: str, job: Job | None) -> str:
 
 
 def note_pools(view: Json) -> None:
-    """Complete a view: with the pools that there are, and with what a reservation costs where that is known."""
-    name = view["pool"]["name"]
-    view["pools"] = pools_to_show(name)
-    for held in view["reservations"].values():
-        if held["mine"]:
-            held["price_per_hour"] = jobs.price_per_hour(name, held["name"]) or None
+    """Complete a view with the pools that there are."""
+    view["pools"] = pools_to_show(view["pool"]["name"])
 
 
-@dataclass
 class Fate:
-    """What has become of the jobs of a pool of which no node answers."""
+    """What the jobs of a pool cost, and what has become of those whose nodes do not answer. Used on one loop."""
 
-    said: str = ""
-    asked_s: float = -float("inf")
+    def __init__(self) -> None:
+        self._said, self._ended = "", frozenset[str]()
+        self._asked_s = -float("inf")
+        self._asking: asyncio.Task[None] | None = None
 
-    def note(self, view: Json) -> None:
-        """Have a view say it. Its engine is asked; that may take a while."""
-        pool = view["pool"]
-        if pool["state"] != "silent" or not jobs.job_of_pool(pool["name"]):
-            self.asked_s = -float("inf")
-            return
-        if time.monotonic() - self.asked_s >= ASK_EVERY_S:
-            self.said, self.asked_s = jobs.trouble(pool["name"]), time.monotonic()
-        pool["message"] = clickable(self.said) or pool["message"]
+    async def note(self, view: Json) -> None:
+        """Have a view say it. Where a node is lost its engine is asked; while others answer it is not waited for."""
+        pool, held = view["pool"], [each for each in view["reservations"].values() if each["mine"]]
+        is_silent = pool["state"] == "silent"
+        is_lost = is_silent or any(each["nodes_answering"] < each["nodes"] for each in held)
+        if not is_lost or not await asyncio.to_thread(jobs.job_of_pool, pool["name"]):
+            self._said, self._ended, self._asked_s = "", frozenset(), -float("inf")
+        elif self._asking is None and time.monotonic() - self._asked_s >= ASK_EVERY_S:
+            self._asking = asyncio.create_task(asyncio.to_thread(self._ask, pool["name"]))
+        if self._asking is not None:
+            await asyncio.wait([self._asking], timeout=None if is_silent else ANSWER_S)
+            if self._asking.done():
+                asked, self._asking = self._asking, None
+                asked.result()
+        if is_lost:
+            pool["message"] = clickable(self._said) or pool["message"]
+        await asyncio.to_thread(self._price, pool["name"], held)
+
+    def _ask(self, pool: str) -> None:
+        self._said, self._ended = jobs.trouble(pool), prices.ended_in(pool)
+        self._asked_s = time.monotonic()
+
+    def _price(self, pool: str, held: Iterable[Json]) -> None:
+        for each in held:
+            each["price_per_hour"] = prices.price_per_hour(pool, each["name"], self._ended) or None

@@ -123,11 +123,6 @@ def title_of_pool(pool: str) -> str:
     return ", ".join(map(title_of, jobs_of_pool(pool)))
 
 
-def price_per_hour(pool: str, reservation: str) -> float:
-    """Return what a reservation costs in US dollars; 0 when it is in no job, or the engine does not know."""
-    return sum(job.price_per_hour for job in jobs_of_pool(pool) if job.reservation == reservation)
-
-
 def obtain(
     on: str, ask: Callable[[str, TrustPaths], Ask], pool: str, longest_s: float | None, say: Progress
 ) -> tuple[Job, bool]:

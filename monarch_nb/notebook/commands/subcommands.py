@@ -49,11 +49,12 @@ from monarch_nb.notebook.syntax.command_line import (
     read_environment,
     wants_help,
 )
-from monarch_nb.provision import jobs
+from monarch_nb.provision import jobs, prices
 from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
+    from monarch_nb.client.pools.infos import ReservationInfo
     from monarch_nb.client.reservations.reservation import Reservation
 
 
@@ -342,15 +343,15 @@ class Subcommands:
         current = self._session.reservation
         held = self._session.client.list_everywhere()
         mine = [info for info in held.reservations if info.held_by_me]
-        prices = {info.reservation_id: jobs.price_per_hour(info.pool, info.name) for info in mine}
-        show(reservations_table(held, current.id if current else None, prices))
+        costs = {info.reservation_id: _price(info) for info in mine}
+        show(reservations_table(held, current.id if current else None, costs))
 
     def _status(self, parsed: Parsed) -> None:
         reservation = self._session.current()
         info = reservation.status(memory=False)
         mesh = self._mesh(parsed)
         actors = [info for info in reservation.actor_infos() if info.mesh == mesh.name]
-        price = jobs.price_per_hour(info.pool, info.name) if info.held_by_me else 0.0
+        price = _price(info) if info.held_by_me else 0.0
         job = jobs.title_of_pool(info.pool)
         runs = self._session.open_runs(mesh)
         others = [other for other in reservation.meshes.now() if other.id != mesh.id]
@@ -444,6 +445,12 @@ class Subcommands:
             show(preformatted(help_text(declarations.CELL)))
         else:
             show(preformatted(help_text(declarations.MESH.find(parsed.word))))
+
+
+def _price(info: ReservationInfo) -> float:
+    """Return what a reservation costs in an hour: where a node is lost, its job may have ended."""
+    ended = prices.ended_in(info.pool) if info.nodes_answering < info.nodes else ()
+    return prices.price_per_hour(info.pool, info.name, ended)
 
 
 def _interrupted(what: str, interrupt: KeyboardInterrupt) -> RunInterrupted:

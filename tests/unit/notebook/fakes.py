@@ -311,6 +311,7 @@ class FakeReservation:
         self.client, self.name, self.id, self.notebook = client, name, f"id-{name}", notebook or ""
         self.directory = os.getcwd()
         self.nodes, self.procs, self.gpus, self.owner, self.is_mine = nodes, procs, 0, "me", True
+        self.nodes_silent = 0
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.meshes = FakeMeshes({"main": self.mesh})
         self.files = FakeFiles()
@@ -372,6 +373,7 @@ class FakeReservation:
             mesh_names="",
             nodes_without_main=(),
             nodes=self.nodes,
+            nodes_answering=self.nodes - self.nodes_silent,
             procs=self.procs,
             gpus=0,
             notebook=self.notebook,

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.cell import KernelCellFailed
 from monarch_nb.notebook.cells.following import RunInterrupted, RunTimeout
 from monarch_nb.notebook.commands.subcommands import is_called
-from monarch_nb.provision import jobs
+from monarch_nb.provision import jobs, prices
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, FakeRun, Notebook, hello, nothing
 
 # ---- holding ----
@@ -197,10 +198,19 @@ def test_the_job_is_named_when_it_is_there_and_afterwards(notebook: Notebook, mo
     assert notebook.ok("%mesh status").splitlines()[0].endswith(" · 4 of 4 ranks alive · Slurm job 12")
 
 
-def test_list_and_status_say_what_it_costs(held: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "price_per_hour", lambda pool, name: {("lab", "dev"): 12.4}[pool, name])
-    assert "≈ $12.40 an hour" in held.ok("%mesh list")
-    assert held.ok("%mesh status").splitlines()[0].endswith("4 of 4 ranks alive · ≈ $12.40 an hour")
+def test_list_and_status_say_what_it_costs(held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs_of = {"1": 12.4, "2": 3.5}
+
+    def price(pool: str, name: str, ended: Collection[str]) -> float:
+        assert (pool, name) == ("lab", "dev")
+        return sum(each for job, each in jobs_of.items() if job not in ended)
+
+    monkeypatch.setattr(prices, "price_per_hour", price)
+    monkeypatch.setattr(prices, "ended_in", lambda _: ["2"])
+    for nodes_silent, costs in ((0, "≈ $15.90 an hour"), (1, "≈ $12.40 an hour")):
+        client.held["dev"].nodes_silent = nodes_silent
+        assert costs in held.ok("%mesh list")
+        assert held.ok("%mesh status").splitlines()[0].endswith(f"4 of 4 ranks alive · {costs}")
 
 
 def test_help(notebook: Notebook) -> None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.releasing import Released, ReleasedLater
 from monarch_nb.config import POOL_VARIABLE, TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError
-from monarch_nb.panel import actions, ways
-from monarch_nb.panel.pools import Fate, note_pools, pools_to_show
+from monarch_nb.panel import actions, pools, ways
+from monarch_nb.panel.pools import Fate, pools_to_show
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json, no_view
+from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Option, jobs
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.trust.pools import change_hosts, pools_directory
 from unit.panel.asking import ask, finished, refused
 from unit.panel.fake_pool import FakePool
-from unit.panel.replies import hold, node, view_of
+from unit.panel.replies import NOW, hold, node, view_of
 from unit.panel.test_requests import Reserved
 
 VALUES = {"where": "lab", "name": "dev", "nodes": 2, "kind": "gpus", "per_node": 8, "time": "8h"}
@@ -238,35 +240,95 @@ def test_pools_of_jobs_are_shown_when_they_serve(lab: Lab) -> None:
     assert [pool["name"] for pool in pools_to_show("local")] == ["local", "lab-eval"]
 
 
-def test_the_price_of_a_job_is_that_of_its_reservation() -> None:
+async def test_the_price_of_a_job_is_that_of_its_reservation() -> None:
     job = remembered("dev", served=True, price_per_hour=12.5)
     reply = node()
     hold([reply], "dev", procs=1)
     hold([reply], "other", procs=1)
     view = view_of(reply)
     view["pool"]["name"] = job.pool
-    note_pools(view)
+    await Fate().note(view)
     prices = {held["name"]: held["price_per_hour"] for held in view["reservations"].values()}
     assert prices == {"dev": 12.5, "other": None}
 
 
-def test_a_pool_of_which_no_node_answers_says_what_became_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_of_which_no_node_answers_says_what_became_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     job, asked = remembered("dev", served=True), []
     said = "lab job 12 was cancelled: %mesh reserve dev --on lab asks for another"
     monkeypatch.setattr(jobs, "trouble", lambda pool: asked.append(pool) or said)
+    monkeypatch.setattr(jobs, "has_ended", lambda _: True)
     fate = Fate()
     for _ in range(2):
         view = no_view(job.pool, "alice", 0.0, "no node is there")
-        fate.note(view)
+        await fate.note(view)
         assert view["pool"]["message"] == "lab job 12 was cancelled: Reserve… asks for another"
     assert asked == [job.pool], "an engine is not asked at each look"
     view = view_of(node())
     view["pool"]["name"] = job.pool
-    fate.note(view)
+    await fate.note(view)
     assert view["pool"]["message"] is None
     other = no_view("lab", "alice", 0.0, "no node is there")
-    fate.note(other)
+    await fate.note(other)
     assert other["pool"]["message"] == "no node is there"
+
+
+@pytest.fixture
+def two_jobs() -> Job:
+    """The first of two jobs that have brought the nodes of "dev"."""
+    job = remembered("dev", served=True, price_per_hour=12.5)
+    paths = TrustPaths(job.paths.directory.with_name("2"))
+    paths.directory.mkdir(mode=0o700)
+    jobs.remember(replace(job, id="13", paths=paths))
+    return job
+
+
+def view_of_two(job: Job, *, is_lost: bool) -> Json:
+    """Return the view of a reservation of two nodes, the second one of which may be lost."""
+    replies = [node("node0"), node("node1")]
+    hold(replies, "dev", procs=1)
+    answers = [NodeAnswer(reply.node.node_id, reply=reply) for reply in replies]
+    answers[1].error = "no route" if is_lost else ""
+    return build_view(job.pool, answers, current_owner(), NOW, Before())
+
+
+async def test_a_job_whose_node_is_lost_is_told_of_and_costs_nothing_when_it_has_ended(
+    two_jobs: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "trouble", lambda _: "lab job 13 was cancelled: %mesh replace dev asks for another")
+    monkeypatch.setattr(jobs, "has_ended", lambda job: job.id == "13")
+    fate = Fate()
+    for is_lost, price, message in (
+        (False, 25.0, None),
+        (True, 12.5, "lab job 13 was cancelled: Replace nodes… (on the card) asks for another"),
+        (False, 25.0, None),
+    ):
+        view = view_of_two(two_jobs, is_lost=is_lost)
+        await fate.note(view)
+        [held] = view["reservations"].values()
+        assert (held["price_per_hour"], view["pool"]["message"]) == (price, message)
+
+
+async def test_an_engine_that_takes_its_time_holds_no_view_of_nodes_up(
+    two_jobs: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says, asked = threading.Event(), []
+
+    def has_ended(job: Job) -> bool:
+        asked.append(job.id)
+        return says.wait(60.0) and job.id == "13"
+
+    monkeypatch.setattr(jobs, "trouble", lambda _: "")
+    monkeypatch.setattr(jobs, "has_ended", has_ended)
+    monkeypatch.setattr(pools, "ANSWER_S", 0.0)
+    fate, view = Fate(), view_of_two(two_jobs, is_lost=True)
+    for _ in range(2):
+        await fate.note(view)
+        assert view["reservations"]["id-dev"]["price_per_hour"] == 25.0, "it has not said otherwise"
+    says.set()
+    monkeypatch.setattr(pools, "ANSWER_S", 60.0)
+    await fate.note(view)
+    assert view["reservations"]["id-dev"]["price_per_hour"] == 12.5
+    assert asked == ["12", "13"], "once"
 
 
 def test_a_job_is_ended_also_when_none_of_its_nodes_answers(
