@@ -131,13 +131,17 @@ class Live:
     """What a pool shows now. Made anywhere; everything else happens on the client's background loop.
 
     Args:
+        home: the pool that is meant where none is named; by default this one.
         root: see Notebooks.
         refresh_s: how often nodes are asked while somebody looks.
         notice_s: how often while subscribers do not look, to notice deaths and what ends.
     """
 
-    def __init__(self, pool: Pool, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0) -> None:
+    def __init__(
+        self, pool: Pool, *, home: str = "", root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0
+    ) -> None:
         self.pool, self._root, self._refresh_s, self._notice_s = pool, root, refresh_s, notice_s
+        self._home = home or pool.name
         self.view: Json | None = None
         self.told: Json | None = None
         self._viewed_at = -float("inf")
@@ -209,7 +213,7 @@ class Live:
                     view["pool"]["message"] += f"; {clickable(others)}"
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
-            await asyncio.to_thread(note_pools, view)
+            await asyncio.to_thread(note_pools, view, self._home)
             await self._fate.note(view)
             before, self.view, self._viewed_at = self.view, view, time.monotonic()
             self.told = told(self.told, view, view["now"])

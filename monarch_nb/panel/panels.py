@@ -37,7 +37,8 @@ class Panels:
         """Return the panel of a pool, whether or not there is such a pool now."""
         with self._lock:
             if pool not in self._panels:
-                self._panels[pool] = Panel(pool, root=self._root, refresh_s=self._refresh_s, notice_s=self._notice_s)
+                often = {"refresh_s": self._refresh_s, "notice_s": self._notice_s}
+                self._panels[pool] = Panel(pool, home=self._own, root=self._root, **often)
             return self._panels[pool]
 
     def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:

@@ -20,16 +20,20 @@ ANSWER_S = 0.5
 """How long a refresh waits for an engine while nodes answer; what it says later is in the next one."""
 
 
-def pools_to_show(own: str) -> list[Json]:
-    """Return the pools that there are from here, `own` first, each {"name", "what"}. Those of jobs that still wait have
-    nothing to show."""
+def pools_to_show(*always: str) -> list[Json]:
+    """Return the pools that there are from here, each {"name", "what"}. Those of jobs that still wait have nothing to
+    show.
+
+    Args:
+        always: those that are there also when they are not up; they are the first.
+    """
     of_jobs = {job.pool: job for job in reversed(jobs.jobs())}
     try:
         known = known_pools()
     except MonarchNbError:  # there is nowhere to look; what is shown says so
         known = []
     there = [pool for pool in known if pool not in of_jobs or of_jobs[pool].served]
-    return [{"name": pool, "what": _what(pool, of_jobs.get(pool))} for pool in dict.fromkeys([own, *there])]
+    return [{"name": pool, "what": _what(pool, of_jobs.get(pool))} for pool in dict.fromkeys([*always, *there])]
 
 
 def _what(pool: str, job: Job | None) -> str:
@@ -38,9 +42,9 @@ def _what(pool: str, job: Job | None) -> str:
     return jobs.title_of_pool(pool)
 
 
-def note_pools(view: Json) -> None:
-    """Complete a view with the pools that there are."""
-    view["pools"] = pools_to_show(view["pool"]["name"])
+def note_pools(view: Json, home: str) -> None:
+    """Complete a view with the pools that there are. To `home` there is always a way back."""
+    view["pools"] = pools_to_show(view["pool"]["name"], home)
 
 
 class Fate:

@@ -34,6 +34,7 @@ class Panel:
 
     Args:
         pool: its name; by default the local one.
+        home: see Live.
         root: the directory below which notebooks are named as Jupyter's contents API names them; "" for nowhere.
         refresh_s, notice_s: see Live.
 
@@ -43,10 +44,16 @@ class Panel:
     """
 
     def __init__(
-        self, pool: str | None = None, *, root: str = "", refresh_s: float = 1.0, notice_s: float = 10.0
+        self,
+        pool: str | None = None,
+        *,
+        home: str = "",
+        root: str = "",
+        refresh_s: float = 1.0,
+        notice_s: float = 10.0,
     ) -> None:
         self._root = os.path.abspath(root) if root else ""
-        self.live = Live(pool_named(pool), root=self._root, refresh_s=refresh_s, notice_s=notice_s)
+        self.live = Live(pool_named(pool), home=home, root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
         self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent, self._root)
         self._actions = Actions(self.live, self._jobs)

@@ -14,6 +14,7 @@ from monarch_nb.client.pools.releasing import Released, ReleasedLater
 from monarch_nb.config import POOL_VARIABLE, TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError
 from monarch_nb.panel import actions, pools, ways
+from monarch_nb.panel.panels import Panels
 from monarch_nb.panel.pools import Fate, pools_to_show
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view, no_view
@@ -238,6 +239,15 @@ def test_pools_of_jobs_are_shown_when_they_serve(lab: Lab) -> None:
     remembered("dev")
     remembered("eval", served=True)
     assert [pool["name"] for pool in pools_to_show("local")] == ["local", "lab-eval"]
+
+
+@pytest.mark.parametrize("home", ["local", "lab-eval"])
+def test_from_a_pool_of_a_job_there_is_a_way_back_also_when_nothing_is_up_there(home: str) -> None:
+    job = remembered("dev", served=True)
+    panels = Panels(home)
+    shown = {pool: panels.handle("view", {"pool": pool}).result(10.0)["result"]["pools"] for pool in (home, job.pool)}
+    assert [each["name"] for each in shown[job.pool]] == [job.pool, home]
+    assert [each["name"] for each in shown[home]] == [home, job.pool]
 
 
 async def test_the_price_of_a_job_is_that_of_its_reservation() -> None:
