@@ -287,6 +287,7 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
     from monarch_nb.client.pools.namesakes import warning as namesakes
     from monarch_nb.client.pools.others import no_nodes, other_pools
     from monarch_nb.provision import provisioner_of
+    from monarch_nb.provision.jobs import trouble
 
     nodes = provisioner_of(pool).nodes(pool=pool)
     _check_named_pool(pool)
@@ -307,7 +308,8 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
     ]
     print_table(("node", "state", "pid", "procs used", "GPUs used"), rows)
     alike = namesakes((node["node"], node["address"]) for node in described if node["hostname"])
-    for note in [*_gpu_notes(described), *filter(None, [alike])]:
+    became = "" if all(node["hostname"] for node in described) else typed_here(trouble(pool))
+    for note in [*_gpu_notes(described), *filter(None, [alike, became])]:
         print(note)
     if not answers:
         return 1
@@ -390,7 +392,7 @@ def _logs(options: argparse.Namespace) -> int:
         lines = LOG_LINES if options.lines is None else options.lines
         shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
     else:
-        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow)
+        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow, typed=typed_here)
     line = ""
     for line in shown:
         print(line, flush=options.follow)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
@@ -17,8 +18,19 @@ NAMES_TIMEOUT_S = 1.0
 
 def check_nodes(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
     """Raise NodeUnreachable unless all nodes answer; PoolError when the jobs that they came from have ended."""
-    try:
+    with telling_of_jobs(pool):
         call(core.check_nodes(ranks))
+
+
+@contextmanager
+def telling_of_jobs(pool: str) -> Iterator[None]:
+    """Have whoever finds that a node does not answer learn what has become of the job that it came from.
+
+    Raises:
+        NodeUnreachable: the same, with what the engine says. PoolError: all jobs of the pool have ended.
+    """
+    try:
+        yield
     except NodeUnreachable as error:
         said, is_over = what_became(pool)
         if is_over:
@@ -29,8 +41,10 @@ def check_nodes(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
 
 
 def statuses(core: MeshCore, ranks: Sequence[int], pool: str) -> list[RankInfo]:
-    """Return what allocators know of ranks, and what an engine says of a job whose nodes do not answer."""
-    told = call(core.status(memory=True))
+    """Return what allocators know of ranks, and what an engine says of a job whose nodes do not answer; when none does,
+    as `telling_of_jobs`."""
+    with telling_of_jobs(pool):
+        told = call(core.status(memory=True))
     infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
     said = "" if infos.keys() >= set(ranks) else trouble(pool)
     return [infos.get(rank) or _unreachable(core, rank, said) for rank in ranks]
@@ -41,13 +55,17 @@ def _unreachable(core: MeshCore, rank: int, said: str) -> RankInfo:
     return RankInfo(rank, node.name, 0, "unreachable", absence="; ".join(filter(None, (node.absence, said))))
 
 
-def stacks(core: MeshCore, ranks: Sequence[int]) -> StackReport:
-    """Return ranks' Python stacks; equal ones together."""
+def stacks(core: MeshCore, ranks: Sequence[int], pool: str) -> StackReport:
+    """Return ranks' Python stacks, or why there are none; equal ones together."""
     replies = call(core.control(ranks, stack=True))
+    silent = {rank: _why_silent(core, rank) for rank in ranks if rank not in replies}
+    said, is_over = what_became(pool) if any(silent.values()) else ("", False)
     groups: dict[str, list[int]] = {}
     for rank in ranks:
-        reply = replies.get(rank)
-        groups.setdefault(reply.stack if reply else _why_silent(core, rank), []).append(rank)
+        away = silent.get(rank, "")
+        why = said if is_over else "; ".join(filter(None, (away, said)))
+        told = replies[rank].stack if rank in replies else why if away else ""
+        groups.setdefault(told, []).append(rank)
     return StackReport([(tuple(ranks), stack) for stack, ranks in groups.items()])
 
 

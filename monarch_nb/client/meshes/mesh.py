@@ -529,8 +529,8 @@ class Mesh:
         return call(self.core.where(self.ranks))
 
     def stacks(self) -> StackReport:
-        """Return every rank's Python stack, also while C code holds the interpreter; equal ones together."""
-        return looking.stacks(self.core, self.ranks)
+        """Return every rank's Python stack, also while C code holds the interpreter, or why there is none."""
+        return looking.stacks(self.core, self.ranks, self.reservation.pool)
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
         """Return completions of live names on a rank, and where in the code the completed word begins."""

@@ -8,17 +8,21 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import TypeVar
 
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.meshes.looking import telling_of_jobs
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.errors import RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
+
+T = TypeVar("T")
 
 COUNTING_S = 2.0
 """So long what ranks wrote is counted for one line: millions of lines take longer."""
@@ -101,8 +105,15 @@ def log_batches(
         of_node = pb.ReadLogsRequest(ranks=on_node)
         of_node.MergeFrom(request)
         requests.append((mesh.core.connection_of(on_node[0]), of_node))
-    batches = follow_logs(requests) if follow else iter([read_logs(requests)])
+    came = follow_logs(requests) if follow else iter([read_logs(requests)])
+    pool = mesh.reservation.pool
+    batches = (_telling_of_jobs(pool, batch) for batch in _telling_of_jobs(pool, came))
     return _of_known_run(mesh, batches, run) if isinstance(run, int) else batches
+
+
+def _telling_of_jobs(pool: str, came: Iterable[T]) -> Iterator[T]:
+    with telling_of_jobs(pool):
+        yield from came
 
 
 def _of_known_run(mesh: HeldMesh, batches: Iterator[Iterable[LogRecord]], number: int) -> Iterator[Iterable[LogRecord]]:

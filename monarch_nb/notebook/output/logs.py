@@ -16,6 +16,7 @@ from monarch_nb.ground.code_names import run_name, run_names
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.output.rows import TextRow, members
+from monarch_nb.provision.jobs import trouble
 
 if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
@@ -23,19 +24,22 @@ if TYPE_CHECKING:
     from monarch_nb.client.pools.infos import RunInfo
 
 
-def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False) -> Iterator[str]:
+def shown_logs(
+    mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False, typed: Callable[[str], str] = str
+) -> Iterator[str]:
     """Yield the lines to show of what the ranks of `mesh` wrote.
 
     Args:
         lines: the last lines of each rank; None for LOG_LINES, 0 for all.
         number: only that run, if it failed with its tracebacks.
         follow: go on with what comes.
+        typed: puts what is advised into the words of where it is typed.
 
     What ranks wrote whose node does not answer is left out, which is said at the end.
 
     Raises:
         RunNotFound: there was no run of that number.
-        NodeUnreachable: none of their nodes answers.
+        NodeUnreachable: none of their nodes answers. PoolError: their job has ended.
     """
     is_asked, lines = lines is not None, LOG_LINES if lines is None else lines
     mesh, missing = _answering(mesh)
@@ -51,7 +55,7 @@ def shown_logs(mesh: Mesh, lines: int | None, number: int | None, *, follow: boo
         batches = iter([records])
     endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
     yield from folded_lines(batches, endings)
-    yield from missing
+    yield from map(typed, missing)
 
 
 def earlier_lines(came: Counter[int], written: Counter[int], *, is_all: bool) -> Iterator[str]:
@@ -73,7 +77,8 @@ def earlier_lines(came: Counter[int], written: Counter[int], *, is_all: bool) ->
 
 
 def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:
-    """Return the part of a mesh whose nodes answer, and a line for each other node; the whole when none does."""
+    """Return the part of a mesh whose nodes answer, and a line for each other node and of the jobs that these came
+    from; the whole when none does."""
     away: dict[str, list[int]] = {}
     for info in mesh.status():
         if info.absence:
@@ -82,7 +87,7 @@ def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:
     if not away or not there:
         return mesh, []
     lines = [f"{host} does not answer: what {name_ranks(ranks)} wrote is not here" for host, ranks in away.items()]
-    return mesh.select(there), lines
+    return mesh.select(there), [*lines, *filter(None, [trouble(mesh.reservation.pool)])]
 
 
 def nothing_line(mesh: Mesh, number: int | None) -> str:

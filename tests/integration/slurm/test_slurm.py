@@ -72,8 +72,11 @@ def test_a_job_that_is_cancelled_says_so(slurm: Path) -> None:
     has_gone()
     with pytest.raises(PoolError, match=said):
         dev.mesh.run("rank")
-    with pytest.raises(PoolError, match=said):
-        dev.status()
+    for ask in (dev.status, dev.mesh.status, lambda: list(dev.mesh.logs())):
+        with pytest.raises(PoolError, match=said):
+            ask()
+    [(_, why)] = dev.mesh.stacks().groups
+    assert re.match(said, why), why
     with pytest.raises(PoolError, match="was cancelled"):
         attach("dev")
     dev.release()

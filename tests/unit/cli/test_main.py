@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from monarch_nb import provision
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.main import main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
@@ -16,7 +17,8 @@ from monarch_nb.client.reservations import lists
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.config import HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
-from monarch_nb.provision import jobs
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision import Node, daemons, jobs
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +234,26 @@ def test_status_shows_the_pools_that_there_are_when_there_is_no_default_one(
         "monarch-nb: no pool 'far'",
         "monarch-nb: no pool 'lab'",
     ]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_status_says_what_became_of_the_job_of_a_node_that_does_not_answer(
+    answers: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Node("n1", Path("/nowhere"), "10.0.0.1:7000", 0)
+
+    def describe(address: str, **_: object) -> pb.DescribeReply:
+        if answers:
+            return pb.DescribeReply(node_id="n1", hostname="host", template_ready=True)
+        raise NodeUnreachable(f"{address} does not answer", address)
+
+    monkeypatch.setattr(provision, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: [node]))
+    monkeypatch.setattr(daemons, "describe", describe)
+    monkeypatch.setattr(jobs, "trouble", lambda _: "Slurm job 12 was cancelled: %mesh replace dev asks for another")
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda *_, **__: [])
+    assert main(["status", "--pool", "slurm-dev"]) == (0 if answers else 1)
+    told = capsys.readouterr().out
+    assert ("Slurm job 12 was cancelled: monarch-nb replace dev asks for another" in told) is not answers
 
 
 def test_how_a_pool_is_named_is_a_command_that_works() -> None:
