@@ -22,6 +22,7 @@ from monarch_nb.allocator.state.limits import expired
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import Lease, NodeState
+from monarch_nb.config import SHARED_VARIABLE
 from monarch_nb.errors import AccessDenied, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
@@ -322,7 +323,9 @@ def _as_seen(reservation: pb.ReservationStatus, right: Right, caller: Caller) ->
         seen.shares[caller.name] = to_wire(right)
     if right < Right.RUN:
         for mesh in seen.meshes:
+            told = {name: value for name, value in mesh.spec.environment.items() if name == SHARED_VARIABLE}
             mesh.spec.environment.clear()  # tokens and passwords, most likely
+            mesh.spec.environment.update(told)
     return seen
 
 

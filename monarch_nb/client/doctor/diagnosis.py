@@ -29,6 +29,8 @@ class NodeReport:
         clock_ahead_s: of this process's clock.
         directory: the node's own.
         blind: why it does not see the ranks' files as they are here; empty when it does, None when that is not known.
+        own_python: the environment is that of the node's own python, and not of the ranks'.
+        unseen: what we may not have it look at, and who can let us; empty when it said all.
     """
 
     name: str
@@ -39,6 +41,8 @@ class NodeReport:
     directory: str = ""
     blind: str | None = None
     advice: str = ""
+    own_python: bool = False
+    unseen: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ class _Examination:
         copied: Container[str],
     ) -> None:
         self._here, self._version, self._nodes, self._ways = here, version, nodes, ways
+        self._described = [node for node in nodes if not node.own_python]
         self._shared, self._directory, self._copied = shared, directory, copied
         self._fine: list[str] = []
         self._differences: list[Difference] = []
@@ -172,6 +177,7 @@ class _Examination:
                 self._network,
                 self._room,
                 self._files,
+                self._unseen,
             ):
                 examine()
         return Diagnosis(
@@ -184,11 +190,17 @@ class _Examination:
         )
 
     def _compare(
-        self, what: str, here: str | None, value: Callable[[NodeReport], str | None], advice: str = ""
+        self,
+        what: str,
+        here: str | None,
+        value: Callable[[NodeReport], str | None],
+        advice: str = "",
+        nodes: Sequence[NodeReport] | None = None,
     ) -> bool:
-        """Note the nodes that have something else; `here` None compares them with one another."""
+        """Note the nodes (of which the ranks' python is known, by default) that have something else; `here` None
+        compares them with one another."""
         groups: dict[str, list[str]] = {}
-        for node in self._nodes:
+        for node in self._described if nodes is None else nodes:
             groups.setdefault(value(node) or "none", []).append(node.name)
         expected = here if here is not None else max(groups, key=lambda each: len(groups[each]))
         different = {each: names for each, names in groups.items() if each != expected}
@@ -209,10 +221,17 @@ class _Examination:
         told = tuple((text, tuple(names)) for text, names in nodes)
         self._differences.append(Difference(what, here, told, advice, is_sentence))
 
-    def _limit(self, what: str, bad: Callable[[NodeReport], str | None], advice: str, fine: str | None = None) -> None:
-        """Note the nodes for which `bad` returns what is wrong."""
+    def _limit(
+        self,
+        what: str,
+        bad: Callable[[NodeReport], str | None],
+        advice: str,
+        fine: str | None = None,
+        nodes: Sequence[NodeReport] | None = None,
+    ) -> None:
+        """Note the nodes (all by default) for which `bad` returns what is wrong."""
         groups: dict[str, list[str]] = {}
-        for node in self._nodes:
+        for node in self._nodes if nodes is None else nodes:
             if problem := bad(node):
                 groups.setdefault(problem, []).append(node.name)
         if groups:
@@ -224,9 +243,11 @@ class _Examination:
 
     def _software(self) -> None:
         advice = "install the same version there, then monarch-nb down and up"
-        if self._compare("monarch_nb", self._version, lambda node: node.version, advice):
+        if self._compare("monarch_nb", self._version, lambda node: node.version, advice, self._nodes):
             self._fine.append(f"monarch_nb {self._version}")
-        minor = {node.environment.python.rpartition(".")[0] for node in self._nodes}
+        if not self._described:
+            return
+        minor = {node.environment.python.rpartition(".")[0] for node in self._described}
         advice = (
             "functions can not travel between them: %mesh reserve --replace --python PATH"
             if minor != {self._here.python.rpartition(".")[0]}
@@ -240,7 +261,7 @@ class _Examination:
         here = self._here.torch
         same = self._compare("torch", public(here) or "none", lambda node: public(node.environment.torch))
         # A kernel without a GPU may well have another build than the nodes that it drives.
-        other_machine = not self._here.driver and any(node.environment.driver for node in self._nodes)
+        other_machine = not self._here.driver and any(node.environment.driver for node in self._described)
         if not same:
             self._advise_install({"torch": public(here) if other_machine else here})
         build = self._here.torch_cuda or "CPU"
@@ -260,7 +281,7 @@ class _Examination:
             else:
                 wanted[name] = version
         equal = sum(name not in {each.what for each in self._differences} for name in self._here.packages)
-        if equal:
+        if equal and self._described:
             self._fine.append(f"{equal} imported package{'' if equal == 1 else 's'}")
         self._advise_install(wanted)
 
@@ -276,12 +297,11 @@ class _Examination:
     def _gpus(self) -> None:
         here = self._here
         driver = here.driver if all(node.environment.driver for node in self._nodes) else None
-        same = self._compare(
-            "GPU driver", driver, lambda node: node.environment.driver, "no harm while torch runs on it"
-        )
+        advice = "no harm while torch runs on it"
+        same = self._compare("GPU driver", driver, lambda node: node.environment.driver, advice, self._nodes)
         if same and (found := self._nodes[0].environment).driver:
             self._fine.append(f"GPU driver {found.driver} (CUDA {found.cuda})")
-        self._limit("GPUs", _gpus_unused, "install a build of torch for this driver")
+        self._limit("GPUs", _gpus_unused, "install a build of torch for this driver", nodes=self._described)
 
     def _clocks(self) -> None:
         off = [node for node in self._nodes if abs(node.clock_ahead_s) > CLOCK_TOLERANCE_S]
@@ -307,9 +327,10 @@ class _Examination:
             self._fine.append(f"network between {counted(len(self._nodes), 'node')}{measured}")
 
     def _room(self) -> None:
-        self._disk("disk of the node's directory", lambda node: node.directory)
+        self._disk("disk of the node's directory", lambda node: node.directory, self._nodes)
         if self._shared:
-            self._disk("shared storage", lambda _: self._shared)
+            seeing = [node for node in self._nodes if self._shared in node.environment.free_bytes]
+            self._disk("shared storage", lambda _: self._shared, seeing)
         memory = [node.environment.shared_memory_bytes for node in self._nodes]
         known = min((each for each in memory if each is not None), default=None)
         self._limit(
@@ -326,13 +347,14 @@ class _Examination:
             f"{min(files):,} open files" if files else None,
         )
 
-    def _disk(self, what: str, directory: Callable[[NodeReport], str]) -> None:
+    def _disk(self, what: str, directory: Callable[[NodeReport], str], nodes: Sequence[NodeReport]) -> None:
         def problem(node: NodeReport) -> str | None:
             free = node.environment.free_bytes.get(directory(node))
             return "can not be read" if free is None else _little(free, LITTLE_DISK_BYTES)
 
-        free = [node.environment.free_bytes.get(directory(node)) or 0 for node in self._nodes]
-        self._limit(what, problem, "make room there, or choose another one", f"{what} {size(min(free))} free")
+        free = [node.environment.free_bytes.get(directory(node)) or 0 for node in nodes]
+        fine = f"{what} {size(min(free))} free" if free else None
+        self._limit(what, problem, "make room there, or choose another one", fine, nodes)
 
     def _files(self) -> None:
         copied = [node.name for node in self._nodes if node.name in self._copied]
@@ -347,6 +369,15 @@ class _Examination:
             self._notes.append(f"{self._directory} is copied to {where} before each cell")
         if not self._shared and (copied or not self._directory):  # else there is some
             self._notes.append("no storage that all nodes see: --shared DIR at reserve names it")
+
+    def _unseen(self) -> None:
+        everyone, unseen = [node.name for node in self._nodes], dict[str, list[str]]()
+        for node in self._nodes:
+            if node.unseen:
+                unseen.setdefault(node.unseen, []).append(node.name)
+        for what, names in unseen.items():
+            where = name_nodes(names, everyone)
+            self._notes.append(f"not looked at on {where}, which only who may run cells there can ask for: {what}")
 
 
 def public(version: str | None) -> str | None:

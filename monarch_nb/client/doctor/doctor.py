@@ -16,11 +16,12 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis, NodeReport, diagnose
 from monarch_nb.client.files.evidence import Token, token_of_client
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.pools.reach import Way, ways_between
 from monarch_nb.client.pools.silence import what_helps, why_silent
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.proto import files_pb2
 from monarch_nb.trust.identity import expiry_warning
 from monarch_nb.worker.environment_report import Environment, describe
@@ -99,7 +100,7 @@ async def _ask(
     try:
         blind = await _why_blind(node, token, directory)
         asked_s = time.time()
-        reply = await node.unary("DescribeEnvironment", request, ANSWER_TIMEOUT_S)
+        reply, denied = await _described(node, request)
         answered_s = time.time()
     except NodeUnreachable as error:
         why = await asyncio.to_thread(why_silent, node.address)
@@ -113,7 +114,31 @@ async def _ask(
         clock_ahead_s=_ahead_s(reply.asked_s - asked_s, reply.now_s - answered_s),
         directory=reply.directory,
         blind=blind,
+        own_python=bool(denied and request.python),
+        unseen=_unseen(request, denied, current_owner(node.identity)) if denied else "",
     )
+
+
+async def _described(
+    node: Connection, request: files_pb2.DescribeEnvironmentRequest
+) -> tuple[files_pb2.DescribeEnvironmentReply, AccessDenied | None]:
+    """Return what a node says, and why it does not say all that it was asked: everybody may know of its own python and
+    disk, of others who may run cells there."""
+    try:
+        return await node.unary("DescribeEnvironment", request, ANSWER_TIMEOUT_S), None
+    except AccessDenied as error:
+        if not (request.python or request.directories):
+            raise
+        less = files_pb2.DescribeEnvironmentRequest(packages=request.packages)
+        return await node.unary("DescribeEnvironment", less, ANSWER_TIMEOUT_S), error
+
+
+def _unseen(request: files_pb2.DescribeEnvironmentRequest, denied: AccessDenied, me: str) -> str:
+    """Return what was not looked at, and who can let us."""
+    python = f"{request.python} with its torch and packages" if request.python else ""
+    what = listed([*filter(None, [python]), *(f"the shared storage {each}" for each in request.directories)])
+    helps = f"{denied.owner} can let you (%mesh share {denied.name} --to {me} --run)" if denied.owner else str(denied)
+    return f"{what}; {helps}"
 
 
 async def _why_blind(node: Connection, token: Token | None, directory: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,10 @@ for change in (lambda: dev.grow(2), lambda: dev.shrink("-1"), lambda: dev.replac
     except monarch_nb.errors.AccessDenied as error:
         print(error)
 """
+EXAMINES = """
+import monarch_nb
+print(monarch_nb.attach("dev").doctor())
+"""
 FOLLOWS = """
 import monarch_nb
 dev = monarch_nb.attach("dev")
@@ -274,6 +279,24 @@ class TestShares:
         doctor, *refused = bob.run(COMPARES)
         assert doctor == "no answer: False"
         assert refused == ["dev is alice's: only alice can change which nodes it has"] * 3
+
+    def test_who_may_read_is_told_what_doctor_does_not_look_at_for_him(
+        self, node: Allocator, bob: Person, tmp_path: Path
+    ) -> None:
+        (shared := tmp_path / "data").mkdir()
+        dev = reserve("dev", procs=2, preload=[], shared=shared, python=sys.executable)
+        try:
+            dev.share("bob")
+            said = "\n".join(bob.run(EXAMINES))
+            assert f": {sys.executable} with its torch and packages, the shared storage {shared}; " in said
+            assert said.endswith("; alice can let you (%mesh share dev --to bob --run)")
+            assert re.search(r"^fine: monarch_nb \S+, clocks, disk of the node's directory", said, re.MULTILINE)
+            dev.share("bob", "run")
+            said = "\n".join(bob.run(EXAMINES))
+            assert "not looked at" not in said
+            assert "shared storage" in said
+        finally:
+            dev.release()
 
     def test_who_is_let_in_again_follows_what_still_runs(self, dev: Reservation, bob: Person) -> None:
         hers = dev.mesh.submit("import time\nwhile True: print('tick'); time.sleep(0.1)")

@@ -13,7 +13,7 @@ from monarch_nb.allocator.serving import access as access_module
 from monarch_nb.allocator.serving.access import CONTROL_RULES, RULES, SESSION_RULES, Access
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.revoked import Revoked
-from monarch_nb.config import TrustPaths
+from monarch_nb.config import SHARED_VARIABLE, TrustPaths
 from monarch_nb.errors import (
     AccessDenied,
     CertificateRefused,
@@ -371,7 +371,10 @@ class TestExpiry:
 class TestWhatOthersSee:
     def status(self) -> pb.StatusReply:
         spec = pb.SpawnRequest(
-            mesh_id=MESH, name="main", environment={"HF_TOKEN": "hf_secret"}, directory="/home/alice"
+            mesh_id=MESH,
+            name="main",
+            environment={"HF_TOKEN": "hf_secret", SHARED_VARIABLE: "/data"},
+            directory="/home/alice",
         )
         run = pb.RunStatus(run_id="hers", title="secret_sauce()", notebook="/home/alice/plans.ipynb")
         held = pb.ReservationStatus(
@@ -411,7 +414,7 @@ class TestWhatOthersSee:
         node.state.leases["r"].shares["bob"] = pb.RIGHT_READ
         (seen,) = access.shown(BOB, self.status()).reservations
         assert seen.meshes[0].runs[0].title == "secret_sauce()"
-        assert not seen.meshes[0].spec.environment
+        assert seen.meshes[0].spec.environment == {SHARED_VARIABLE: "/data"}, "which doctor asks for"
         assert dict(seen.shares) == {"bob": pb.RIGHT_READ}
         assert seen.right == pb.RIGHT_READ
 

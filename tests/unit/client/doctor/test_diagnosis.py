@@ -208,3 +208,19 @@ def test_names(names: list[str], told: str) -> None:
 
 def test_the_only_node_is_called_by_its_name() -> None:
     assert name_nodes(["node0"], ["node0"]) == "node0"
+
+
+def test_what_we_may_not_have_looked_at_is_said_and_nothing_made_up_of_it() -> None:
+    """Of these nodes their own python is known, and their own disk."""
+    other = {"python": "3.9.1", "torch": None, "packages": {}, "free_bytes": {"/node": 100 * GIB}}
+    blinded = [replace(node(number, **other), own_python=True, unseen="/x/python; ask alice") for number in (0, 1)]
+    diagnosis = found(*blinded, shared="/data")
+    assert diagnosis.healthy
+    assert diagnosis.fine[:3] == ("monarch_nb 0.1.0", "clocks", "disk of the node's directory 107 GB free")
+    assert not [each for each in diagnosis.fine if "shared storage" in each or "packages" in each]
+    said = "which only who may run cells there can ask for: /x/python; ask alice"
+    assert diagnosis.notes == (f"not looked at on every node, {said}",)
+    mixed = found(node(0, torch="2.12.0"), blinded[1], shared="/data")
+    assert only(mixed).nodes == (("2.12.0", ("node0",)),)
+    assert "shared storage 966 GB free" in mixed.fine
+    assert mixed.notes == (f"not looked at on node1, {said}",)

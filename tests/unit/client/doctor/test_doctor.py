@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
+from monarch_nb.client.doctor import doctor
 from monarch_nb.client.doctor.doctor import _ahead_s, canonical, imported_packages, requirements
+from monarch_nb.errors import AccessDenied
+from monarch_nb.proto import files_pb2
 
 
 def test_what_is_imported_without_what_runs_the_notebook() -> None:
@@ -71,3 +77,38 @@ def test_what_comes_late_is_no_wrong_clock(
     clock_ahead_s: float, way_there_s: float, way_back_s: float, at_least_s: float
 ) -> None:
     assert _ahead_s(way_there_s + clock_ahead_s, clock_ahead_s - way_back_s) == at_least_s
+
+
+class Reader:
+    """A node of which somebody may know what everybody may."""
+
+    name, identity = "n1", None
+
+    async def unary(self, method: str, request: files_pb2.DescribeEnvironmentRequest, timeout_s: float) -> Any:
+        assert method == "DescribeEnvironment"
+        if request.python or request.directories:
+            raise AccessDenied("dev on n1 is alice's", "alice", "dev")
+        if not request.packages:
+            raise AccessDenied("you are nobody")
+        return files_pb2.DescribeEnvironmentReply(json=json.dumps(asdict(doctor.describe())))
+
+
+@pytest.mark.parametrize(
+    ("python", "directories", "unseen"),
+    [
+        ("/x/python", ["/data"], "/x/python with its torch and packages, the shared storage /data"),
+        ("", ["/data"], "the shared storage /data"),
+        ("", [], ""),
+    ],
+)
+async def test_who_may_read_learns_the_rest_and_who_can_let_him(
+    python: str, directories: list[str], unseen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "current_owner", lambda _: "bob")
+    request = files_pb2.DescribeEnvironmentRequest(python=python, directories=directories, packages=["numpy"])
+    report = await doctor._ask(Reader(), request, None, "")  # type: ignore[arg-type]
+    helps = "; alice can let you (%mesh share dev --to bob --run)"
+    assert (report.error, report.unseen, report.own_python) == ("", unseen and unseen + helps, bool(python))
+    request.packages.clear()
+    refused = await doctor._ask(Reader(), request, None, "")  # type: ignore[arg-type]
+    assert refused.error == "you are nobody"
