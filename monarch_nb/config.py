@@ -167,6 +167,11 @@ class TrustPaths:
         return self.directory / "pool.json"
 
     @property
+    def late_releases(self) -> Path:
+        """JSON: what is to be released on nodes that did not answer."""
+        return self.directory / "late-releases.json"
+
+    @property
     def jobs(self) -> Path:
         """Of a pool that was made for jobs of an engine: a directory for each, with these paths of its own."""
         return self.directory / "jobs"

@@ -55,19 +55,17 @@ def _held(pool: str) -> list[str]:
 
 
 def _released(name: str, pool: str) -> str:
-    """Release a reservation, or end the jobs of one that nobody holds (any more); return what there is to say."""
+    """Release a reservation, also one whose nodes are away, gone or were never there; return what to say."""
     from monarch_nb import attach, list_reservations
-    from monarch_nb.client.reservations.jobs import end_job_of
+    from monarch_nb.client.reservations.unattached import release_unattached
 
     try:
         mine = {info.name: info for info in list_reservations(pool) if info.held_by_me}
         if name not in mine:
             raise _not_held(name, list(mine), pool)
         reservation = attach(name, pool=pool)
-    except MonarchNbError:
-        if not (ended := end_job_of(name, pool, _say)):
-            raise
-        return f"{name}: no node of it is held; ended {ended}"
+    except MonarchNbError as error:
+        return release_unattached(name, pool, error, _say)
     return "\n".join([f"released {name} ({mine[name].shape})", *map(str, reservation.release())])
 
 

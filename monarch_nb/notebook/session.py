@@ -24,7 +24,7 @@ from monarch_nb.client.reservations.memory import (
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.ground.code_names import mesh_flag, run_name
-from monarch_nb.ground.rank_sets import counted, format_ranks
+from monarch_nb.ground.rank_sets import counted, format_ranks, listed
 from monarch_nb.provision.jobs import job_of_pool, trouble
 from monarch_nb.shape import parse_targets
 
@@ -230,6 +230,9 @@ class Session:
         found = self._choose(infos, memory)
         if found is None and memory is not None and memory.reservation_id and (said := trouble(self.pool or "")):
             return None, f"nothing attached: {said}"
+        if found is None and memory is not None and memory.reservation_id and (silent := _silent_nodes(self.pool)):
+            do = "does" if len(silent) == 1 else "do"
+            return None, f"nothing attached: {listed(silent)} {do} not answer; %mesh attach tries again"
         if found is None:
             if memory is not None and memory.reservation_id:
                 forget(memory.notebook)
@@ -243,6 +246,13 @@ class Session:
 
     def _choose(self, infos: Sequence[ReservationInfo], memory: Memory | None) -> ReservationInfo | None:
         return choose(infos, self.notebook, memory) if self.notebook else choose_unnamed(infos, os.getcwd())
+
+
+def _silent_nodes(pool: str | None) -> list[str]:
+    """Return the nodes of a pool that did not answer when all were asked last."""
+    from monarch_nb.client.pools.pool import pool_named
+
+    return pool_named(pool).silent
 
 
 def notebook_path(namespace: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:

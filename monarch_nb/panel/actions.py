@@ -19,7 +19,14 @@ from monarch_nb.client.reservations.arguments import checked_name
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.reservations.waiting import fits_when_idle
 from monarch_nb.config import default_pool
-from monarch_nb.errors import CapacityError, MonarchNbError, ReservationNotFound, TargetError, UsageError
+from monarch_nb.errors import (
+    CapacityError,
+    MonarchNbError,
+    NodeUnreachable,
+    ReservationNotFound,
+    TargetError,
+    UsageError,
+)
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.panel.forms import HERE, Form, extend_form, reserve_form, resize_form, shape_of, up_form
@@ -231,8 +238,8 @@ class Actions:
         """Release a reservation, also when some of its nodes do not answer."""
 
         def work(_: Say) -> Json:
-            found = self._find(held)
-            released = call(release([connection for connection, _ in found.nodes.values()], held["id"]))
+            found = self._found(held)
+            released = call(release(found.connections.values(), held["id"]))
             left = released.leftovers
             if (job := jobs.job_of_pool(self._pool.name)) and job.reservation == held["name"]:
                 left = [*released.kept, *map(ReleasedLater, jobs.end_all(job.pool))]  # which ends what does not answer
@@ -401,6 +408,16 @@ class Actions:
 
     def _start(self, action: str, title: str, work: Work) -> Json:
         return self._jobs.start(action, title, work, done=self._live.wake)
+
+    def _found(self, held: Json) -> HeldReservation:
+        """Return a reservation, also one of which no node answers."""
+        try:
+            return self._find(held)
+        except (NodeUnreachable, ReservationNotFound):
+            told = self._live.held(held["id"])
+            if not told.nodes or not all(self._live.is_silent(node.name) for node, _ in told.nodes.values()):
+                raise
+            return told
 
     def _find(self, held: Json) -> HeldReservation:
         for found in call(self._pool.reservations()):

@@ -282,10 +282,14 @@ class Live:
                 node.answer.away_since = 0.0
             elif not node.answer.away_since and not node.answer.is_starting:
                 node.answer.away_since = time.time() - late_s
+            if node.answer.reply and not node.answer.answers:
+                node.answer.reply = self.pool.late_releases.without(node.connection, node.answer.reply)
 
     async def _ask_one(self, node: _Node) -> None:
         try:
-            reply = node.answer.reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
+            reply = await node.connection.unary("Status", _REQUEST, STATUS_TIMEOUT_S)
+            ((_, reply),) = await self.pool.late_releases.settle([(node.connection, reply)], _REQUEST)
+            node.answer.reply = reply
             self._name(node, reply.node.node_id, reply.node.address)
             node.answer.error = ""
         except MonarchNbError as error:

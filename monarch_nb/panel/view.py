@@ -297,13 +297,29 @@ _Part = tuple[NodeAnswer, pb.ReservationStatus]
 """What a node says of a reservation."""
 
 
-def _reservations(answers: Iterable[NodeAnswer], owner: str, root: str) -> dict[str, Json]:
+def _reservations(answers: Collection[NodeAnswer], owner: str, root: str) -> dict[str, Json]:
     parts: dict[str, list[_Part]] = {}
     for answer in answers:
         for status in answer.reply.reservations if answer.reply else ():
             parts.setdefault(status.reservation_id, []).append((answer, status))
-    told = {reservation_id: _reservation(reservation_id, found, owner, root) for reservation_id, found in parts.items()}
+    there = {answer.reply.node.address for answer in answers if answer.answers and answer.reply}
+    told = {
+        reservation_id: _reservation(reservation_id, found, owner, root)
+        for reservation_id, found in parts.items()
+        if not _was_released(found, there)
+    }
     return dict(sorted(told.items(), key=lambda item: item[1]["created_at"]))
+
+
+def _was_released(parts: list[_Part], there: Collection[str]) -> bool:
+    """Whether only nodes tell of a reservation that do not answer now, while others that had a place of it do.
+
+    Args:
+        there: addresses of the nodes that answer.
+    """
+    if any(answer.answers for answer, _ in parts):
+        return False
+    return any(peer.address in there for _, status in parts for peer in status.members)
 
 
 def _places(parts: list[_Part]) -> dict[int, tuple[str, _Part | None]]:

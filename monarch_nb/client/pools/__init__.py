@@ -9,6 +9,7 @@ reach        whether nodes reach each other, and which one they do not
 attempts     tries again with other nodes
 pool         asks all nodes, chooses some, leases slots and spawns ranks
 releasing    gives them back
+late_releases  has nodes that were away give back what nobody else tells them of
 undertaking  has a node end what this process has half made when it is gone
 line         waits for what others hold
 conflicts    whether what is held already is what somebody asks for

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,13 +28,14 @@ from monarch_nb.client.pools.asked import check_protocol, each_once, said_for_wh
 from monarch_nb.client.pools.attempts import Outrun, tried
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.late_releases import LateReleases
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
-from monarch_nb.client.pools.silence import reasons
+from monarch_nb.client.pools.silence import nobody_answers, reasons
 from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
@@ -106,6 +106,7 @@ class Pool:
         self.name = name
         self.connections: dict[str, Connection] = {}
         self._messenger = Messenger(name)
+        self.late_releases = LateReleases(name)
         self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
         """Of nodes that did not answer when all were asked last: their addresses, and what asking them ended with."""
         self._asked: Collection[Connection] = ()
@@ -195,13 +196,14 @@ class Pool:
             check_protocol(connection, reply.node)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
-        answered, self._silent = each_once(answered), silent  # only now: somebody else may ask meanwhile
+        answered = await self.late_releases.settle(each_once(answered), request)
+        self._silent = silent  # only now: somebody else may ask meanwhile
         there = {connection for connection, _ in answered}
         self.listed = [one for one in connections if one in there or one.name in self.silent]
         self._name(answered)
         if not answered:
             whys = "; ".join(f"{name}: {why}" for name, why in (await self.why_silent()).items())
-            said = await asyncio.to_thread(trouble, self.name) or f"monarch-nb status --pool {self.name} says more"
+            said = await asyncio.to_thread(trouble, self.name) or nobody_answers(self.name, connections[0].identity)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")
         return answered
 
@@ -333,7 +335,7 @@ class Pool:
         chosen = choose_nodes(shape, described, force_busy=terms.force_busy, silent=silent, own_pid=os.getpid())
         connections = [answers[index][0] for index in chosen]
         owner = current_owner(connections[0].identity)
-        reservation_id = uuid.uuid4().hex
+        reservation_id, created_at = uuid.uuid4().hex, self.late_releases.time_of_new(name)
         requests = [
             pb.ReserveRequest(
                 reservation_id=reservation_id,
@@ -344,7 +346,7 @@ class Pool:
                 node_rank=node_rank,
                 nodes=shape.nodes,
                 notebook=terms.notebook,
-                created_at=time.time(),
+                created_at=created_at,
                 time_s=terms.time_s,
                 idle_s=terms.idle_s,
                 force_busy=terms.force_busy,

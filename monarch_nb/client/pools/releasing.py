@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.pools.late_releases import LateReleases
 from monarch_nb.client.pools.undertaking import ending, several
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
@@ -41,13 +42,18 @@ class ReleasedLater:
     """A node that did not answer when its reservation was given back.
 
     Attributes:
-        host: that node. told_by: those that tell it when it does; none where the next job of its engine ends it.
+        host: that node. told_by: those that tell it when it does.
+        pool: whoever asks this one from here tells it, where no other node does; else the next job of its engine.
     """
 
     host: str
     told_by: tuple[str, ...] = ()
+    pool: str = ""
 
     def __str__(self) -> str:
+        if self.pool:
+            then = f"then the next command or panel here that asks the pool {self.pool} has it end them"
+            return f"{self.host} does not answer: its ranks go on until it does, for {then}"
         if not self.told_by:
             return f"{self.host} does not answer: its ranks go on, until the next job that reaches it ends them"
         tell = "tells" if len(self.told_by) == 1 else "tell"
@@ -70,7 +76,8 @@ class Released:
 
 
 async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "") -> Released:
-    """Give a reservation back on every node that answers; of these, some tell the others when they are back.
+    """Give a reservation back on every node that answers; of these, some tell the others when they are back, or this
+    computer does.
 
     Args:
         owner: whose it is, when that may be somebody else.
@@ -96,6 +103,8 @@ async def _release(nodes: list[Connection], reservation_id: str, owner: str) -> 
     there = [node for node, reply in zip(nodes, replies, strict=True) if not isinstance(reply, BaseException)]
     if silent and there:
         await _leave_to(there[:MESSENGERS], silent, released, reservation_id, owner)
+    if silent and not released.later:
+        await _leave_to_us(silent, released, reservation_id)
     return released
 
 
@@ -107,5 +116,16 @@ async def _leave_to(
     request = pb.ReleaseRequest(reservation_id=reservation_id, absent=absent, owner=owner)
     replies = await answers({each: each.unary("Release", request) for each in messengers})
     if told_by := tuple(each.name for each, reply in replies.items() if not isinstance(reply, BaseException)):
-        released.later = [ReleasedLater(each.name, told_by) for each in silent]
-        released.failed = [error for error in released.failed if not isinstance(error, NodeUnreachable)]
+        _is_left(released, [ReleasedLater(each.name, told_by) for each in silent])
+
+
+async def _leave_to_us(silent: list[Connection], released: Released, reservation_id: str) -> None:
+    """Remember to release a reservation on nodes of a network, when these answer."""
+    pools = {each.identity.pool for each in silent if each.identity}
+    if len(pools) == 1 and await LateReleases(pool := pools.pop()).add(reservation_id=reservation_id):
+        _is_left(released, [ReleasedLater(each.name, pool=pool) for each in silent])
+
+
+def _is_left(released: Released, later: list[ReleasedLater]) -> None:
+    released.later = later
+    released.failed = [error for error in released.failed if not isinstance(error, NodeUnreachable)]

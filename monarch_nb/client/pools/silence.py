@@ -7,8 +7,12 @@ import errno
 import os
 import socket
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from monarch_nb.errors import NodeUnreachable
+
+if TYPE_CHECKING:
+    from monarch_nb.trust.identity import Identity
 
 CONNECT_S = 2.0
 """A node that has not let us connect by then is behind something that swallows what we send."""
@@ -43,6 +47,18 @@ def what_helps(why: str, address: str) -> str:
     if "name" in why:
         return "is the name right? monarch-nb pool list shows what was added"
     return f"is that host up, and does a firewall let port {port} pass?"
+
+
+def nobody_answers(pool: str, identity: Identity | None) -> str:
+    """Return what to do when no node of a pool answers. Pure.
+
+    Args:
+        identity: who we are to it; None for a local one.
+    """
+    more = f"monarch-nb status --pool {pool} says more"
+    if identity is None:
+        return more
+    return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
 
 
 async def reasons(silent: Mapping[str, tuple[str, NodeUnreachable]]) -> dict[str, str]:

@@ -16,6 +16,7 @@ jobs         nodes that come as a job of an engine, for a reservation
 extending    adds to the time limit
 taking       what is held under the name already, or is free
 waiting      reserves what others hold, when it is free
+unattached   released although nobody can attach to it
 sharing      who else may see it, or run cells on it
 attachment   while it is used from here: nothing is idle, and the first node says how much time is left
 memory       which reservation each notebook held last, for its next kernel

@@ -10,7 +10,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
 from monarch_nb.client.pools.others import how_to_name, known_pools
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.pools.releasing import KeptFiles, release
+from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.ground.rank_sets import listed
@@ -168,18 +168,19 @@ def list_ended(pool: str | None = None) -> list[EndedReservation]:
     return [ended_reservation(one) for one in call(chosen.ended())]
 
 
-def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles]:
-    """End what somebody else holds, as who made the pool may; return what its ranks wrote into copies of files.
+def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles | ReleasedLater]:
+    """End what somebody else holds, as who made the pool may; return what its ranks wrote into copies of files, and
+    which nodes did not answer, and are told when they do.
 
     Raises:
         ReservationNotFound: that owner holds no such.
         AccessDenied: we did not make the pool.
-        NodeUnreachable: a node did not answer: its ranks go on.
+        NodeUnreachable: no node answers.
     """
     for held in call(pool_named(pool).reservations()):
         if (held.facts.owner, held.facts.name) == (owner, name):
             released = call(release(held.connections.values(), held.reservation_id))
             if released.failed:
                 raise released.failed[0]
-            return released.kept
+            return released.leftovers
     raise ReservationNotFound(f"{owner} holds no {name}")

@@ -413,16 +413,18 @@ class Reservation(Elastic):
         and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks. A job of
         these nodes is ended.
 
-        Nothing is asked; releasing twice is fine.
+        Nothing is asked; releasing twice is fine. When no node of a pool of hosts answers, this computer remembers it:
+        whatever asks that pool from here next has the nodes that do answer end their ranks.
 
         Raises:
-            NodeUnreachable: no node that exists did answer: ranks go on.
+            NodeUnreachable: no node that exists did answer, and nothing can be remembered: ranks go on.
             PoolError: the job could not be ended.
         """
         job = jobs.job_of_pool(self._pool.name)
         released = call(release(self._connections.values(), self.id, self.owner))
         self.files.close()
         self.meshes.close()
+        self.detach()
         if job is not None and job.reservation == self.name:
             try:
                 untold = jobs.end_all(job.pool)
@@ -549,7 +551,9 @@ def reserve(
         chosen = pool_named(in_pool)
         options = dataclasses.replace(options, python=python or chosen.default_python)
         terms = Terms(notebook or "", most_s, idle_s, force_busy)
-        held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, say)
+        here = [one for one in in_use() if one.is_mine and (one.pool, one.name) == (chosen.name, name)]
+        known = {one.id: list(one._connections.values()) for one in here}
+        held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, known, say)
         try:
             reservation = Reservation(chosen, held)
             if reload is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.conflicts import Asked, check_same
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, not_whole
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.reservations.waiting import in_line, with_room
+from monarch_nb.errors import NodeUnreachable
+from monarch_nb.ground.rank_sets import listed
 from monarch_nb.trust.identity import expiry_warning
 
 
@@ -22,15 +26,20 @@ def taken(
     replace: bool,
     waits: bool,
     longest_s: float | None,
+    held_here: Mapping[str, Sequence[Connection]],
     say: Progress,
 ) -> tuple[HeldReservation, bool]:
-    """Return the reservation of that name, and whether it is a new one; `waits` for what others hold."""
+    """Return the reservation of that name, and whether it is a new one; `waits` for what others hold.
+
+    Args:
+        held_here: the nodes of those of that name that this process uses, by id.
+    """
     chosen.revive(say)
     if chosen.identity and (warning := expiry_warning(chosen.identity)):
         say(warning)
 
     def take() -> tuple[HeldReservation, bool]:
-        taken = call(_reserve(chosen, name, asked, options, terms, replace, say), undo=give_back)
+        taken = call(_reserve(chosen, name, asked, options, terms, replace, held_here, say), undo=give_back)
         if chosen.namesakes:
             say(chosen.namesakes)
         return taken
@@ -47,6 +56,7 @@ async def _reserve(
     options: SpawnOptions,
     terms: Terms,
     replace: bool,
+    held_here: Mapping[str, Sequence[Connection]],
     say: Progress,
 ) -> tuple[HeldReservation, bool]:
     """Return the reservation of that name, and whether it is a new one."""
@@ -63,7 +73,30 @@ async def _reserve(
         released = await release(held.connections.values(), held.reservation_id)
         for leftover in released.leftovers:
             say(str(leftover))
+    elif pool.silent:
+        await _let_go_of_lost(pool, name, replace, held_here, say)
     return await pool.reserve(name, asked.shape, options, terms, say), True
+
+
+async def _let_go_of_lost(
+    pool: Pool, name: str, replace: bool, held_here: Mapping[str, Sequence[Connection]], say: Progress
+) -> None:
+    """See to it that there are not two of a name when nodes come back that do not answer now.
+
+    Raises:
+        NodeUnreachable: this process knows that they hold it, and nobody wants to replace it.
+    """
+    for reservation_id, nodes in held_here.items():
+        if not (away := [node.name for node in nodes if node.name in pool.silent]):
+            continue
+        if not replace:
+            do = "does" if len(away) == 1 else "do"
+            anew = f"--replace begins anew on others, and has it released when {listed(away)} {do}"
+            raise NodeUnreachable(f"{name!r} is held, but {listed(away)} {do} not answer; {anew}")
+        for leftover in (await release(nodes, reservation_id)).leftovers:
+            say(str(leftover))
+    if replace and not held_here:
+        await pool.late_releases.add(name=name)
 
 
 async def give_back(reserved: tuple[HeldReservation, bool]) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.reservations.jobs import end_job_of
 from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.client.reservations.sharing import Grant, granted_line
+from monarch_nb.client.reservations.unattached import release_unattached
 from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
@@ -237,13 +237,11 @@ class Subcommands:
             self._mode.stop()
 
     def _end(self, current: Reservation | None, name: str, pool: str | None, progress: Progress) -> str:
-        """Release a reservation, or end the job of one whose nodes are gone or were never there; return what to say."""
+        """Release a reservation, also one whose nodes are away, gone or were never there; return what to say."""
         try:
             reservation = current or self._session.client.attach(name, pool=pool)
-        except MonarchNbError:
-            if not (ended := end_job_of(name, pool, progress)):
-                raise
-            return f"{name}: no node of it is held; ended {ended}"
+        except MonarchNbError as error:
+            return release_unattached(name, pool, error, progress)
         kept = reservation.release()
         line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
         return "\n".join([line, *map(str, kept)])

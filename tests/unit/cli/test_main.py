@@ -158,7 +158,7 @@ def test_a_job_whose_reservation_has_ended_is_ended(
         return "Slurm job 12" if (name, pool) == ("dev", "slurm-dev") else ""
 
     monkeypatch.setattr(jobs, "jobs_of", lambda name: [SimpleNamespace(pool="slurm-dev")] if name == "dev" else [])
-    monkeypatch.setattr("monarch_nb.client.reservations.jobs.end_job_of", end)
+    monkeypatch.setattr("monarch_nb.client.reservations.unattached.end_job_of", end)
     assert main(["release", "dev"]) == 0
     assert capsys.readouterr().out == "dev: no node of it is held; ended Slurm job 12\n"
     assert main(["release", "other"]) == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.late_releases import LateReleases
 from monarch_nb.client.reservations import waiting
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions, live, requests, ways
@@ -70,6 +71,7 @@ class FakePool(LocalProvisioner):
 
     def __init__(self, *replies: pb.StatusReply) -> None:
         self.name = "local"
+        self.late_releases = LateReleases(self.name)
         self.fakes = [FakeNode(reply) for reply in replies]
 
     def nodes(self, *, pool: str = "local") -> list[Node]:

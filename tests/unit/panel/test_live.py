@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -306,6 +307,30 @@ def test_since_when_a_node_does_not_answer_is_told(live: Live, pool: FakePool, m
     call(live.refresh())
     assert live.view is not None
     assert live.view["nodes"]["node1"]["since"] == "2020-01-02 16:02"
+
+
+def test_what_is_to_be_released_on_a_node_that_was_away_is_not_shown(
+    live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def settle(told: Any, request: Any) -> Any:
+        return [(node, without(node, reply)) for node, reply in told]
+
+    def without(_: object, reply: Any) -> Any:
+        left = type(reply).FromString(reply.SerializeToString())
+        del left.reservations[:]
+        return left
+
+    hold([pool.fakes[0].reply], procs=2)
+    call(live.refresh())
+    pool.fakes[0].refuses = True
+    monkeypatch.setattr(pool.late_releases, "without", without)
+    call(live.refresh())
+    assert live.view is not None
+    assert not live.view["reservations"], "as the node had it before"
+    pool.fakes[0].refuses = False
+    monkeypatch.setattr(pool.late_releases, "settle", settle)
+    call(live.refresh())
+    assert not live.view["reservations"], "as it has it now"
 
 
 def test_deaths_are_told_to_all_who_are_there(live: Live, pool: FakePool) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogLines
+from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.releasing import Released, ReleasedLater
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.panel import actions
 from monarch_nb.panel.logs import Logs
@@ -16,7 +20,7 @@ from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.panel.asking import ask, finished, refused
-from unit.panel.fake_pool import FakePool, Inbox, panel_on
+from unit.panel.fake_pool import FakeNode, FakePool, Inbox, panel_on
 from unit.panel.replies import hold, node, run
 
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 4}
@@ -291,6 +295,48 @@ def test_what_was_released_elsewhere_just_now_fails_the_job(
     monkeypatch.setattr(pool, "reservations", reservations)
     job = finished(panel, "release", reservation="id-dev")
     assert (job["state"], job["error"]) == ("failed", "dev was released meanwhile")
+
+
+@pytest.mark.parametrize("error", [NodeUnreachable("no node answers"), None])
+def test_what_no_node_tells_of_any_more_is_released_on_those_that_did(
+    error: Exception | None, panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reservations() -> list[object]:
+        if error:
+            raise error
+        return []
+
+    async def release(nodes: Iterable[FakeNode], _: str) -> Released:
+        return Released(later=[ReleasedLater(node.name, pool="lab") for node in nodes])
+
+    hold([pool.fakes[0].reply], procs=2)
+    ask(panel, "view")
+    pool.fakes[0].refuses = True
+    call(panel.live.refresh())
+    monkeypatch.setattr(pool, "reservations", reservations)
+    monkeypatch.setattr(actions, "release", release)
+    job = finished(panel, "release", reservation="id-dev")
+    assert (job["state"], job["result"]) == ("done", {"text": str(ReleasedLater(pool.fakes[0].name, pool="lab"))})
+
+
+def test_nodes_that_are_away_are_told_of_a_release_as_well(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reservations() -> list[HeldReservation]:
+        (held,) = await FakePool.reservations(pool)
+        held.absent[1] = pool.fakes[1]  # type: ignore[assignment]
+        return [held]
+
+    async def release(nodes: Iterable[FakeNode], _: str) -> Released:
+        told.extend(node.name for node in nodes)
+        return Released()
+
+    told: list[str] = []
+    hold([pool.fakes[0].reply], procs=2)
+    monkeypatch.setattr(pool, "reservations", reservations)
+    monkeypatch.setattr(actions, "release", release)
+    assert finished(panel, "release", reservation="id-dev")["state"] == "done"
+    assert told == [pool.fakes[0].name, pool.fakes[1].name]
 
 
 def test_what_ended_by_itself_says_why(panel: Panel, pool: FakePool) -> None:

@@ -177,6 +177,22 @@ def test_a_node_of_which_others_know_is_named_although_it_never_answered() -> No
     assert (held["node_ids"], held["nodes_answering"]) == (["node0", "node1"], 1)
 
 
+def test_what_was_released_while_a_node_was_away_is_not_shown_as_that_node_last_had_it() -> None:
+    replies = [node("node0"), node("node1")]
+    hold(replies, procs=2)
+    for reply in replies:
+        reply.node.address = reply.node.node_id
+        for other in replies:
+            reply.reservations[0].members.add(node_id=other.node.node_id, address=other.node.node_id)
+    answers = [NodeAnswer(f"node{number}", reply=reply) for number, reply in enumerate(replies)]
+    answers[0].silent_s = answers[1].silent_s = 4.0
+    assert the_only(build_view("local", answers, "me", NOW, Before()))["nodes_answering"] == 0
+    answers[0].silent_s = 0.0
+    assert the_only(build_view("local", answers, "me", NOW, Before()))["nodes_answering"] == 1
+    del replies[0].reservations[:]
+    assert not build_view("local", answers, "me", NOW, Before())["reservations"]
+
+
 def test_ranks_of_a_node_that_never_answered_are_unreachable() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2)

@@ -13,16 +13,17 @@ from monarch_nb.client.reservations import taking, waiting
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 
 
-def test_a_released_reservation_watches_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[bool] = []
+def test_a_released_reservation_watches_no_files_and_is_used_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
     released: Any = Reservation.__new__(Reservation)
     released.id, released.owner, released._connections = "r", "alice", {}
     released._pool = SimpleNamespace(name="local")
-    released.files = SimpleNamespace(close=lambda: closed.append(True))
+    released.files = SimpleNamespace(close=lambda: closed.append("files"))
     released.meshes = SimpleNamespace(close=lambda: None)
+    released._detach = lambda: closed.append("attachment")
     monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
     released.release()
-    assert closed == [True]
+    assert closed == ["files", "attachment"]
 
 
 @pytest.mark.parametrize(("is_new", "given_back"), [(True, ["r"]), (False, [])])

@@ -1,0 +1,145 @@
+"""What was given back while no node of it answered: it is remembered in the pool's directory on this computer, and when
+a node answers whoever asked it, a kernel, a command or the panel, has it released."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.pools.held import current_owner
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.trust.pools import paths_of
+from monarch_nb.trust.private_files import locked, read_private, write_private
+
+MOST = 500
+"""So many are remembered: nodes may never come back."""
+
+Told = tuple[Connection, pb.StatusReply]
+
+
+@dataclass(frozen=True)
+class LateRelease:
+    """What is to be released.
+
+    Attributes:
+        reservation_id: empty where nobody knew it: then all that its owner, who we are, held under `name` until then.
+        asked_at: when that was, in seconds since the epoch.
+    """
+
+    reservation_id: str
+    name: str
+    asked_at: float
+
+    def means(self, held: pb.ReservationStatus, me: str) -> bool:
+        """Whether it is this reservation, of which a node tells."""
+        if self.reservation_id:
+            return self.reservation_id == held.reservation_id
+        return (self.name, me) == (held.name, held.owner) and held.created_at < self.asked_at
+
+
+class LateReleases:
+    """Those of a pool of hosts. A local one has none: its nodes can be started again.
+
+    Args:
+        pool: its name.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._read: tuple[int, tuple[LateRelease, ...]] = (0, ())
+
+    async def add(self, *, reservation_id: str = "", name: str = "") -> bool:
+        """Remember one; return whether that can be done."""
+        return await asyncio.to_thread(self._change, add=[LateRelease(reservation_id, name, time.time())])
+
+    def time_of_new(self, name: str) -> float:
+        """Return when something of that name is made that is made now: later than what is to be released, also when the
+        clock was set back."""
+        return max([time.time(), *(one.asked_at for one in self._all() if one.name == name)])
+
+    async def settle(self, told: Sequence[Told], request: pb.StatusRequest) -> list[Told]:
+        """Release what is to be released on nodes that have just said what they hold; return what they say then."""
+        if not any(reply.reservations for _, reply in told) or not (late := self._all()):
+            return list(told)
+        done: set[LateRelease] = set()
+        replies = await asyncio.gather(*(_settle_on(*one, late, done, request) for one in told))
+        if done:
+            await asyncio.to_thread(self._change, drop=done)
+        return [(connection, reply) for (connection, _), reply in zip(told, replies, strict=True)]
+
+    def without(self, connection: Connection, reply: pb.StatusReply) -> pb.StatusReply:
+        """Return what a node said before it was away, but for what is to be released on it."""
+        if not (late := self._all()):
+            return reply
+        me = current_owner(connection.identity)
+        kept = [held for held in reply.reservations if not any(one.means(held, me) for one in late)]
+        if len(kept) == len(reply.reservations):
+            return reply
+        left = pb.StatusReply()
+        left.CopyFrom(reply)
+        del left.reservations[:]
+        left.reservations.extend(kept)
+        return left
+
+    def _all(self) -> tuple[LateRelease, ...]:
+        try:
+            path = self._path()
+            changed_ns = path.stat().st_mtime_ns
+            if changed_ns != self._read[0]:
+                self._read = changed_ns, _read(path)
+        except (OSError, MonarchNbError):
+            return ()
+        return self._read[1]
+
+    def _change(self, add: Sequence[LateRelease] = (), drop: Iterable[LateRelease] = ()) -> bool:
+        try:
+            path = self._path()
+            with locked(path.parent):
+                left = [*(one for one in _read(path) if one not in drop), *add][-MOST:]
+                if left:
+                    write_private(path, json.dumps([asdict(one) for one in left], indent=2).encode() + b"\n")
+                else:
+                    path.unlink(missing_ok=True)
+        except (OSError, MonarchNbError):
+            return False
+        return True
+
+    def _path(self) -> Path:
+        return paths_of(self._pool).late_releases
+
+
+async def _settle_on(
+    connection: Connection,
+    reply: pb.StatusReply,
+    late: Sequence[LateRelease],
+    done: set[LateRelease],
+    request: pb.StatusRequest,
+) -> pb.StatusReply:
+    """Release on one node what is to be, and have it tell the other nodes of that; add to `done` what it has taken."""
+    me = current_owner(connection.identity)
+    due = [(one, held) for held in reply.reservations for one in late if one.means(held, me)]
+    if not due:
+        return reply
+    with contextlib.suppress(MonarchNbError):  # whoever asks next tries again
+        for one, held in due:
+            others = [peer for peer in held.members if peer.address != reply.node.address]
+            message = pb.ReleaseRequest(reservation_id=held.reservation_id, absent=others, owner=held.owner)
+            await connection.unary("Release", message)
+            done.add(one)
+        now: pb.StatusReply = await connection.unary("Status", request)
+        return now
+    return reply
+
+
+def _read(path: Path) -> tuple[LateRelease, ...]:
+    try:
+        return tuple(LateRelease(**one) for one in json.loads(read_private(path)))
+    except (FileNotFoundError, ValueError, TypeError):
+        return ()

@@ -1,0 +1,66 @@
+"""Releasing what can not be attached to: its job is left and nobody holds it, or nodes do not answer that have, or may
+have, a part of it."""
+
+from __future__ import annotations
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.pool import Pool, Progress, pool_named
+from monarch_nb.client.pools.releasing import release
+from monarch_nb.client.reservations.jobs import end_job_of
+from monarch_nb.client.reservations.lists import elsewhere
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationExpired, ReservationNotFound
+from monarch_nb.ground.rank_sets import listed
+from monarch_nb.trust.pools import is_pool
+
+
+def release_unattached(name: str, pool: str | None, error: MonarchNbError, say: Progress) -> str:
+    """Release what nobody could attach to; return what there is to say of it.
+
+    Args:
+        pool: that is meant; None for the default one, or any with a job of that name.
+        error: what attaching ended with: it is raised when there is nothing to release.
+
+    Raises:
+        PoolError: the engine does not answer.
+    """
+    if ended := end_job_of(name, pool, say):
+        return f"{name}: no node of it is held; ended {ended}"
+    chosen = pool_named(pool)
+    if isinstance(error, NodeUnreachable) and _some_answer(chosen) and (text := _released(name, chosen)):
+        return text
+    if not _may_be_on_silent_nodes(name, chosen, error) or not call(chosen.late_releases.add(name=name)):
+        raise error
+    return _to_be_released(name, chosen)
+
+
+def _to_be_released(name: str, pool: Pool) -> str:
+    """Return what is said of a release of which no node could be told."""
+    nodes = pool.silent
+    do, they, hold = ("does", "it", "holds") if len(nodes) == 1 else ("do", "they", "hold")
+    whose = "that answers holds it" if _some_answer(pool) else f"of the pool {pool.name} answers"
+    then = f"the next command or panel here that asks the pool {pool.name}"
+    return (
+        f"{name}: no node {whose}; {listed(nodes)} {do} not answer: what {they} {hold} under that name "
+        f"goes on until {they} {do}, for then {then} releases it"
+    )
+
+
+def _some_answer(pool: Pool) -> bool:
+    return len(pool.silent) < len(pool.listed)
+
+
+def _released(name: str, pool: Pool) -> str:
+    """Release what some nodes hold, of which others are away that it can not be used without."""
+    held = call(pool.find(name))
+    if held is None:
+        return ""
+    released = call(release(held.connections.values(), held.reservation_id))
+    if released.failed:
+        raise released.failed[0]
+    return "\n".join([f"{name}: released {held.shape}", *map(str, released.leftovers)])
+
+
+def _may_be_on_silent_nodes(name: str, pool: Pool, error: MonarchNbError) -> bool:
+    if not isinstance(error, NodeUnreachable | ReservationNotFound) or isinstance(error, ReservationExpired):
+        return False
+    return bool("/" not in name and pool.silent and is_pool(pool.name) and not elsewhere(name, pool.name))

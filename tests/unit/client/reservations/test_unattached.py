@@ -1,0 +1,140 @@
+"""Releasing what nobody can attach to, and beginning anew although nodes of the old one are away."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pools.releasing import Released, ReleasedLater
+from monarch_nb.client.reservations import taking, unattached
+from monarch_nb.client.reservations.unattached import release_unattached
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationExpired, ReservationNotFound
+
+SILENT = NodeUnreachable("no node of the pool 'lab' answers")
+
+
+class FakePool:
+    """Nodes of a pool of hosts, of which some do not answer."""
+
+    def __init__(self, silent: list[str], others: list[str]) -> None:
+        self.name, self.silent, self.listed = "lab", silent, [*silent, *others]
+        self.held: Any = None
+        self.late: list[dict[str, str]] = []
+        self.late_releases = self
+
+    async def find(self, _: str) -> Any:
+        return self.held
+
+    async def add(self, **which: str) -> bool:
+        self.late.append(which)
+        return True
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
+    """One whose two nodes do not answer."""
+    made = FakePool(["n1", "n2"], [])
+    monkeypatch.setattr(unattached, "end_job_of", lambda *_: "")
+    monkeypatch.setattr(unattached, "pool_named", lambda _: made)
+    monkeypatch.setattr(unattached, "is_pool", lambda name: name == "lab")
+    monkeypatch.setattr(unattached, "elsewhere", lambda *_: "")
+    return made
+
+
+def release(error: MonarchNbError, name: str = "dev") -> str:
+    return release_unattached(name, "lab", error, lambda _: None)
+
+
+class TestReleasing:
+    def test_what_nodes_that_are_away_may_hold_is_released_later(self, pool: FakePool) -> None:
+        assert release(SILENT) == (
+            "dev: no node of the pool lab answers; n1, n2 do not answer: what they hold under that name goes on until "
+            "they do, for then the next command or panel here that asks the pool lab releases it"
+        )
+        assert pool.late == [{"name": "dev"}]
+
+    def test_also_when_other_nodes_answer(self, pool: FakePool) -> None:
+        pool.silent, pool.listed = ["n1"], ["n1", "n2"]
+        said = release(ReservationNotFound("no reservation 'dev' on the nodes that answer (n1 does not)"))
+        assert said.startswith("dev: no node that answers holds it; n1 does not answer: what it holds under that name")
+        assert pool.late == [{"name": "dev"}]
+
+    @pytest.mark.parametrize(
+        ("error", "name", "silent"),
+        [
+            (ReservationNotFound("no reservation 'dev'"), "dev", []),
+            (ReservationExpired("its time was up", "dev"), "dev", ["n1"]),
+            (AccessDenied("dev is bob's"), "dev", ["n1"]),
+            (ReservationNotFound("bob holds no dev"), "bob/dev", ["n1"]),
+        ],
+    )
+    def test_what_is_not_there_is_an_error(
+        self, error: MonarchNbError, name: str, silent: list[str], pool: FakePool
+    ) -> None:
+        pool.silent = silent
+        with pytest.raises(type(error)) as caught:
+            release(error, name)
+        assert caught.value is error
+        assert not pool.late
+
+    def test_so_is_what_is_in_another_pool(self, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unattached, "elsewhere", lambda *_: "dev is held in the pool far: --pool far")
+        with pytest.raises(NodeUnreachable):
+            release(SILENT)
+        assert not pool.late
+
+    def test_what_can_not_be_used_without_its_lost_nodes_is_released(
+        self, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def released(nodes: Any, reservation_id: str) -> Released:
+            assert (list(nodes), reservation_id) == (["n1", "n2"], "r")
+            return Released(later=[ReleasedLater("n1", ("n2",))])
+
+        pool.silent, pool.listed = ["n1"], ["n1", "n2"]
+        pool.held = SimpleNamespace(connections={0: "n1", 1: "n2"}, reservation_id="r", shape="2 nodes × 1 proc")
+        monkeypatch.setattr(unattached, "release", released)
+        said = release(NodeUnreachable("'dev' is held, but n1 does not answer, and main was only there"))
+        assert said.splitlines() == ["dev: released 2 nodes × 1 proc", str(ReleasedLater("n1", ("n2",)))]
+
+
+class TestBeginningAnew:
+    @pytest.fixture
+    def released(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        made: list[str] = []
+
+        async def release(nodes: Any, reservation_id: str) -> Released:
+            made.append(reservation_id)
+            return Released(later=[ReleasedLater("n1", pool="lab")])
+
+        monkeypatch.setattr(taking, "release", release)
+        return made
+
+    async def let_go(self, pool: FakePool, *, replace: bool, here: dict[str, list[str]]) -> list[str]:
+        said: list[str] = []
+        held_here: Any = {each: [SimpleNamespace(name=name) for name in names] for each, names in here.items()}
+        await taking._let_go_of_lost(pool, "dev", replace, held_here, said.append)  # type: ignore[arg-type]
+        return said
+
+    async def test_there_are_not_two_of_a_name(self, pool: FakePool, released: list[str]) -> None:
+        held = (
+            "'dev' is held, but n1 does not answer; --replace begins anew on others, and has it released when n1 does"
+        )
+        with pytest.raises(NodeUnreachable, match=held):
+            await self.let_go(pool, replace=False, here={"r": ["n1"]})
+        assert not released
+
+    async def test_what_is_replaced_is_released_later(self, pool: FakePool, released: list[str]) -> None:
+        assert await self.let_go(pool, replace=True, here={"r": ["n1"]}) == [str(ReleasedLater("n1", pool="lab"))]
+        assert released == ["r"]
+
+    async def test_what_another_process_made_is_known_by_its_name(self, pool: FakePool, released: list[str]) -> None:
+        await self.let_go(pool, replace=True, here={})
+        assert (released, pool.late) == ([], [{"name": "dev"}])
+
+    async def test_what_was_on_nodes_that_answer_is_gone(self, pool: FakePool, released: list[str]) -> None:
+        await self.let_go(pool, replace=False, here={"r": ["n3"]})
+        await self.let_go(pool, replace=False, here={})
+        assert not released
+        assert not pool.late
