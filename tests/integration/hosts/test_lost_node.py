@@ -9,6 +9,7 @@ import pytest
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from lab import Lab
 from monarch_nb import list_reservations, reserve
+from monarch_nb.cli.main import main
 from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
@@ -98,3 +99,46 @@ print(*dev.release(), sep="; ")
     assert not list_reservations()
     lost.pass_on()
     eventually(lambda: not lives(pids[0]))
+
+
+def _held() -> list[tuple[str, int]] | None:
+    """What is held, and on how many nodes; None as long as no node answers."""
+    try:
+        return [(info.name, info.nodes) for info in list_reservations()]
+    except NodeUnreachable:
+        return None
+
+
+def test_one_that_is_released_while_all_its_nodes_are_away_is_ended_when_they_are_back(apart: Lab) -> None:
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
+    pids, hosts = pids_of(dev.mesh), {one.node_id: one.host for one in apart.allocators}
+    lost = [host for name in dev.node_names if (host := hosts[name])]
+    for host in lost:
+        host.swallow()
+    said = [str(one) for one in dev.release()]
+    then = "then the next command or panel here that asks the pool lab has it end them"
+    assert said == [f"{host.name} does not answer: its ranks go on until it does, for {then}" for host in lost]
+    anew = reserve("dev", nodes=1, procs=1, preload=[])
+    assert anew.mesh.run("rank").values == [0], "the name is free"
+    for host in lost:
+        assert _held() == [("dev", 1)]
+        host.pass_on()
+    eventually(lambda: _held() == [("dev", 1)] and not any(map(lives, pids.values())))
+    assert anew.mesh.run("rank").values == [0]
+
+
+def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    pids = pids_of(reserve("dev", nodes=3, procs=1, preload=[]).mesh)
+    hosts = [one.host for one in apart.allocators if one.host]
+    for host in hosts:
+        host.swallow()
+    assert main(["release", "dev"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("dev: no node of the pool lab answers; ")
+    assert said.endswith("for then the next command or panel here that asks the pool lab releases it\n")
+    hosts[1].pass_on()
+    eventually(lambda: _held() == [])
+    assert not lives(pids[1])
+    for host in hosts:
+        host.pass_on()
+    eventually(lambda: not any(map(lives, pids.values())))

@@ -12,6 +12,7 @@ from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook import session as session_module
 from monarch_nb.notebook.session import Session, bounded, notebook_path
+from unit.notebook.fakes import FakeClient
 
 
 @dataclass
@@ -87,6 +88,23 @@ def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert recall("/a.ipynb") == Memory("/a.ipynb", "")
     for file in (home / "notebooks").iterdir():
         file.write_text("{broken")
+    assert recall("/a.ipynb") is None
+
+
+def test_what_a_notebook_held_is_not_forgotten_while_its_nodes_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+    remember(Memory("/a.ipynb", "id", "lab"))
+    silent = ["n1", "n2"]
+    monkeypatch.setattr("monarch_nb.notebook.session._silent_nodes", lambda pool: silent if pool == "lab" else [])
+    said = "nothing attached: n1, n2 do not answer; %mesh attach tries again"
+    assert Session(FakeClient(), "/a.ipynb").reattach() == said
+    assert recall("/a.ipynb") == Memory("/a.ipynb", "id", "lab")
+    silent.clear()
+    assert Session(FakeClient(), "/a.ipynb").reattach() == ""
     assert recall("/a.ipynb") is None
 
 
