@@ -35,7 +35,7 @@ from monarch_nb.client.pools.others import no_nodes
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.revocations import Messenger
-from monarch_nb.client.pools.silence import nobody_answers, reasons
+from monarch_nb.client.pools.silence import all_away, nobody_answers, reasons
 from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
@@ -110,6 +110,8 @@ class Pool:
         self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
         """Of nodes that did not answer when all were asked last: their addresses, and what asking them ended with."""
         self._asked: Collection[Connection] = ()
+        self._nodes_of: dict[str, tuple[Connection, ...]] = {}
+        """Those of reservations by id, as they were told of last."""
         self.listed: list[Connection] = []
         """The nodes that there were when all were asked last, each once, whether they answered or not."""
         self.namesakes = ""
@@ -249,6 +251,7 @@ class Pool:
             for status in reply.reservations:
                 told.setdefault(status.reservation_id, []).append((connection, status))
         held = [self._held(reservation_id, parts) for reservation_id, parts in told.items()]
+        self._nodes_of |= {one.reservation_id: tuple(one.connections.values()) for one in held}
         return sorted(held, key=lambda one: one.facts.created_at)
 
     def _held(self, reservation_id: str, parts: list[tuple[Connection, pb.ReservationStatus]]) -> HeldReservation:
@@ -290,11 +293,15 @@ class Pool:
 
         Raises:
             ReservationNotFound: it was released; the message says what is held, or why it ended.
+            NodeUnreachable: no node of it answers.
         """
         held = await self.reservations(memory=memory)
         for one in held:
             if one.reservation_id == reservation_id:
                 return one
+        nodes = self._nodes_of.get(reservation_id, ())
+        if nodes and all(node.name in self.silent for node in nodes):
+            raise all_away(name, [node.name for node in nodes])
         ended = [one for one in await self.ended() if one.reservation_id == reservation_id]
         raise not_found(name, held, ended, silent=self.silent)
 

@@ -6,10 +6,11 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb.errors import NodeUnreachable
+from monarch_nb.ground.rank_sets import listed
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -59,6 +60,16 @@ def nobody_answers(pool: str, identity: Identity | None) -> str:
     if identity is None:
         return more
     return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
+
+
+def all_away(name: str, nodes: Sequence[str]) -> NodeUnreachable:
+    """Return the error that says that no node of a reservation answers, and what can be done. Pure."""
+    do = "does" if len(nodes) == 1 else "do"
+    ways = f"%mesh release {name} gives them back for good, and %mesh reserve {name} --replace begins anew on others"
+    return NodeUnreachable(
+        f"{name!r} is held, but {listed(nodes)} {do} not answer: what its ranks do goes on, and is here again when "
+        f"{'it' if len(nodes) == 1 else 'they'} {do}; {ways}"
+    )
 
 
 async def reasons(silent: Mapping[str, tuple[str, NodeUnreachable]]) -> dict[str, str]:

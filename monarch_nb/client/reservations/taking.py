@@ -11,9 +11,8 @@ from monarch_nb.client.pools.conflicts import Asked, check_same
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, not_whole
 from monarch_nb.client.pools.releasing import release
+from monarch_nb.client.pools.silence import all_away
 from monarch_nb.client.reservations.waiting import in_line, with_room
-from monarch_nb.errors import NodeUnreachable
-from monarch_nb.ground.rank_sets import listed
 from monarch_nb.trust.identity import expiry_warning
 
 
@@ -90,9 +89,7 @@ async def _let_go_of_lost(
         if not (away := [node.name for node in nodes if node.name in pool.silent]):
             continue
         if not replace:
-            do = "does" if len(away) == 1 else "do"
-            anew = f"--replace begins anew on others, and has it released when {listed(away)} {do}"
-            raise NodeUnreachable(f"{name!r} is held, but {listed(away)} {do} not answer; {anew}")
+            raise all_away(name, away)
         for leftover in (await release(nodes, reservation_id)).leftovers:
             say(str(leftover))
     if replace and not held_here:

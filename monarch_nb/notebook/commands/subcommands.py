@@ -488,10 +488,11 @@ def _shares(texts: Iterable[str]) -> dict[str, str]:
 
 def _is_to_be_read(message: str) -> bool:
     """Whether what was said while something was reserved is not only a step of it: files that were kept, names to which
-    it is shared that nobody may have, a certificate that expires, nodes that are called alike or left out, and other
-    pools that may have been meant."""
+    it is shared that nobody may have, a certificate that expires, nodes that are called alike, left out or told
+    later, and other pools that may have been meant."""
     return message.startswith(("kept ", "no certificate ", "whether anybody ", "without ")) or any(
-        words in message for words in (" for the pool ", " nodes are called ", "; you have the pool")
+        words in message
+        for words in (" for the pool ", " nodes are called ", "; you have the pool", ": its ranks go on ")
     )
 
 

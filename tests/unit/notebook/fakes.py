@@ -18,7 +18,7 @@ from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
 from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import EndedReservation, RankInfo, RunInfo, StackReport
-from monarch_nb.client.pools.releasing import KeptFiles
+from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.lists import Holdings
 from monarch_nb.client.runs.interrupt_report import InterruptReport
@@ -354,7 +354,7 @@ class FakeReservation:
     def detach(self) -> None:
         self.client.calls.append(("detach", self.name))
 
-    def release(self) -> list[KeptFiles]:
+    def release(self) -> list[KeptFiles | ReleasedLater]:
         del self.client.held[self.name]
         return self.client.kept
 
@@ -396,7 +396,7 @@ class FakeClient:
         self.ended: list[EndedReservation] = []
         self.ctrl_c = 0
         self.cancelled = ""
-        self.kept: list[KeptFiles] = []
+        self.kept: list[KeptFiles | ReleasedLater] = []
         self.on_submit: Callable[[FakeRun], None] = FakeRun.finish
         self.on_attach: Callable[[FakeRun], None] = lambda run: None
 

@@ -11,7 +11,7 @@ import pytest
 
 from monarch_nb.client.connections.events import Text
 from monarch_nb.client.pools.infos import EndedReservation
-from monarch_nb.client.pools.releasing import KeptFiles
+from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
@@ -163,6 +163,13 @@ def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, clien
     line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
     assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-1] == line
     assert held.ok("%mesh release").splitlines()[1:] == [line]
+
+
+def test_who_could_not_be_told_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
+    client.kept = [ReleasedLater("node1", pool="lab"), ReleasedLater("node2", ("node3",))]
+    lines = [str(one) for one in client.kept]
+    assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-2:] == lines
+    assert held.ok("%mesh release").splitlines()[1:] == lines
 
 
 def test_attach_in_the_cell_that_loads_the_extension_says_it_once(held: Notebook) -> None:
