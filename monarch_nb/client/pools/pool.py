@@ -231,7 +231,7 @@ class Pool:
         return self.put_together([*told, *await self.told_by_members(told, request)])
 
     async def told_by_members(
-        self, told: Iterable[tuple[Connection, pb.StatusReply]], request: pb.StatusRequest
+        self, told: Collection[tuple[Connection, pb.StatusReply]], request: pb.StatusRequest
     ) -> list[tuple[Connection, pb.StatusReply]]:
         """Return what those nodes of reservations say that were not asked: a node may be taken off the pool's list, or
         out of its directory, while it is held, and answer all the same.
@@ -244,8 +244,10 @@ class Pool:
         said = await answers({node: node.unary("Status", request, STRAGGLER_S) for node in unasked})
         return [(node, reply) for node, reply in said.items() if isinstance(reply, pb.StatusReply)]
 
-    def put_together(self, answers: Iterable[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
+    def put_together(self, answers: Collection[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
         """Return the reservations of which nodes have told, oldest first."""
+        there = {connection for connection, _ in answers}
+        self._nodes_of = {held: nodes for held, nodes in self._nodes_of.items() if there.isdisjoint(nodes)}
         told: dict[str, list[tuple[Connection, pb.ReservationStatus]]] = {}
         for connection, reply in answers:
             for status in reply.reservations:
@@ -299,11 +301,15 @@ class Pool:
         for one in held:
             if one.reservation_id == reservation_id:
                 return one
-        nodes = self._nodes_of.get(reservation_id, ())
-        if nodes and all(node.name in self.silent for node in nodes):
-            raise all_away(name, [node.name for node in nodes])
+        if away := self.away(reservation_id):
+            raise all_away(name, away)
         ended = [one for one in await self.ended() if one.reservation_id == reservation_id]
         raise not_found(name, held, ended, silent=self.silent)
+
+    def away(self, reservation_id: str) -> list[str]:
+        """Return the nodes of a reservation of which none did answer when all were asked last; none if one did."""
+        nodes = [node.name for node in self._nodes_of.get(reservation_id, ())]
+        return nodes if all(name in self._silent for name in nodes) else []
 
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""

@@ -86,7 +86,7 @@ async def _let_go_of_lost(
         NodeUnreachable: this process knows that they hold it, and nobody wants to replace it.
     """
     for reservation_id, nodes in held_here.items():
-        if not (away := [node.name for node in nodes if node.name in pool.silent]):
+        if not (away := pool.away(reservation_id)):
             continue
         if not replace:
             raise all_away(name, away)

@@ -1,4 +1,5 @@
-"""A node is lost: the others are of use, also to a new client, and the reservation is released without it."""
+"""A node is lost: the others are of use, also to a new client, and the reservation is released without it; or all are,
+and it is released when they are back."""
 
 from __future__ import annotations
 

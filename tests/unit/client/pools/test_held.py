@@ -97,34 +97,41 @@ def mine(*nodes: dict[str, tuple[int, int]]) -> HeldReservation:
     return made
 
 
+class FakeNode:
+    def __init__(self, name: str) -> None:
+        self.name = self.node_address = name
+        self.identity = None
+
+
 class FakePool(Pool):
     """Nodes n1 and n2 hold it; the test says which of three answer."""
 
     def __init__(self) -> None:
         super().__init__("fake")
-        self.nodes: Any = [
-            SimpleNamespace(name=f"n{number}", node_address=f"n{number}", identity=None) for number in (1, 2, 3)
-        ]
-        self.away: list[str] = []
+        self.nodes: Any = [FakeNode(name) for name in ("n1", "n2", "n3")]
+        self.away_nodes: list[str] = []
         self.is_released = False
 
     async def ask(self, **_: object) -> list[tuple[Any, pb.StatusReply]]:
         held = pb.ReservationStatus(reservation_id="r", name="dev", nodes=2, owner="me")
-        self._silent = {name: ("", NodeUnreachable("")) for name in self.away}
+        self._silent = {name: ("", NodeUnreachable("")) for name in self.away_nodes}
         told = []
         for place, node in enumerate(self.nodes):
             here = [held] if place < 2 and not self.is_released else []
             held.node_rank = place
             told.append((node, pb.StatusReply(reservations=here)))
-        return [one for one in told if one[0].name not in self.away]
+        return [one for one in told if one[0].name not in self.away_nodes]
 
 
 async def test_one_of_which_no_node_answers_is_not_taken_for_a_released_one() -> None:
     pool = FakePool()
     assert len((await pool.held("r", "dev")).nodes) == 2
-    pool.away = ["n1", "n2"]
+    pool.away_nodes = ["n1", "n2"]
     with pytest.raises(NodeUnreachable, match=r"^'dev' is held, but n1, n2 do not answer: .* %mesh release dev gives"):
         await pool.held("r", "dev")
-    pool.away, pool.is_released = ["n1"], True
+    pool.away_nodes, pool.is_released = ["n1"], True
     with pytest.raises(ReservationNotFound):  # n2 would tell of it
+        await pool.held("r", "dev")
+    pool.away_nodes = ["n1", "n2"]
+    with pytest.raises(ReservationNotFound):  # n2 did not tell of it any more
         await pool.held("r", "dev")

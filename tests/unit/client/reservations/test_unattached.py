@@ -24,6 +24,9 @@ class FakePool:
         self.late: list[dict[str, str]] = []
         self.late_releases = self
 
+    def away(self, reservation_id: str) -> list[str]:
+        return self.silent if reservation_id == "r" else []
+
     async def find(self, _: str) -> Any:
         return self.held
 
@@ -118,6 +121,7 @@ class TestBeginningAnew:
         return said
 
     async def test_there_are_not_two_of_a_name(self, pool: FakePool, released: list[str]) -> None:
+        pool.silent = ["n1"]
         with pytest.raises(NodeUnreachable, match=r"'dev' is held, but n1 does not answer: .* --replace begins anew"):
             await self.let_go(pool, replace=False, here={"r": ["n1"]})
         assert not released
@@ -131,7 +135,7 @@ class TestBeginningAnew:
         assert (released, pool.late) == ([], [{"name": "dev"}])
 
     async def test_what_was_on_nodes_that_answer_is_gone(self, pool: FakePool, released: list[str]) -> None:
-        await self.let_go(pool, replace=False, here={"r": ["n3"]})
+        await self.let_go(pool, replace=False, here={"other": ["n3"]})
         await self.let_go(pool, replace=False, here={})
         assert not released
         assert not pool.late
