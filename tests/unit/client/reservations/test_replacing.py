@@ -100,11 +100,17 @@ def test_what_is_said() -> None:
     assert "rank 1 is new there" in str(Replaced(1, "host2", "host4", (1,)))
 
 
+class Node(SimpleNamespace):
+    """A connection, as much of it as is looked at."""
+
+    __hash__ = object.__hash__
+
+
 class TestPutTogether:
     """What nodes say of a reservation, when some do not know the newest."""
 
     def told(self, name: str, node_rank: int, members: str, revision: int) -> tuple[Any, pb.StatusReply]:
-        connection = SimpleNamespace(name=name, node_address=f"{name}:1", address=f"{name}:1", identity=None)
+        connection = Node(name=name, node_address=f"{name}:1", address=f"{name}:1", identity=None)
         status = pb.ReservationStatus(reservation_id="r", node_rank=node_rank, nodes=2, revision=revision)
         status.members.extend(Peer(node_id=member, address=f"{member}:1") for member in members)
         return connection, pb.StatusReply(reservations=[status])
