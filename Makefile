@@ -11,7 +11,6 @@ INSTALLED := $(VENV)/.installed
 # SkyPilot pins much: like users, we have it in an environment of its own.
 SKY := $(VENV)/sky/.installed
 PYTEST := $(BIN)/python -m pytest
-NOTEBOOKS := tests/integration/test_notebooks.py
 # Compiled when first imported: most modules never are, and that is a third of an installation's work.
 export PIP_NO_COMPILE := 1
 # Builds and tests the panel; node is among the tools in the virtual environment.
@@ -95,7 +94,7 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'TypeScript'
 	@$(JLPM) check
 
-test: check unit ui itest e2e notebooks  ## Everything (about 30 minutes on 2 cores)
+test: check unit ui itest e2e  ## Everything (about 30 minutes on 2 cores)
 	@$(say) 'All passed'
 
 quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)
@@ -112,9 +111,9 @@ ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 	@$(say) 'Tests of the panel'
 	@$(JLPM) test
 
-itest: install panel  ## Tests against real allocators and ranks
+itest: install panel  ## Tests against real allocators and ranks, the notebooks among them
 	@$(say) 'Integration tests'
-	@$(PYTEST) -n 2 tests/integration --ignore $(NOTEBOOKS)
+	@$(PYTEST) -n 2 tests/integration
 
 gpu: install  ## Tests on a real GPU of this machine; skipped where there is none
 	@$(say) 'Tests on a GPU'
@@ -124,9 +123,9 @@ e2e: install panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
 	@$(PYTEST) -n 2 --dist loadfile tests/e2e
 
-notebooks: install  ## Execute the notebooks headlessly
+notebooks: install  ## Execute the notebooks headlessly, without the other integration tests
 	@$(say) 'Notebooks'
-	@$(PYTEST) $(NOTEBOOKS)
+	@$(PYTEST) tests/integration/test_notebooks.py
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -106,7 +106,7 @@ def test_an_interrupt_is_for_that_mesh_alone(kernel: Kernel, gate: Gate) -> None
 def test_files_go_to_the_nodes_of_that_mesh(isolated_pool: list[Node], project: Path) -> None:
     """Its nodes have other numbers than in the reservation: the mesh is on the second of two alone."""
     (project / "model.py").write_text("width = 8\n")
-    dev = reserve("dev", nodes=2, procs=1, directory=project, files=project)
+    dev = reserve("dev", nodes=2, procs=1, preload=[], directory=project, files=project)
     try:
         second = dev.hosts.slice(hosts=1).spawn_procs({"procs": 1}, name="second")
         second.initialized.get(timeout=TIMEOUT_S)

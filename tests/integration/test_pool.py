@@ -110,7 +110,7 @@ def test_down_after_allocators_were_killed_ends_their_templates(pool_home: Path)
 
 @pytest.mark.slow
 def test_an_allocator_that_hangs_is_killed(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_nb.provision.local.END_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("monarch_nb.provision.local.END_TIMEOUT_S", 0.1)
     [node] = local.up(1, 1)
     assert node.pid is not None
     os.kill(node.pid, signal.SIGSTOP)

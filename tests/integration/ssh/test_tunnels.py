@@ -13,6 +13,7 @@ from integration.live import eventually
 from integration.ways import ALL_REDUCE
 from monarch_nb.cli.main import main
 from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.config import SSH_VARIABLE
 from monarch_nb.trust.pools import paths_of, read_all_hosts
 from sshd import SshLab
 
@@ -23,7 +24,9 @@ def tunnels() -> list[int]:
 
 
 @pytest.mark.slow
-def test_cells_run_through_ssh_and_the_way_comes_back(make_lab: Callable[..., SshLab]) -> None:
+def test_cells_run_through_ssh_and_the_way_comes_back(
+    make_lab: Callable[..., SshLab], monkeypatch: pytest.MonkeyPatch
+) -> None:
     lab = make_lab(2)
     lab.fence("lab-1")
     dev = reserve("dev", nodes=2, procs=1, on="ssh:lab")
@@ -32,6 +35,8 @@ def test_cells_run_through_ssh_and_the_way_comes_back(make_lab: Callable[..., Ss
     assert dev.mesh.run(ALL_REDUCE).values == [1.0, 1.0]
     broken = tunnels()
     assert broken
+    soon = "-o ServerAliveInterval=1 -o ConnectTimeout=3"  # those that follow give up after 3 s, not 15
+    monkeypatch.setenv(SSH_VARIABLE, f"{lab.client} {soon}")
     for pid in broken:
         os.kill(pid, signal.SIGKILL)
     assert dev.mesh.run("rank").values == [0, 1]
