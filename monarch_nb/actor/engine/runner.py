@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -263,6 +264,8 @@ class Runner:
 
     def _run(self) -> None:
         current_home.set(self.process)
+        if torch := sys.modules.get("torch"):
+            torch.get_num_threads()  # OpenMP counts by thread: else this one would have those of the template
         for each in self._after:
             if each.birth.is_first:
                 each.made.wait()

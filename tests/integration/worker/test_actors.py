@@ -211,3 +211,17 @@ def test_a_group_of_endpoints_is_that_of_the_cells(template: TemplateProcess) ->
     assert "interrupted in all_reduce" in failure.message
     values("run_id = 'next'; trainers.init.call_one().get()")
     assert values("trainers.reduce.call_one().get()") == [2.0, 2.0]
+
+
+def test_threads_of_an_actor_compute_with_as_many_threads_as_the_cells(template: TemplateProcess) -> None:
+    rank = template.fork(1, {"OMP_NUM_THREADS": "3"})[0]
+    rank.ok(ACTORS)
+    code = """
+import threadpoolctl
+class Counter(Actor):
+    @endpoint
+    def count(self):
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "openmp"}
+counted = this_proc().spawn("counters", Counter).count.call_one().get(60)
+counted"""
+    assert rank.ok(code) == {3}
