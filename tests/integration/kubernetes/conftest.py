@@ -60,5 +60,4 @@ class Kubernetes:
 def way(standin: Cluster, monkeypatch: pytest.MonkeyPatch) -> Kubernetes:
     from monarch_nb.config import config_directory
 
-    monkeypatch.setattr(kubernetes, "FIRST_TIMES", 4)  # what no client comes to ends after 8 s, not 24, where it ends
     return Kubernetes(standin, config_directory() / "pools")
