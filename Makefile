@@ -94,7 +94,7 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'TypeScript'
 	@$(JLPM) check
 
-test: check unit ui itest e2e  ## Everything (about 30 minutes on 2 cores)
+test: check unit ui itest e2e  ## Everything (about 35 minutes on 2 cores)
 	@$(say) 'All passed'
 
 quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)
