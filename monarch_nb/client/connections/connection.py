@@ -15,7 +15,7 @@ from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort:
 import grpc
 
 from monarch_nb import config
-from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener
+from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener, drop_cancels
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, TrustError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
@@ -303,6 +303,7 @@ class Connection:
         """Do not cancel a run when the node is there again."""
         if followed := self._followed.get(run_id):
             followed.cancelled = False
+        drop_cancels(self._outgoing, run_id)
 
     def end_calls(self, run_id: str) -> None:
         """A run of calls is over. A node that is away now ends it by itself."""

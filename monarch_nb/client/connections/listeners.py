@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -49,6 +50,14 @@ class Followed:
         for rank, cursor in self.follow.cursors.items():
             submit.submit.cursors[rank].CopyFrom(cursor)
         return submit
+
+
+def drop_cancels(outgoing: asyncio.Queue[pb.SessionRequest], run_id: str) -> None:
+    """Take out of what is yet to be sent that a run is cancelled: a stream that waits for its node sends all that lies
+    there when the node is back."""
+    for request in [outgoing.get_nowait() for _ in range(outgoing.qsize())]:
+        if request.cancel.run_id != run_id:
+            outgoing.put_nowait(request)
 
 
 class ReservationListener(Protocol):

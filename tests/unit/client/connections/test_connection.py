@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,15 +44,22 @@ from unit.client.connections.scripted import Listener, Scripted
 NODES = ("node0", "node1", "node2")
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Scripted]:
+@asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Scripted]:
+    """A node that `connection` finds."""
     scripted = Scripted()
     server = make_server()
     service.add_AllocatorServicer_to_server(scripted, server)  # type: ignore[no-untyped-call]
-    server.add_insecure_port(f"unix:{tmp_path}/s")
+    server.add_insecure_port(f"unix:{directory}/s")
     await server.start()
     yield scripted
     await server.stop(None)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Scripted]:
+    async with serving(tmp_path) as scripted:
+        yield scripted
 
 
 @pytest.fixture
@@ -249,6 +257,21 @@ class TestBreaks:
         await listener.until("up")
         connection.send(proceed=pb.Proceed(run_id="a"))
         await node.next("proceed")
+
+    async def test_an_interrupt_that_is_withdrawn_while_the_node_is_away_is_never_sent(
+        self, tmp_path: Path, connection: Connection
+    ) -> None:
+        """Not even by the stream that waits for the node all the time."""
+        listener = Listener()
+        connection.follow(listener, "m", from_shown=True)
+        await listener.until("down")
+        connection.cancel("a")
+        connection.withdraw_cancel("a")
+        async with serving(tmp_path) as node:
+            await node.next("follow")
+            await listener.until("up")
+            connection.send(proceed=pb.Proceed(run_id="a"))
+            await node.next("proceed")
 
     async def test_a_run_of_another_client_is_not_submitted(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
