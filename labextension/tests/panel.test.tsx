@@ -145,6 +145,27 @@ test('release asks first and says what would be lost', async () => {
   expect(transport.asked('release')).toEqual([{ reservation: 'R', mesh: 'M', ranks: null }]);
 });
 
+test('what is held is shown and can be released while no node answers, and what that left is said', async () => {
+  transport.replies.lost = () => ({ text: 'all' });
+  transport.replies.release = () => ({ job: job({ action: 'release', title: 'Releasing dev' }) });
+  await show();
+  await say({
+    type: 'change',
+    now: 1001,
+    pool: { name: 'lab', nodes: 2, state: 'silent', message: "no node of the pool 'lab' answers" }
+  });
+  screen.getByText("no node of the pool 'lab' answers");
+  await userEvent.click(button('Release…'));
+  await userEvent.click(
+    within(await screen.findByRole('alertdialog')).getByRole('button', { name: 'Release' })
+  );
+  const text = 'node0 does not answer: its ranks go on until it does';
+  await say({ type: 'change', now: 1002, reservations: { R: null } });
+  await say({ type: 'job', job: job({ state: 'done', action: 'release', result: { text } }) });
+  await screen.findByText(/^dev is released\s+node0 does not answer/);
+  expect(screen.queryByText(/You hold nothing yet/)).toBeNull();
+});
+
 test('a reservation that is released elsewhere goes, also while a question is open', async () => {
   transport.replies.lost = () => ({ text: 'all' });
   await show();

@@ -158,6 +158,9 @@ class Actions:
         except CapacityError as error:
             if prospect := self._provisioner.prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
                 return f"the {self._provisioner.title} will become {prospect} for it"
+            if view["pool"]["state"] == "silent":
+                text = f"{view['pool']['message']}: nothing can be reserved there until one does"
+                raise Refused(409, text, {"nodes": text}) from None
             if values["wait"] and (error.waiting_helps or fits_when_idle(self._pool.name, shape, nodes)):
                 return f"waits in line: {who_holds(shape, nodes)}"
             raise Refused(409, str(error), {_short_of(view, shape): in_short(error)}) from None

@@ -116,6 +116,18 @@ def test_a_pool_that_is_used_stays_as_it_is(panel: Panel, pool: FakePool) -> Non
     assert "only 0 of 2 nodes can take 9 procs" in told["errors"]["per_node"]
 
 
+def test_a_pool_of_which_no_node_answers_takes_nothing(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakePool, "prospect", lambda *_, **__: "")
+    for fake in pool.fakes:
+        fake.refuses = True
+    told = ask(panel, "check", action="reserve", values=VALUES)
+    assert told["errors"] == {
+        "nodes": "no node of the pool 'local' answers: nothing can be reserved there until one does"
+    }
+
+
 def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Panel, pool: FakePool) -> None:
     hold([pool.fakes[0].reply], procs=1)
     assert "name" in ask(panel, "check", action="reserve", values=VALUES)["errors"]

@@ -134,6 +134,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
     );
   }
   const { pool } = view;
+  const isKnown = isUp || (pool.state === 'silent' && Object.keys(view.nodes).length > 0); // how it was is shown
   const current = form && forms?.[form];
   return (
     <div ref={box} className={`mnb-content${isLive ? '' : ' mnb-stale'}`}>
@@ -205,7 +206,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           )}
         </div>
       )}
-      {isUp && (
+      {isKnown && (
         <>
           {ours.map(reservation => (
             <ReservationCard
@@ -217,7 +218,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               isCurrent={notebook !== null && reservation.used_by.includes(notebook)}
             />
           ))}
-          {!ours.length && !form && (
+          {isUp && !ours.length && !form && (
             <div className="mnb-empty">
               {only === null ? (
                 <>

@@ -94,6 +94,9 @@ export const ReservationCard = memo(function ReservationCard(props: {
           setAside({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
         } else {
           const text = (ended.result as { text?: string } | null)?.text;
+          if (action === 'release' && text) {
+            store.say('warning', `${reservation.name} is released\n${text}`); // the card goes
+          }
           setAside(
             text ? { kind: 'message', text, isBad: false, holds: untilNextRun(latest.current) } : null
           );
