@@ -9,13 +9,12 @@ import os
 import shutil
 import string
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-_LINK_S, _PAUSE_S = 10.0, 0.01
+from integration.live import eventually
 
 
 @cache
@@ -80,10 +79,8 @@ class Host:
     def plug_it_in(self) -> None:
         """Bring the link up again; it is when this returns."""
         _ip("link", "set", self.cable, "up")
-        deadline = time.monotonic() + _LINK_S
-        while Path(f"/sys/class/net/{self.cable}/operstate").read_text() != "up\n":  # else `pass_on` is refused
-            assert time.monotonic() < deadline, f"{self.cable} does not come up"
-            time.sleep(_PAUSE_S)
+        state = Path(f"/sys/class/net/{self.cable}/operstate")
+        eventually(lambda: state.read_text() == "up\n")  # else `pass_on` is refused
 
     def swallow(self) -> None:
         """Let the network drop everything in silence, with all links up."""

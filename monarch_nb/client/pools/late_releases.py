@@ -56,8 +56,10 @@ class LateReleases:
         self._read: tuple[int, tuple[LateRelease, ...]] = (0, ())
 
     async def add(self, *, reservation_id: str = "", name: str = "") -> bool:
-        """Remember one; return whether that can be done."""
-        return await asyncio.to_thread(self._change, add=[LateRelease(reservation_id, name, time.time())])
+        """Remember one, in place of an earlier one of the same; return whether that can be done."""
+        one = LateRelease(reservation_id, name, self.time_of_new(name))
+        earlier = [each for each in self._all() if (each.reservation_id, each.name) == (reservation_id, name)]
+        return await asyncio.to_thread(self._change, add=[one], drop=earlier)
 
     def time_of_new(self, name: str) -> float:
         """Return when something of that name is made that is made now: later than what is to be released, also when the

@@ -176,6 +176,14 @@ class TestRemembering:
         await late.add(reservation_id="other")
         assert await node.asked(late) == ["r"]
 
+    async def test_the_same_again_is_remembered_once_as_of_now(self, late: LateReleases, node: FakeNode) -> None:
+        await late.add(name="dev")
+        node.holds("newer", created_at=late.time_of_new("dev"))
+        await late.add(name="dev")
+        await late.add(name="another")
+        assert [one.name for one in LateReleases("lab")._all()] == ["dev", "another"]
+        assert await node.asked(late) == ["other"]
+
     async def test_a_file_that_somebody_has_spoilt_keeps_nobody(
         self, late: LateReleases, node: FakeNode, file: Path
     ) -> None:
