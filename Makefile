@@ -1,8 +1,9 @@
 # The developer's interface. `make demo` and `make test` work in a fresh clone; everything else is quick when up to date.
+# `make test PYTHON=python3.13 TORCH=torch==2.15.0` is about another Python or torch, in an environment of its own.
 
-VENV ?= .venv
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+VENV ?= .venv$(if $(filter-out python3 torch==2.13.0,$(PYTHON) $(TORCH)),-$(notdir $(PYTHON))-$(subst ==,-,$(TORCH)))
 BIN := $(VENV)/bin
 # Stamps of what is installed: what the demo needs, what JupyterLab and building the panel need besides, and every tool.
 DEMO := $(VENV)/.demo

@@ -46,7 +46,11 @@ MAIN_MESH = "main"
 """The mesh that a reservation is made with and ends with."""
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
-MAX_SOCKET_PATH_BYTES = 107
+MAX_SOCKET_PATH_BYTES = 103
+"""On macOS; Linux takes 107."""
+TUNNEL_SCHEME = "unix://"
+"""How the address of a socket begins that leads to another machine, as gRPC writes absolute paths; a node of this
+machine has `unix:` and its path."""
 NUMBERS_TO_SPARE = 1000
 """Numbers of runs that are left out when nobody knows which was the newest."""
 CHUNK_BYTES = 1 << 20
@@ -170,6 +174,11 @@ class TrustPaths:
     def late_releases(self) -> Path:
         """JSON: what is to be released on nodes that did not answer."""
         return self.directory / "late-releases.json"
+
+    @property
+    def last_heard(self) -> Path:
+        """JSON: what nodes said last, for a time when they do not answer."""
+        return self.directory / "last-heard.json"
 
     @property
     def jobs(self) -> Path:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-
 from monarch_nb.proto import run_pb2
+
+_SIGNALS = (
+    *("HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1"),
+    *("SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP"),
+    *("TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR"),
+    "SYS",
+)
+"""Linux's, from 1 on: ranks run there, and a client's own system may have other numbers."""
+_FIRST_REAL_TIME = 34
 
 
 def signal_name(number: int) -> str:
-    """Return "SIGKILL"; real-time signals have no names of their own."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    """Return what a signal of a rank is called: "SIGKILL". Real-time signals have no names of their own."""
+    if 1 <= number <= len(_SIGNALS):
+        return f"SIG{_SIGNALS[number - 1]}"
+    return f"SIGRTMIN+{number - _FIRST_REAL_TIME}"
 
 
 def describe_death(death: run_pb2.Death) -> str:

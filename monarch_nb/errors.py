@@ -73,6 +73,14 @@ class PoolError(MonarchNbError):
     """The pool can not be reached or started."""
 
 
+class NoSuchPool(PoolError):
+    """A name that means no pool. The text lists the pools that there are, and the nearest name."""
+
+    def __init__(self, message: str, pool: str = "") -> None:
+        super().__init__(message)
+        self.pool = pool
+
+
 class NodeUnreachable(PoolError):
     """A node's allocator does not answer."""
 
@@ -145,6 +153,19 @@ class ReservationExpired(ReservationNotFound):
     def __init__(self, message: str, name: str = "", why: str = "", ended_at: float = 0.0) -> None:
         super().__init__(message)
         self.name, self.why, self.ended_at = name, why, ended_at
+
+
+class ReservationReleased(ReservationNotFound):
+    """A person has released the reservation, elsewhere: in the panel, in another notebook, in a terminal.
+
+    Attributes:
+        by: where, or with what: "in the panel".
+        ended_at: seconds since the epoch.
+    """
+
+    def __init__(self, message: str, name: str = "", by: str = "", ended_at: float = 0.0) -> None:
+        super().__init__(message)
+        self.name, self.by, self.ended_at = name, by, ended_at
 
 
 class ReservationConflict(MonarchNbError):

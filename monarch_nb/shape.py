@@ -118,7 +118,7 @@ class Extent(Mapping[str, int]):
         """
         return Point(rank, self)
 
-    def ranks(self, **selection: Selector) -> tuple[int, ...]:
+    def ranks(self, **selection: Selector | tuple[int, ...]) -> tuple[int, ...]:
         """Return the ranks whose coordinates are in `selection`; a dimension that is not named is taken whole.
 
         Raises:
@@ -132,10 +132,13 @@ class Extent(Mapping[str, int]):
             chosen = selection.get(name, slice(None))
             if isinstance(chosen, slice):
                 axes.append(range(size)[chosen])
-            elif -size <= chosen < size:
-                axes.append([chosen % size])
-            else:
-                raise TargetError(f"{name}={chosen} is out of range: {name} has {size} ({name}=0 to {name}={size - 1})")
+                continue
+            places = chosen if isinstance(chosen, tuple) else (chosen,)
+            for place in places:
+                if not -size <= place < size:
+                    known = f"{name} has {size} ({name}=0 to {name}={size - 1})"
+                    raise TargetError(f"{name}={place} is out of range: {known}")
+            axes.append(sorted({place % size for place in places}))
         strides = _row_major(self.sizes)
         return tuple(sum(map(operator.mul, coordinates, strides)) for coordinates in itertools.product(*axes))
 
@@ -419,7 +422,8 @@ def _listed(labels: Iterable[str]) -> str:
 
 
 def parse_targets(text: str, extent: Extent) -> tuple[int, ...]:
-    """Return the sorted ranks that `text` names: `0`, `0,2-3`, `-1`, `::2`, `4:`, `all`, or `hosts=0,procs=0:2`.
+    """Return the sorted ranks that `text` names: `0`, `0,2-3`, `-1`, `::2`, `4:`, `all`, or
+    `hosts=0,procs=0:2`; also `hosts=0,procs=(1,3)`, as in Monarch.
 
     `2-3` includes 3 (as in Slurm and in our output); `2:3` excludes it (as in Python).
 
@@ -447,7 +451,7 @@ def _without_frills(text: str) -> str:
     text = text.strip()
     if text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1]
-    return re.sub(r"\s*([,:=-])\s*", r"\1", text).strip()
+    return re.sub(r"\s*([,:=()-])\s*", r"\1", text).strip()
 
 
 def _parse_part(part: str, size: int, text: str) -> Sequence[int]:
@@ -474,14 +478,17 @@ def _parse_slice(part: str, text: str) -> slice:
 
 
 def _parse_dimensions(text: str, extent: Extent) -> tuple[int, ...]:
-    selection: dict[str, Selector] = {}
-    for part in text.split(","):
+    selection: dict[str, Selector | tuple[int, ...]] = {}
+    for part in re.split(r",(?![^(]*\))", text):
         name, equals, value = part.partition("=")
         if not equals or not value:
             raise TargetError(f"can not read targets {text!r}: write every dimension as NAME=NUMBER or NAME=FROM:TO")
         if name in selection:
             raise TargetError(f"targets {text!r} name {name} twice")
-        selection[name] = int(value) if re.fullmatch(r"-?\d+", value) else _parse_slice(value, text)
+        if match := re.fullmatch(r"\((-?\d+(?:,-?\d+)*),?\)", value):
+            selection[name] = tuple(int(place) for place in match[1].split(","))
+        else:
+            selection[name] = int(value) if re.fullmatch(r"-?\d+", value) else _parse_slice(value, text)
     ranks = extent.ranks(**selection)
     if not ranks:
         raise TargetError(f"targets {text!r} select no rank of {extent}")

@@ -1,7 +1,7 @@
 """Write the help texts of the commands and magics into the pages of docs/, or check that they are there (`--check`).
 
 A page marks each place: `<!-- help: monarch-nb up -->`, `<!-- help: %mesh reserve -->` or `<!-- help: %%mesh -->`, up
-to `<!-- /help -->`.
+to `<!-- /help -->`. Those of monarch-nb are written by Python 3.11 alone: argparse of newer ones prints them otherwise.
 """
 
 import contextlib
@@ -16,13 +16,21 @@ from monarch_nb.client.scripts.torchrun_flags import FLAGS
 from monarch_nb.notebook.syntax.command_line import help_text, overview
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
 
+ARGPARSE = (3, 11)
+"""The Python whose argparse writes the help texts of monarch-nb; others leave them as they are."""
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _BLOCK = re.compile(r"(<!-- help: (?P<command>.+?) -->\n).*?(<!-- /help -->)", re.DOTALL)
 
 
 def render(page: str) -> str:
     """Return the page with every help text as it is now."""
-    return _BLOCK.sub(lambda match: f"{match[1]}```text\n{help_of(match['command'])}\n```\n{match[3]}", page)
+
+    def fresh(match: re.Match[str]) -> str:
+        if match["command"].startswith("monarch-nb") and sys.version_info[:2] != ARGPARSE:
+            return match[0]
+        return f"{match[1]}```text\n{help_of(match['command'])}\n```\n{match[3]}"
+
+    return _BLOCK.sub(fresh, page)
 
 
 def help_of(command: str) -> str:

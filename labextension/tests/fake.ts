@@ -195,6 +195,7 @@ export function reservation(more: Partial<Reservation> = {}): Reservation {
     price_per_hour: null,
     meshes: [mesh([0, 1, 2, 3].map(each => rank(each)))],
     actors: { shown: [], more: 0 },
+    refusals: {},
     ...more
   };
 }

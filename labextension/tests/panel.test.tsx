@@ -16,9 +16,13 @@ beforeEach(() => {
   store = new Store(transport);
 });
 
-async function show(shown: View = view(), host: Host = { openLog: () => undefined }): Promise<HTMLElement> {
+async function show(
+  shown: View = view(),
+  host: Host = { openLog: () => undefined },
+  only: string | null = null
+): Promise<HTMLElement> {
   store.start();
-  const { container } = render(<Panel store={store} host={host} notebook="x.ipynb" />);
+  const { container } = render(<Panel store={store} host={host} only={only} notebook="x.ipynb" />);
   await act(async () => transport.say({ type: 'view', view: shown }));
   return container;
 }
@@ -174,10 +178,48 @@ test('a reservation that is released elsewhere goes, also while a question is op
     type: 'change',
     now: 1001,
     reservations: { R: null },
-    ended: [{ id: 'R', name: 'dev', ended_at: 1001, why: 'it was released', text: '' }]
+    ended: [{ id: 'R', name: 'dev', ended_at: 1001, why: 'its time was up', by: '', text: '' }]
   });
   expect(screen.queryByRole('article')).toBeNull();
-  expect(screen.getByText(/dev: it was released/)).toBeTruthy();
+  expect(screen.getByText(/dev: its time was up/)).toBeTruthy();
+});
+
+test('what can not be done says why, can be come to by the keyboard, and is back when it can', async () => {
+  const why = 'no node of dev answers: this can be done again as soon as one does';
+  const refusals = { attach: why, restart: why, resize: why };
+  const asked = vi.fn();
+  transport.replies.lost = asked;
+  await show(view({ reservations: { R: reservation({ nodes_answering: 0, refusals }) } }));
+  for (const name of ['Restart…', 'Resize…']) {
+    const one = button(name) as HTMLButtonElement;
+    expect(one.getAttribute('aria-disabled')).toBe('true');
+    expect(one.title).toBe(why);
+    one.focus();
+    expect(document.activeElement).toBe(one);
+    await userEvent.keyboard('{Enter}');
+  }
+  expect(asked).not.toHaveBeenCalled();
+  expect(screen.queryByRole('form')).toBeNull();
+  expect(button('Release…').getAttribute('aria-disabled')).toBeNull();
+  await say({ type: 'change', now: 1001, reservations: { R: reservation() } });
+  expect(button('Restart…').getAttribute('aria-disabled')).toBeNull();
+});
+
+test('a command says why it can not be done now', async () => {
+  const refusals = { restart: 'no node of dev answers' };
+  await show(view({ reservations: { R: reservation({ refusals }) } }));
+  await act(async () => store.intend({ action: 'restart', reservation: 'R' }));
+  expect(screen.getByText('no node of dev answers')).toBeTruthy();
+  await say({ type: 'change', now: 1001, reservations: { R: reservation() } });
+  expect(screen.queryByText('no node of dev answers')).toBeNull();
+});
+
+test('the widget of a reservation says where it was released, also while no node answers', async () => {
+  const text = 'dev was released at 14:03 in the panel';
+  const ended = [{ id: 'R', name: 'dev', ended_at: 1000, why: '', by: 'in the panel', text }];
+  const pool = { name: 'lab', state: 'silent' as const, message: 'no node answers', nodes: 1 };
+  await show(view({ pool, reservations: {}, ended }), undefined, 'R');
+  expect(screen.getByText(text)).toBeTruthy();
 });
 
 test('chosen ranks are restarted, by keyboard alone', async () => {
@@ -527,12 +569,14 @@ test('without a place of its own a log opens in the panel', async () => {
 });
 
 test('what somebody shares with us can be looked at, and only its owner changes it', async () => {
+  const refusals = { restart: 'dev is held by alice' };
   const theirs = { owner: 'alice', mine: false, right: 'read' as const, meshes: [mesh([rank(0)])] };
-  await show(view({ reservations: { R: reservation(theirs) } }));
+  await show(view({ reservations: { R: reservation({ ...theirs, refusals }) } }));
   expect(screen.getByText(/alice’s, shared to read/)).toBeTruthy();
+  expect(screen.getByRole('button', { name: 'Restart…', description: 'dev is held by alice' })).toBeTruthy();
   expect(button('Log')).toBeTruthy();
   expect(button('Stacks')).toBeTruthy();
-  for (const name of ['Interrupt', 'Restart…', 'Extend…', 'Release…']) {
+  for (const name of ['Interrupt', 'Extend…', 'Release…']) {
     expect(screen.queryByRole('button', { name })).toBeNull();
   }
 });

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import functools
 import glob
-import inspect
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Self
@@ -15,11 +13,13 @@ from typing import Any, Self
 from monarch_nb.actor.actor import Actor
 from monarch_nb.actor.actor_mesh import ActorMesh
 from monarch_nb.actor.arguments import WrongArguments, check_travelling
+from monarch_nb.actor.bootstrap import bootstrap_class
 from monarch_nb.actor.endpoints import Parameters, facts_of, is_async_class
 from monarch_nb.actor.engine.handles import Handle, Places, new_uid
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import HERE, Address
 from monarch_nb.actor.engine.process import process
+from monarch_nb.actor.engine.setting_up import NAME as BOOTSTRAP
 from monarch_nb.actor.future import Future, future_of
 from monarch_nb.actor.shape import MeshTrait
 from monarch_nb.errors import UsageError
@@ -38,11 +38,16 @@ class Procs:
         extent: of all of them.
         places: their addresses, or who starts them.
         is_owned: whether they end when the mesh is stopped.
+        python: their interpreter; "" for that of their reservation.
+
+    Attributes:
+        set_up: the call of their bootstrap, where this process has made it.
     """
 
-    def __init__(self, name: str, extent: Extent, places: Places | Outcome, is_owned: bool) -> None:
-        self.name, self.extent, self.is_owned = name, extent, is_owned
+    def __init__(self, name: str, extent: Extent, places: Places | Outcome, is_owned: bool, python: str = "") -> None:
+        self.name, self.extent, self.is_owned, self.python = name, extent, is_owned, python
         self.is_stopped = False
+        self.set_up: Future[Any] | None = None
         self._places = places
 
     def outcome(self) -> Outcome:
@@ -61,7 +66,7 @@ class Procs:
         return self._places  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Procs, (self.name, self.extent, self.places(), self.is_owned)
+        return Procs, (self.name, self.extent, self.places(), self.is_owned, self.python)
 
 
 class ProcMesh(MeshTrait):
@@ -83,18 +88,22 @@ class ProcMesh(MeshTrait):
         extent: Extent,
         started: concurrent.futures.Future[Sequence[Address]],
         bootstrap: Callable[[], Any] | None = None,
+        python: str = "",
     ) -> ProcMesh:
         """Return the mesh of processes that are being started, and that end when it is stopped.
 
         Args:
             started: their addresses.
             bootstrap: called in each before there are actors.
+            python: as Procs'.
         """
         places = Outcome(_places_of)
         started.add_done_callback(places.resolve)
-        mesh = cls(Procs(name, extent, places, True), extent.region)
+        procs = Procs(name, extent, places, True, python)
+        mesh = cls(procs, extent.region)
         if bootstrap is not None:
-            mesh._spawn("bootstrap", _SetUp, (bootstrap,), {}, is_first=True)
+            first = mesh._spawn(BOOTSTRAP, bootstrap_class(bootstrap), (bootstrap,), {}, is_first=True)
+            procs.set_up = first.run.call()
         return mesh
 
     def _region(self) -> Region:
@@ -129,7 +138,7 @@ class ProcMesh(MeshTrait):
         if not (isinstance(kind, type) and issubclass(kind, Actor)):
             what = kind if isinstance(kind, type) else type(kind)
             raise ValueError(f"{what} must subclass monarch.service.Actor to spawn it.")
-        is_async, facts = is_async_class(kind) and not is_first, facts_of(kind)
+        is_async, facts = is_async_class(kind), facts_of(kind)
         for each in facts.endpoints:
             if hasattr(ActorMesh, each):
                 raise ValueError(
@@ -155,18 +164,21 @@ class ProcMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolved with True when the processes are there."""
-        ready = Outcome(lambda places: bool(places.value()))
-        processes = self._procs.outcome()
-        processes.when_resolved(lambda: ready.resolve(processes))
-        return future_of(ready)
+        """Resolved with True when the processes are there, and their bootstrap has returned; raises what that has
+        raised."""
+        set_up = self._procs.set_up
+        ready = Outcome(lambda awaited: awaited.value() is not None)
+        awaited = self._procs.outcome() if set_up is None else set_up._outcome
+        awaited.when_resolved(lambda: ready.resolve(awaited))
+        return future_of(ready, set_up._call if set_up is not None else None)
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The host of a single process."""
+        """The host of a single process. Processes that are started there have the same Python."""
         if len(self) != 1:
             raise NotImplementedError("`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes.")
-        return HostMesh([self.places()[0].node], Extent({}).region)
+        node = self.places()[0].node or process().outside.home("").node
+        return HostMesh([node], Extent({}).region, self._procs.python)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop all actors of these processes, as their own `stop`, and end the processes if the mesh was made by
@@ -223,8 +235,8 @@ def _stop_actors(reason: str) -> None:
 class HostMesh(MeshTrait):
     """Hosts, on which processes are started."""
 
-    def __init__(self, hosts: Sequence[str], region: Region) -> None:
-        self._hosts, self._view = list(hosts), region
+    def __init__(self, hosts: Sequence[str], region: Region, python: str = "") -> None:
+        self._hosts, self._view, self._python = list(hosts), region, python
 
     @classmethod
     def of(cls, extent: Mapping[str, int], nodes: Sequence[str]) -> HostMesh:
@@ -235,7 +247,27 @@ class HostMesh(MeshTrait):
         return self._view
 
     def _with_region(self, region: Region) -> Self:
-        return type(self)(self._hosts, region)
+        return type(self)(self._hosts, region, self._python)
+
+    def with_python_executable(self, python_executable: str | os.PathLike[str]) -> HostMesh:
+        """Return the same hosts, on which processes are started with another Python. Processes that these start on
+        `this_host()` have it, too.
+
+        Args:
+            python_executable: its path on the hosts. It needs the packages that ranks need (IPython, protobuf, …), and
+                those that the reservation has its ranks import first (torch); this monarch_nb it finds by itself.
+
+        Raises:
+            UsageError: the path is empty. What is wrong with it on the hosts, a SpawnError says where the processes
+                are first used.
+
+        Example:
+            >>> procs = this_host().with_python_executable("/envs/eval/bin/python").spawn_procs({"gpus": 2})
+        """
+        path = os.fspath(python_executable)
+        if not path:
+            raise UsageError("with_python_executable takes the path of a Python on the hosts, not an empty one")
+        return HostMesh(self._hosts, self._view, path)
 
     def spawn_procs(
         self,
@@ -268,8 +300,8 @@ class HostMesh(MeshTrait):
             raise ValueError(f"per_host {sizes}: each dimension has a size of 1 or more")
         extent = Extent({**self._view.extent, **sizes})
         hosts = [self._hosts[rank] for rank in self._view.ranks()]
-        started = process().outside.spawn_procs(hosts, sizes, name or _UNNAMED)
-        return ProcMesh.starting(name or _UNNAMED, extent, started, bootstrap)
+        started = process().outside.spawn_procs(hosts, sizes, name or _UNNAMED, self._python)
+        return ProcMesh.starting(name or _UNNAMED, extent, started, bootstrap, self._python)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -284,19 +316,20 @@ class HostMesh(MeshTrait):
         return self
 
     def __repr__(self) -> str:
-        return f"<HostMesh {self._view.extent if self._view.extent else '1 host'}>"
+        python = f" with {self._python}" if self._python else ""
+        return f"<HostMesh {self._view.extent if self._view.extent else '1 host'}{python}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._hosts, self._view)
+        return HostMesh, (self._hosts, self._view, self._python)
 
 
 def _places_of(started: concurrent.futures.Future[Sequence[Address]]) -> Places:
     return Places(started.result())
 
 
-def spawn_procs_here(hosts: Sequence[str], per_host: Mapping[str, int], name: str) -> list[Address]:
+def spawn_procs_here(hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str) -> list[Address]:
     """Start processes, in the program; return their addresses."""
-    return list(process().outside.spawn_procs(hosts, per_host, name).result())
+    return list(process().outside.spawn_procs(hosts, per_host, name, python).result())
 
 
 def stop_procs_here(mesh_id: str) -> None:
@@ -304,28 +337,20 @@ def stop_procs_here(mesh_id: str) -> None:
     process().outside.stop_procs(mesh_id).result()
 
 
-class _SetUp(Actor):
-    """Sets a process up before there are other actors."""
-
-    def __init__(self, bootstrap: Callable[[], Any]) -> None:
-        result = bootstrap()
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
-
-
 def this_host() -> HostMesh:
     """Return the host on which this runs."""
-    return HostMesh([process().outside.home("").node], Extent({}).region)
+    return this_proc().host_mesh
 
 
 def this_proc() -> ProcMesh:
     """Return the process in which this runs."""
-    return ProcMesh(Procs("local", Extent({}), Places([HERE]), False), Extent({}).region)
+    return ProcMesh(Procs("local", Extent({}), Places([HERE]), False, process().outside.python), Extent({}).region)
 
 
 def proc_mesh_of(handle: Handle) -> ProcMesh:
     """Return the processes of a mesh of actors."""
-    return ProcMesh(Procs(handle.procs, handle.extent, handle.places, False), handle.extent.region)
+    procs = Procs(handle.procs, handle.extent, handle.places, False, process().outside.python)
+    return ProcMesh(procs, handle.extent.region)
 
 
 def proc_mesh(

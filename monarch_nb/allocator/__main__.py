@@ -398,6 +398,14 @@ def _serves_here(paths: config.NodePaths) -> bool:
         return True
 
 
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        raise PoolError(
+            "nodes run on Linux only: run this on the host that has the GPUs, and tell this computer with "
+            "monarch-nb pool add NAME HOST"
+        )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the allocator; return the exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
@@ -407,6 +415,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     directory = options.directory or Path()
     try:
+        _check_platform()
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL

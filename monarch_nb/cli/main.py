@@ -22,6 +22,7 @@ from monarch_nb.cli import run as run_command
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.meshes import mesh_of
 from monarch_nb.cli.tables import print_table
+from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.times import duration, seconds_of
@@ -53,7 +54,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the nearest command or flag."""
+    """A parser that suggests the nearest command or flag; `about_unknown` is said of a flag like no other."""
+
+    about_unknown = ""
 
     def error(self, message: str) -> NoReturn:
         if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
@@ -62,13 +65,13 @@ class _Parser(argparse.ArgumentParser):
         elif match := re.match(r"unrecognized arguments: (-\S+)", message):
             flags = {flag: action.help for action in self._actions for flag in action.option_strings}
             shown = [flag for flag, text in flags.items() if text != argparse.SUPPRESS]
-            message = f"unknown flag {match[1]}{_nearest(match[1], list(flags), shown)}"
+            message = f"unknown flag {match[1]}{_nearest(match[1], list(flags), shown, self.about_unknown)}"
         super().error(message)
 
 
-def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = ()) -> str:
+def _nearest(word: str, known: Sequence[str], shown: Sequence[str] = (), about_others: str = "") -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}"
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(shown or known)}{about_others}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -114,6 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     run_script = command("run", run_command.run, run_command.SUMMARY, *run_command.EXAMPLES)
     run_command.add_arguments(run_script)
+    run_script.about_unknown = ABOUT_UNKNOWN
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
@@ -265,7 +269,7 @@ def _down(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     """Show the pool that is meant; when none is named and there is none of the default name, all that there are."""
-    from monarch_nb.client.pools.others import known_pools
+    from monarch_nb.provision.known import known_pools
 
     chosen = options.pool or default_pool()
     pools = [] if options.pool or options.json else known_pools()
@@ -333,7 +337,7 @@ def _describe(node: Node) -> tuple[str, dict[str, Any]]:
     try:
         reply = describe(node.address, timeout_s=5.0, identity=node.identity)
     except MonarchNbError as error:
-        return node.address, told | {"state": str(error)}
+        return node.address, told | {"state": str(error).removeprefix(f"{node.address} ")}
     if not reply.template_ready:
         told["state"] = "warming up"
     elif reply.template_error:

@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from monarch_nb.cli.hints import typed_here
-from monarch_nb.config import DEFAULT_POOL
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 
 SUMMARY = ("end the ranks of a reservation and give its slots back", "release dev", "release --all")
 """What it does, and examples."""
@@ -22,8 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Release what is named, or everything. One that can not be released does not keep the others."""
+    from monarch_nb.client.pools.pool import pool_object
     from monarch_nb.client.reservations.lists import elsewhere, list_everywhere
 
+    pool_object(options.pool).revive(_say)
     if options.name and "/" in options.name:
         return _release_of(options.name, options.pool)
     names = [options.name] if options.name else _held(options.pool)
@@ -70,11 +71,8 @@ def _released(name: str, pool: str) -> str:
 
 
 def _not_held(name: str, mine: list[str], pool: str) -> MonarchNbError:
-    from monarch_nb.client.pools.others import known_pools, no_nodes
     from monarch_nb.client.reservations.lists import elsewhere
 
-    if pool != DEFAULT_POOL and pool not in known_pools():
-        return PoolError(no_nodes(pool))
     if there := elsewhere(name, pool):
         return ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
     return ReservationNotFound(f"no reservation {name!r}; you hold {', '.join(mine) or 'none'}")

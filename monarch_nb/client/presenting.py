@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -72,6 +73,16 @@ def serve_notebook(path: str) -> Callable[[], None]:
 def served_notebook() -> str:
     """Return the path of the notebook; empty when there is none, or nobody knows it."""
     return _notebooks[-1] if _notebooks else ""
+
+
+def where_here() -> str:
+    """Return where what is asked for here is asked for: "in eval.ipynb", "by train.py"."""
+    if notebook := served_notebook():
+        return f"in {os.path.basename(notebook)}"
+    if calling_cell() is not None:
+        return "in a notebook"
+    program = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return f"by {program}" if program not in ("", "-c") else "by a Python program"
 
 
 def hold_for_notebook(held: Callable[[], Any]) -> Callable[[], None]:

@@ -3,10 +3,12 @@
 interrupting  Ctrl-C where it may come, and for another thread
 flag          an event for threads that Ctrl-C interrupts
 file_locks    locks of files that say "in use"
+directories   directories that end with this process
 frames        messages on sockets, and pickles whose large buffers lie outside
 pickling      pickling by value
 code_names    what cells, runs and pulls are called
 rank_sets     sets of ranks as people read them
+pdb_lines     lines for pdb: its commands, and Python
 ranges        sets of ranks as thousands of them are kept and sent
 namespaces    where ids of processes count
 room          a disk that is full

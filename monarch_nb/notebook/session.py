@@ -26,6 +26,7 @@ from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, 
 from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, listed
 from monarch_nb.provision.jobs import job_of_pool, trouble
+from monarch_nb.provision.known import is_known
 from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Session:
     @property
     def directory(self) -> str:
         """The notebook's directory: the kernel's where the notebook is not known."""
-        from monarch_nb.client.pools.pool import working_directory
+        from monarch_nb.client.reservations.arguments import working_directory
 
         return working_directory(None, self.notebook)
 
@@ -215,6 +216,9 @@ class Session:
         """
         try:
             memory = recall(self.notebook)
+            if memory and memory.pool and not is_known(memory.pool):  # it was ended since, with what was held in it
+                forget(memory.notebook)
+                memory = None
             self.pool = memory.pool if memory else None
             infos = self.client.list_reservations  # imports gRPC, whose time is not the pool's
             reservation, line = bounded(lambda: self._find(infos(self.pool), memory), REATTACH_TIMEOUT_S)

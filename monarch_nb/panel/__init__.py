@@ -3,6 +3,7 @@
 panels    one for each pool that somebody looks at
 requests  the one entry of each: requests by name
 actions   what is done: reserve, release, resize, restart, interrupt, stacks
+possible  what can not be done with a reservation as it is now, and why
 resizing  what would become of a reservation with more nodes, or fewer
 jobs      what takes long, in threads, with progress and cancel
 live      asks the nodes while somebody looks, and tells subscribers what changed

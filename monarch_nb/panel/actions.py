@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
 from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.missing import not_whole
 from monarch_nb.client.pools.releasing import ReleasedLater, release
 from monarch_nb.client.reservations.arguments import checked_name
 from monarch_nb.client.reservations.reservation import Reservation, reserve
@@ -33,11 +33,13 @@ from monarch_nb.panel.forms import HERE, Form, extend_form, reserve_form, resize
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
+from monarch_nb.panel.possible import only_its_holder
 from monarch_nb.panel.refusal import Refused, in_short
 from monarch_nb.panel.resizing import Resize
 from monarch_nb.panel.view import Json
 from monarch_nb.panel.ways import Request, Way, names_in_use, recall, remember, ways
 from monarch_nb.provision import Provisioner, jobs, provisioner_of
+from monarch_nb.provision.known import check_known
 from monarch_nb.shape import Extent, parse_targets
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
@@ -150,6 +152,7 @@ class Actions:
                 text = f"{name} is held already, with {has}: choose another name, or release it first"
                 raise Refused(409, text, {"name": text})
         if view["pool"]["state"] == "down":
+            check_known(self._pool.name)
             return f"no pool is up: a local one, {shape}, will be started"
         replies = self._live.replies()
         nodes = [reply.node for _, reply in replies]
@@ -240,9 +243,10 @@ class Actions:
     def release(self, held: Json) -> Json:
         """Release a reservation, also when some of its nodes do not answer."""
 
-        def work(_: Say) -> Json:
+        def work(say: Say) -> Json:
+            self._provisioner.revive(pool=self._pool.name, progress=say)
             found = self._found(held)
-            released = call(release(found.connections.values(), held["id"]))
+            released = call(release(found.connections.values(), held["id"], by="in the panel"))
             left = released.leftovers
             if (job := jobs.job_of_pool(self._pool.name)) and job.reservation == held["name"]:
                 left = [*released.kept, *map(ReleasedLater, jobs.end_all(job.pool))]  # which ends what does not answer
@@ -374,11 +378,12 @@ class Actions:
         ended = self.ranks(mesh, run["finished"]) if run["finished"] else ()
         return set(self.ranks(mesh, run["ranks"])).difference(ended)
 
-    def held(self, view: Json, reservation_id: object, *, to_look: bool = False) -> Json:
+    def held(self, view: Json, reservation_id: object, *, to_look: bool = False, action: str = "") -> Json:
         """Return one's own reservation, or raise Refused.
 
         Args:
             to_look: nothing is changed, so one that others share will do.
+            action: what it is for, where that may not be possible now.
         """
         held: Json | None = view["reservations"].get(reservation_id)
         if held is None and view["pool"]["state"] != "up":
@@ -387,7 +392,9 @@ class Actions:
             gone = [one["text"] for one in view["ended"] if one["id"] == reservation_id]
             raise Refused(404, gone[0] if gone else "there is no such reservation (any more)")
         if not (held["mine"] or (to_look and held["right"])):
-            raise Refused(403, f"{held['name']} is held by {held['owner']}")
+            raise Refused(403, only_its_holder(held))
+        if why := held["refusals"].get(action):
+            raise Refused(409, why)
         return held
 
     def mesh(self, held: Json, mesh_id: object) -> Json:
@@ -433,7 +440,7 @@ class Actions:
         """Use a reservation for a moment."""
         found = self._find(held)
         if not found.usable:
-            raise pools.not_whole(found, self._pool.name)
+            raise not_whole(found, self._pool.name)
         reservation = Reservation(self._pool, found)
         try:
             yield reservation

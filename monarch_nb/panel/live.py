@@ -26,6 +26,7 @@ from monarch_nb.panel.pools import Fate, note_pools
 from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
+from monarch_nb.provision.known import is_known, no_such_pool
 from monarch_nb.trust.pools import is_pool
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class _Node:
     asked: asyncio.Task[None] | None = None
     asked_at: float = 0.0
     called: str = ""
-    """As it has said."""
+    """As it has said, or had when it was heard last."""
 
 
 class Subscription:
@@ -209,7 +210,9 @@ class Live:
                 answers = [node.answer for node in self._nodes.values()]
                 notebooks = Notebooks(self._root, self._memories.read() if self._root else ())
                 view = build_view(self.pool.name, answers, self._owner, time.time(), self._before, notebooks)
-                if not answers and (others := other_pools(self.pool.name)):
+                if not answers and not is_known(self.pool.name):
+                    view["pool"]["message"] = clickable(no_such_pool(self.pool.name))
+                elif not answers and (others := other_pools(self.pool.name)):
                     view["pool"]["message"] += f"; {clickable(others)}"
             except MonarchNbError as error:
                 view = no_view(self.pool.name, self._owner, time.time(), clickable(str(error)))
@@ -263,10 +266,10 @@ class Live:
         for found in there:
             self._owner = current_owner(found.identity)
             connection = self.pool.connection_to(found)
-            node = known.get(found.node_id)
+            node = known.get(found.address)
             if node is None or node.connection is not connection:
-                node = _Node(connection, NodeAnswer(found.node_id))
-            self._nodes[found.node_id] = node
+                node = _Node(connection, NodeAnswer(found.node_id), called=found.node_id)
+            self._nodes[found.address] = node
             node.answer.alive = found.alive
             node.answer.served = found.alive or NodePaths(found.directory).facts.exists()
             if found.alive and (node.asked is None or node.asked.done()):

@@ -24,7 +24,7 @@ def notices(before: Json | None, view: Json) -> Iterator[Json]:
             yield from _deaths(old, reservation)
     known = {one["id"] for one in before["ended"]} if before else {one["id"] for one in view["ended"]}
     for one in view["ended"]:
-        if one["id"] not in known:
+        if one["id"] not in known and not one["by"]:  # what a person did is no news
             yield _notice("warning", f"ended-{one['id']}", one["text"], one["id"])
 
 

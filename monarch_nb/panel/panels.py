@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.panel.pools import pools_to_show
+from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
+from monarch_nb.provision.known import no_such_pool
 
 
 class Panels:
@@ -47,6 +49,6 @@ class Panels:
         if panel := self.find(str(pool or "")):
             return panel.handle(name, body)
         answer: concurrent.futures.Future[Json] = concurrent.futures.Future()
-        message = f"there is no pool {pool!r} (any more)"
+        message = Refused(404, no_such_pool(str(pool))).message
         answer.set_result({"error": {"status": 404, "message": message, "errors": {}}})
         return answer

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from monarch_nb.client.pools.others import known_pools
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.view import Json
 from monarch_nb.provision import jobs, prices
+from monarch_nb.provision.known import known_pools
 from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
 

@@ -9,6 +9,7 @@ from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
     MonarchNbError,
+    NoSuchPool,
     PoolError,
     RankDead,
     RankUnresponsive,
@@ -21,7 +22,7 @@ from monarch_nb.panel.hints import clickable
 
 _STATUS: tuple[tuple[int, tuple[type[MonarchNbError], ...]], ...] = (
     (400, (UsageError,)),
-    (404, (ReservationNotFound, MeshNotFound, RunNotFound)),
+    (404, (NoSuchPool, ReservationNotFound, MeshNotFound, RunNotFound)),
     (409, (CapacityError, ReservationConflict, RankDead)),
     (503, (PoolError, RankUnresponsive)),
 )

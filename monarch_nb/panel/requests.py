@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.logs.lines import LogLines
-from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.actions import Actions, Origin
 from monarch_nb.panel.jobs import Jobs
@@ -53,7 +53,7 @@ class Panel:
         notice_s: float = 10.0,
     ) -> None:
         self._root = os.path.abspath(root) if root else ""
-        self.live = Live(pool_named(pool), home=home, root=self._root, refresh_s=refresh_s, notice_s=notice_s)
+        self.live = Live(pool_object(pool), home=home, root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
         self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent, self._root)
         self._actions = Actions(self.live, self._jobs)
@@ -68,7 +68,7 @@ class Panel:
             "extend": self._extend,
             "resize": self._resize,
             "replace": self._replace,
-            "restart": self._ranks_action(self._actions.restart),
+            "restart": self._ranks_action(self._actions.restart, action="restart"),
             "interrupt": self._ranks_action(self._actions.interrupt),
             "stacks": self._ranks_action(self._actions.stacks, to_look=True),
             "lost": self._lost,
@@ -126,7 +126,7 @@ class Panel:
 
     async def _check(self, body: Json) -> Json:
         action = _text(body, "action")
-        held = await self._held(body) if action == "resize" else None
+        held = await self._held(body, action=action) if action == "resize" else None
         return await self._actions.check(await self.live.fresh(), action, body.get("values"), held)
 
     async def _reserve(self, body: Json) -> Json:
@@ -152,25 +152,25 @@ class Panel:
         return {"job": self._actions.extend(await self._held(body), body.get("values"))}
 
     async def _resize(self, body: Json) -> Json:
-        held = await self._held(body)
+        held = await self._held(body, action="resize")
         return {"job": self._actions.resize(await self.live.fresh(), held, body.get("values"))}
 
     async def _replace(self, body: Json) -> Json:
         return {"job": self._actions.replace(await self._held(body))}
 
     def _ranks_action(
-        self, action: Callable[[Json, Json, tuple[int, ...]], Json], *, to_look: bool = False
+        self, do: Callable[[Json, Json, tuple[int, ...]], Json], *, to_look: bool = False, action: str = ""
     ) -> Callable[[Json], Awaitable[Json]]:
         async def handle(body: Json) -> Json:
-            held = await self._held(body, to_look=to_look)
+            held = await self._held(body, to_look=to_look, action=action)
             mesh = self._actions.mesh(held, body.get("mesh"))
-            return {"job": action(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
+            return {"job": do(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
         return handle
 
     async def _lost(self, body: Json) -> Json:
-        held = await self._held(body)
         action = _choice(body, "action", ("release", "restart", "replace", "resize"))
+        held = await self._held(body, action=action)
         if action == "release":
             return {"text": self._actions.lost(held, None, ())}
         if action == "resize":
@@ -183,7 +183,7 @@ class Panel:
         return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
     async def _attach_lines(self, body: Json) -> Json:
-        held = await self._held(body, to_look=True)
+        held = await self._held(body, to_look=True, action="attach")
         return {"code": self._actions.attach_lines(await self.live.fresh(), held)}
 
     async def _cancel(self, body: Json) -> Json:
@@ -238,12 +238,12 @@ class Panel:
 
     # ---- helpers ----
 
-    async def _held(self, body: Json, *, to_look: bool = False) -> Json:
+    async def _held(self, body: Json, *, to_look: bool = False, action: str = "") -> Json:
         reservation_id = _text(body, "reservation")
         view = await self.live.fresh()
         if reservation_id not in view["reservations"]:
             await self.live.refresh()  # it may be new
-        return self._actions.held(self.live.view or view, reservation_id, to_look=to_look)
+        return self._actions.held(self.live.view or view, reservation_id, to_look=to_look, action=action)
 
 
 def _holder(view: Json, mesh_id: str) -> Json | None:

@@ -16,6 +16,7 @@ from monarch_nb.config import default_pool
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.actors import actors_of, work_of
 from monarch_nb.panel.hangs import Hangs
+from monarch_nb.panel.possible import refusals
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
 
@@ -124,6 +125,9 @@ def build_view(
     """
     answers = list(answers)
     reservations = _reservations(answers, owner, notebooks.root)
+    ending = {one.reservation_id for answer in answers if answer.reply for one in answer.reply.ended}
+    for held in reservations.values():
+        held["refusals"] = refusals(held, ending)
     _note_users(pool, reservations, notebooks)
     _note_hangs(answers, reservations, before.hangs, now)
     return {
@@ -370,6 +374,7 @@ def _reservation(reservation_id: str, parts: list[_Part], owner: str, root: str)
         "right": "own" if facts.owner == owner else RIGHTS.get(facts.right, ""),
         "meshes": [_mesh(mesh_id, nodes, owner) for mesh_id in _mesh_ids(nodes)],
         "actors": actors_of(_answering_meshes(nodes)),
+        "refusals": {},
     }
 
 
@@ -577,6 +582,7 @@ def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
             "name": one.name,
             "ended_at": one.ended_at,
             "why": one.why,
+            "by": one.by,
             "text": how_it_ended(one),
         }
         for one in sorted(ended.values(), key=lambda one: one.ended_at)

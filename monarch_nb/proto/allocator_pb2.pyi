@@ -674,6 +674,8 @@ class ReleaseRequest(_message.Message):
     ABSENT_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    ASKED_AT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     why: _builtins.str
     """no person asked for it: what was up (see Ended)"""
@@ -681,6 +683,10 @@ class ReleaseRequest(_message.Message):
     """in whose name"""
     lease_id: _builtins.str
     """only this lease of it (ReserveRequest.lease_id); "": whichever there is"""
+    by: _builtins.str
+    """a person asked for it: where, or with what ("in the panel"); "": nobody needs to be told"""
+    asked_at: _builtins.float
+    """in seconds since the epoch, when that was before this request"""
     @_builtins.property
     def absent(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """nodes of it that do not answer: this one tells them when they do"""
@@ -693,10 +699,12 @@ class ReleaseRequest(_message.Message):
         absent: _abc.Iterable[_files_pb2.Peer] | None = ...,
         owner: _builtins.str = ...,
         lease_id: _builtins.str = ...,
+        by: _builtins.str = ...,
+        asked_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "lease_id", b"lease_id", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "asked_at", b"asked_at", "by", b"by", "lease_id", b"lease_id", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -713,6 +721,8 @@ class UndertakeRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    ASKED_AT_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     """a mesh of it; empty: the reservation itself"""
@@ -722,6 +732,9 @@ class UndertakeRequest(_message.Message):
     """as in Open: while that session is there, the client does it"""
     done: _builtins.bool
     """nothing is left to be done"""
+    by: _builtins.str
+    """as in ReleaseRequest"""
+    asked_at: _builtins.float
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all that are concerned"""
@@ -740,10 +753,12 @@ class UndertakeRequest(_message.Message):
         client_id: _builtins.str = ...,
         done: _builtins.bool = ...,
         members: Global___ChangeMembersRequest | None = ...,
+        by: _builtins.str = ...,
+        asked_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "done", b"done", "members", b"members", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_at", b"asked_at", "by", b"by", "client_id", b"client_id", "done", b"done", "members", b"members", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1681,7 +1696,7 @@ Global___GpuReading: _TypeAlias = GpuReading  # noqa: Y015
 
 @_typing.final
 class Ended(_message.Message):
-    """A reservation that no person released, kept for a while so that its owner learns why it is gone."""
+    """A reservation that was released, kept for a while so that whoever uses it learns why it is gone."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1691,13 +1706,16 @@ class Ended(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     MESH_IDS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
     ended_at: _builtins.float
     """seconds since the epoch"""
     why: _builtins.str
-    """"its time of 8 h was up" """
+    """no person released it: "its time of 8 h was up" """
+    by: _builtins.str
+    """a person did: where, or with what ("in the panel")"""
     @_builtins.property
     def mesh_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1709,10 +1727,11 @@ class Ended(_message.Message):
         ended_at: _builtins.float = ...,
         why: _builtins.str = ...,
         mesh_ids: _abc.Iterable[_builtins.str] | None = ...,
+        by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at", b"ended_at", "mesh_ids", b"mesh_ids", "name", b"name", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "ended_at", b"ended_at", "mesh_ids", b"mesh_ids", "name", b"name", "owner", b"owner", "reservation_id", b"reservation_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

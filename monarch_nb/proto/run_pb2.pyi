@@ -726,6 +726,7 @@ class Stop(_message.Message):
     SINCE_S_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     POST_MORTEM_FIELD_NUMBER: _builtins.int
+    EXECUTES_FIELD_NUMBER: _builtins.int
     stop: _builtins.int
     """its number on the rank"""
     actor: _builtins.str
@@ -739,6 +740,8 @@ class Stop(_message.Message):
     since_s: _builtins.float
     run_id: _builtins.str
     post_mortem: _builtins.bool
+    executes: _builtins.bool
+    """a line that pdb was told; it does not ask for the next one yet"""
     def __init__(
         self,
         *,
@@ -751,10 +754,11 @@ class Stop(_message.Message):
         since_s: _builtins.float = ...,
         run_id: _builtins.str = ...,
         post_mortem: _builtins.bool = ...,
+        executes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "file", b"file", "function", b"function", "line", b"line", "line_number", b"line_number", "post_mortem", b"post_mortem", "run_id", b"run_id", "since_s", b"since_s", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "executes", b"executes", "file", b"file", "function", b"function", "line", b"line", "line_number", b"line_number", "post_mortem", b"post_mortem", "run_id", b"run_id", "since_s", b"since_s", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

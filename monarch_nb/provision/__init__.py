@@ -13,6 +13,7 @@ kubernetes an engine: pods of Kubernetes, as kubernetes_manifests asks for them 
 ray        an engine: placement groups of Ray, which ray_helper asks for; ray_node is what runs in them
 helpers    processes that talk to engines for a kernel
 launchers  what every engine can do
+known      which pools there are by name, and what is said of a name that is none
 local      nodes of this machine: started, given another shape, ended
 hosts      allocators that run on other machines: found, never started
 daemons    allocators as daemons: detached, awaited, asked and ended
@@ -130,6 +131,9 @@ class Provisioner(Protocol):
         self, nodes: int, procs: int, described: Sequence[pb.DescribeReply], *, pool: str = DEFAULT_POOL
     ) -> str:
         """Return what `room` would make of the pool, going by what nodes say; empty when it would change nothing."""
+
+    def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """Have what runs on nodes be served again whose allocators died, as far as they can be started from here."""
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node; return how many there were."""

@@ -29,7 +29,7 @@ LOG_TAIL_LINES = 15
 
 # Run by a small interpreter of its own, because a kernel has threads and must not fork. The interpreter is the leader
 # of a new session and leaves at once: the daemon is neither in the kernel's process group nor in its process tree. Nor
-# does it inherit that Ctrl-C is ignored or blocked: its ranks would not hear it either.
+# does it inherit that Ctrl-C is ignored or signals are blocked: they end it, and tell it that its children have ended.
 _DETACH = """\
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)

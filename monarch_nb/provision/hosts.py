@@ -16,6 +16,7 @@ from monarch_nb.errors import AccessDenied, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, Option, Progress
 from monarch_nb.provision.remote.tunnels import address_of
+from monarch_nb.trust.heard import read_heard
 from monarch_nb.trust.identity import ADMIN
 from monarch_nb.trust.identity_file import IdentityFile
 from monarch_nb.trust.pools import paths_of, read_all_hosts
@@ -84,6 +85,9 @@ class HostsProvisioner:
         """Return an empty text: it would stay as it is."""
         return ""
 
+    def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """Start nothing: people do."""
+
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every allocator that answers, with its ranks; return how many there were.
 
@@ -114,7 +118,8 @@ class HostsProvisioner:
         return len(nodes)
 
     def nodes(self, *, pool: str = DEFAULT_POOL) -> list[Node]:
-        """Return the nodes that the pool is said to have; whether they live is to be asked of them.
+        """Return the nodes that the pool is said to have, called as they call themselves, where that is known; whether
+        they live is to be asked of them.
 
         Raises:
             PoolError: the pool has no certificate for us, or its directory or name can not be read.
@@ -126,7 +131,9 @@ class HostsProvisioner:
         places += sorted(paths.jobs.glob(f"*/{paths.published.name}"))
         told = [each for place in places for each in published(place) if not each.is_stale]
         called = [each.node_id for each in told]
-        names = {each.address: each.node_id for each in told if called.count(each.node_id) == 1}
+        heard = read_heard(paths)
+        names = {address: one.name for address, one in heard.items()}
+        names |= {each.address: each.node_id for each in told if called.count(each.node_id) == 1}
         addresses = [*known.nodes, *(each.address for each in told)]
         if known.dns:
             try:
@@ -138,9 +145,15 @@ class HostsProvisioner:
         addresses = list(dict.fromkeys(addresses))
         hosts = [address.rpartition(":")[0] for address in addresses]
         by_ssh = [Node(host.name, Path(), address_of(host), 0, identity, host.address) for host in known.ssh]
+        own = [names.get(address, "") for address in addresses]
+        found = [
+            name if name and own.count(name) == 1 else host if hosts.count(host) == 1 else address
+            for name, host, address in zip(own, hosts, addresses, strict=True)
+        ]
+        reached = [heard[address].node_address if address in heard else "" for address in addresses]
         return [
-            Node(names.get(address) or (host if hosts.count(host) == 1 else address), Path(), address, 0, identity)
-            for host, address in zip(hosts, addresses, strict=True)
+            Node(name, Path(), address, 0, identity, node_address)
+            for name, address, node_address in zip(found, addresses, reached, strict=True)
         ] + by_ssh
 
     def _resolve(self, name: str) -> list[str]:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +26,9 @@ from monarch_nb.config import (
 )
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.interrupting import at_waits
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
+from monarch_nb.provision.known import SHAPE_FILE, check_known, why_no_local_pool
 from monarch_nb.sizes import bytes_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _QUIET_S = 5.0
 WARM_TIMEOUT_S = 180.0
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
 
-_SHAPE_FILE = "pool.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
 
@@ -84,7 +83,10 @@ class LocalProvisioner:
     title = "local pool"
 
     def options(self, *, pool: str = DEFAULT_POOL) -> list[Option]:
-        """Return what `up` can be asked for; at first what the pool is already, if there is one."""
+        """Return what `up` can be asked for; at first what the pool is already, if there is one. Nothing where no local
+        pool can be."""
+        if why_no_local_pool():
+            return []
         cores = os.cpu_count() or 1
         nodes = len(self.nodes(pool=pool)) or 1
         shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
@@ -124,7 +126,8 @@ class LocalProvisioner:
 
         Raises:
             UsageError: a number or a name that makes no sense.
-            PoolError: the pool is up with another shape, or an allocator did not start (its last log lines are told).
+            PoolError: this machine can have no local pool, the pool is up with another shape, or an allocator did not
+                start (its last log lines are told).
         """
         _check_request(nodes, procs, gpus, log_limit)
         say = progress or _silent
@@ -142,8 +145,9 @@ class LocalProvisioner:
         """Make room for a reservation, as far as that takes nothing from anybody; until the block ends, nobody else
         changes the pool, or takes (see `steady`) what was made.
 
-        A pool that is not up is started. One that started by itself, or holds nothing, gets the nodes that are
-        missing; when nodes have too few slots, one that holds nothing is made anew. Else nothing is changed.
+        A pool that is not up is started, if its name means one. One that started by itself, or holds nothing, gets the
+        nodes that are missing; when nodes have too few slots, one that holds nothing is made anew. Else nothing is
+        changed.
 
         Args:
             nodes: how many are asked for.
@@ -153,8 +157,9 @@ class LocalProvisioner:
 
         Raises:
             UsageError: so much that it must be a slip of the finger.
+            NoSuchPool: the name means no pool.
             CapacityError: no pool is up, and this machine has not so many GPUs.
-            PoolError: an allocator did not start or did not end.
+            PoolError: this machine can have no local pool, or an allocator did not start or did not end.
         """
         _check_request(nodes, procs or None, None)
         if nodes > MOST_NODES or procs > MOST_PROCS:
@@ -162,6 +167,7 @@ class LocalProvisioner:
         say = progress or _silent
         directory = _checked_directory(pool)
         with _exclusive(say):
+            check_known(pool)  # only now: `down` may have ended it while we waited
             before = self.nodes(pool=pool)
             if gpus and not before:
                 _check_gpus(nodes, gpus)
@@ -201,6 +207,22 @@ class LocalProvisioner:
         change = change_for(nodes, procs, described, by_itself=shape is not None and shape.by_itself)
         return str(change or "")
 
+    def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """Start the allocators again that died; return when they serve. They adopt the ranks that live.
+
+        Args:
+            pool: its name.
+            progress: told line by line what is being done.
+
+        Raises:
+            PoolError: an allocator did not start (its last log lines are told).
+        """
+        if all(node.alive for node in self.nodes(pool=pool)):
+            return
+        say = progress or _silent
+        with _exclusive(say):
+            _revive(_checked_directory(pool), self.nodes(pool=pool), say)
+
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
         into their copies of a notebook's files is kept, and `progress` told where.
@@ -217,11 +239,7 @@ class LocalProvisioner:
         directory = _checked_directory(pool)
         with _exclusive(say), ExitStack() as stack:
             nodes = self.nodes(pool=pool)
-            dead = [node.node_id for node in nodes if not node.alive]
-            if dead:
-                # Only an allocator knows which processes are its own: it adopts them, and then ends them.
-                say(f"starting {', '.join(dead)} again: its allocator died and may have left ranks")
-                _start(directory, dead, _read_shape(directory) or PoolShape(1, "none"), say, until_warm=False)
+            if _revive(directory, nodes, say):
                 nodes = self.nodes(pool=pool)
             if nodes and not force:
                 stack.enter_context(_locked(directory, fcntl.LOCK_EX, say, "others are reserving"))
@@ -236,11 +254,6 @@ class LocalProvisioner:
         """Return the pool's nodes in order, also those whose allocator died."""
         found = [path for path in _checked_directory(pool).glob("node*") if path.name[4:].isdigit()]
         return [_read_node(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
-
-
-def local_pools() -> list[str]:
-    """Return the pools of this machine that were started and not ended, also those whose allocators died."""
-    return sorted(path.parent.name for path in home_directory().glob(f"*/{_SHAPE_FILE}"))
 
 
 @dataclass(frozen=True)
@@ -286,6 +299,8 @@ def _check_gpus(nodes: int, gpus: int) -> None:
 
 
 def _check_request(nodes: int | None, procs: int | None, gpus: str | None, log_limit: str | None = None) -> None:
+    if why := why_no_local_pool():
+        raise PoolError(why)
     if limit := log_limit or os.environ.get(LOG_LIMIT_VARIABLE):
         bytes_of(limit, "the log limit" if log_limit else f"${LOG_LIMIT_VARIABLE}")
     for name, value in (("nodes", nodes), ("procs", procs)):
@@ -293,8 +308,6 @@ def _check_request(nodes: int | None, procs: int | None, gpus: str | None, log_l
             raise UsageError(f"{name} must be at least 1, not {value}")
     if gpus not in (None, "all", "none"):
         raise UsageError(f'gpus of the local pool are "all" or "none", not {gpus!r}')
-    if sys.platform != "linux":
-        raise PoolError("a local pool needs Linux; name a pool that runs elsewhere")
 
 
 def _checked_directory(pool: str) -> Path:
@@ -328,7 +341,7 @@ def _agree_on_shape(
 
 def _read_shape(directory: Path) -> PoolShape | None:
     try:
-        return PoolShape(**json.loads((directory / _SHAPE_FILE).read_text()))
+        return PoolShape(**json.loads((directory / SHAPE_FILE).read_text()))
     except FileNotFoundError:
         return None
 
@@ -336,9 +349,9 @@ def _read_shape(directory: Path) -> PoolShape | None:
 def _write_shape(directory: Path, shape: PoolShape) -> None:
     if _read_shape(directory) == shape:
         return  # there may be no room to write it again, and allocators are to come back on a full disk, too
-    partial = directory / f"{_SHAPE_FILE}.partial"
+    partial = directory / f"{SHAPE_FILE}.partial"
     partial.write_text(json.dumps(asdict(shape)))
-    partial.replace(directory / _SHAPE_FILE)
+    partial.replace(directory / SHAPE_FILE)
 
 
 def _read_node(directory: Path) -> Node:
@@ -361,10 +374,26 @@ def _have(directory: Path, before: Sequence[Node], count: int, shape: PoolShape,
     missing = [node_id for node_id in map("node{}".format, range(count)) if node_id not in alive]
     if missing:
         if died := [node.node_id for node in before if not node.alive]:
-            say(f"the allocator of {', '.join(died)} died; a new one adopts its ranks")
+            say(_died(died))
         say(f"starting {counted(len(missing), 'local node')} × {shape}")
         _write_shape(private_directory(directory), shape)
         _start(directory, missing, shape, say, until_warm=True)
+
+
+def _died(node_ids: Sequence[str]) -> str:
+    if len(node_ids) == 1:
+        return f"the allocator of {node_ids[0]} died; a new one adopts its ranks"
+    return f"the allocators of {listed(node_ids)} died; new ones adopt their ranks"
+
+
+def _revive(directory: Path, nodes: Sequence[Node], say: Progress) -> bool:
+    """Start the allocators again that died; return whether there were such. Only an allocator knows which processes are
+    its own: it adopts them, and then can end them."""
+    dead = [node.node_id for node in nodes if not node.alive]
+    if dead:
+        say(_died(dead))
+        _start(directory, dead, _read_shape(directory) or PoolShape(1, "none"), say, until_warm=False)
+    return bool(dead)
 
 
 def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, say: Progress) -> None:

@@ -1,6 +1,7 @@
 """Channels to allocators and the servers they listen with: options in one place.
 
-A node of this machine listens on a Unix socket (`unix:/path`), one of a network on `host:port`, always with mutual TLS.
+A node of this machine listens on a Unix socket (`unix:/path`), one of a network on `host:port`, always with mutual TLS,
+which goes through a tunnel (`unix:///path`) as well.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
+
+from monarch_nb.config import TUNNEL_SCHEME
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -56,15 +59,15 @@ OpenChannel = Callable[[str], grpc.aio.Channel]
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address is a socket of this machine's file system."""
-    return address.startswith("unix:")
+    """Return whether an address is that of a node of this machine; a tunnel's socket leads to another one."""
+    return address.startswith("unix:") and not address.startswith(TUNNEL_SCHEME)
 
 
 def is_deserted(address: str) -> bool:
     """Return whether nobody listens there: an allocator of this machine that is dead and was not started again."""
-    kind, _, path = address.partition(":")
-    if kind != "unix":
+    if not is_local(address):
         return False
+    path = address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) in (errno.ECONNREFUSED, errno.ENOENT)
@@ -74,7 +77,7 @@ def open_channel(address: str, identity: Identity | None = None) -> grpc.aio.Cha
     """Return a channel to a node; it connects when first used and reconnects by itself.
 
     Args:
-        address: `unix:/path`, or `host:port` of a node that shares an authority with `identity`.
+        address: `unix:/path`, or `host:port` or `unix:///path` of a node that shares an authority with `identity`.
         identity: who we are, for nodes of a network.
     """
     if is_local(address):

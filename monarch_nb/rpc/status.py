@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from monarch_nb.rpc.channel import is_local  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
 from monarch_nb.errors import (
@@ -93,10 +94,8 @@ def translate(error: grpc.aio.AioRpcError, node: str, address: str = "") -> Mona
             node,
         )
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        is_here = address.startswith("unix:")
-        what = (
-            "is its allocator running? (monarch-nb status)" if is_here else "is its host up, and its allocator running?"
-        )
+        here, there = "is its allocator running? (monarch-nb status)", "is its host up, and its allocator running?"
+        what = here if is_local(address) else there
         return NodeUnreachable(f"{node} does not answer; {what}", node)
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         return NodeUnreachable(f"{node} did not answer in time", node)

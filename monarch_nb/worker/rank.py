@@ -143,7 +143,7 @@ class Rank:
         self._shell.user_ns.update(after_fork.presets(os.environ))
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
-        outside = RankOutside(self._post, self._executions.executing, self._interrupt_execution)
+        outside = RankOutside(self._post, self._executions.executing, self._interrupt_execution, self._spec.python)
         engine.install(engine.Process(outside, f"rank {self._spec.rank}"))
         self._control.start()
         if self._spec.for_script:

@@ -48,6 +48,8 @@ _SEND_TIMEOUT_S = 5.0
 _FAILURE_REPORT_TIMEOUT_S = 30.0
 _RECEIVE_BYTES = 1 << 16
 _QUIET_S = 2.0
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+"""Every Python process ignores them, and subprocess gives them back."""
 
 
 class Template:
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--preload", action="append", default=[], metavar="MODULE")
     arguments = parser.parse_args()
     gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the time
+    _hear_all_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = listen(arguments.socket) if arguments.socket else socket.socket(fileno=arguments.listen_fd)
     changed_modules.install()
@@ -270,6 +273,17 @@ def main() -> None:
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()  # also when a preload has enabled it
     Template(listener, shell).serve()
+
+
+def _hear_all_signals() -> None:
+    """Give ranks the signals of a process that a login shell starts, whoever started the node: `nohup` ignores SIGHUP,
+    a script's `&` ignores SIGINT and SIGQUIT, and a parent may block any. Processes inherit both, for ever. It is done
+    here and not in the allocator: one that a person starts with `nohup` is to outlive the terminal.
+    """
+    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _finalize_nothing_at_exit() -> None:

@@ -11,23 +11,39 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import actors, browser, calls, files, flood, lives, panel, ray, report, scale, slurm, soak, training
+from tests.bench import (
+    actors,
+    browser,
+    calls,
+    files,
+    flood,
+    lives,
+    panel,
+    ray,
+    report,
+    scale,
+    slurm,
+    soak,
+    training,
+    ways,
+)
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
-    *("fresh", "ipyparallel", "monarch", "reserve", "many", "memory", "restart", "script", "fit", "slurm", "ray"),
+    *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit"),
+    *("slurm", "ray"),
     *("hang", "flood", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
 )
-_LONG = tuple(row.name for row in soak.ROWS)
+_LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 """Only when they are asked for."""
 ROWS = sorted(
     (
         row
-        for rows in (actors, calls, files, flood, lives, training, panel, browser, ray, scale, slurm, soak)
+        for rows in (actors, calls, files, flood, lives, training, panel, browser, ray, scale, slurm, ways, soak)
         for row in rows.ROWS
     ),
     key=lambda row: (*_ORDER, *_LONG).index(row.name),

@@ -30,6 +30,7 @@ BIG_BYTES = 500_000_000
 CHANGED_FILES, CHANGED_BYTES = 20, 20_000_000
 PAUSE_S = 0.5
 """Between two edits; nobody is faster."""
+EDIT_GOAL_S = 0.07
 EDITED = Path("package7/part3/module5.py")
 _IN_PACKAGE, _IN_PART = 500, 25
 _PYPROJECT = '[tool.monarch_nb]\nmax-file-size = "2 GB"\n'
@@ -142,7 +143,7 @@ def edit(bench: Bench) -> Outcome:
                 their_s.append(_many(rsync, project, copies, change))
                 mesh.run("pass")
     ours, theirs = median(our_s), median(their_s)
-    reached = ours <= 0.1 and theirs / ours >= 20
+    reached = ours <= EDIT_GOAL_S and theirs / ours >= 20
     return Outcome(duration(ours), reached, f"{MANY.nodes} × rsync {duration(theirs)}", compared(ours, theirs))
 
 
@@ -235,7 +236,7 @@ ROWS = [
     Row(
         "edit",
         f"files: one of {FILES:,} changed, {MANY.nodes} nodes, from `mesh.run` to the value of a function in it",
-        f"at most 100 ms, and at least 20 times faster than {MANY.nodes} runs of rsync",
+        f"at most {duration(EDIT_GOAL_S)}, and at least 20 times faster than {MANY.nodes} runs of rsync",
         "A module that every rank has imported is written anew; then the median of 15 calls of "
         f'`mesh.run("module.function()")`, whose values are checked. Beside: `rsync -a` to {MANY.nodes} copies '
         "through a local pipe, one after the other and all at once, whatever is faster; median of 3. "

@@ -25,7 +25,7 @@ def measure(bench: Bench, nodes: int) -> Outcome:
     home.mkdir(mode=0o700)
     project.mkdir()
     environment = os.environ | {HOME_VARIABLE: str(home)}
-    with _allocators(environment, 0, 1) as first, _allocators(environment, 1, nodes - 1) as others:
+    with allocators(environment, 0, 1) as first, allocators(environment, 1, nodes - 1) as others:
         bench.say(f"{nodes} allocators serve")
         command = [sys.executable, str(PROGRAMS / "many_cells.py"), bench.repeats(30, 10), first, others]
         done = subprocess.run([*map(str, command)], env=environment, cwd=project, capture_output=True, text=True)
@@ -49,9 +49,9 @@ def measure(bench: Bench, nodes: int) -> Outcome:
 
 
 @contextmanager
-def _allocators(environment: dict[str, str], first: int, count: int) -> Iterator[int]:
+def allocators(environment: dict[str, str], first: int, count: int, procs: int = 1) -> Iterator[int]:
     """So many allocators in a process; yield its id."""
-    command = [sys.executable, str(PROGRAMS / "many_nodes.py"), str(first), str(count), "1"]
+    command = [sys.executable, str(PROGRAMS / "many_nodes.py"), str(first), str(count), str(procs)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -10,7 +10,7 @@ import pytest
 import monarch_nb
 from leaks import leaks_of
 from monarch_nb.cli.main import main
-from monarch_nb.errors import RunFailed
+from monarch_nb.errors import NoSuchPool, RunFailed
 from monarch_nb.provision import Node
 
 pytestmark = pytest.mark.usefixtures("without_torch")
@@ -22,6 +22,20 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> st
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return captured.out + captured.err
+
+
+def test_a_pool_is_there_from_its_up_to_its_down(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = "there is no pool 'minn'; did you mean mine? there are local, mine; monarch-nb up --pool minn makes"
+    said(capsys, "up", "--pool", "mine", "--procs", "1")
+    assert refusal in said(capsys, "run", "--pool", "minn", "--procs", "1", "train.py", status=1)
+    dev = monarch_nb.reserve("dev", procs=1, pool="mine")
+    assert said(capsys, "list", "--pool", "mine").splitlines()[1].startswith("dev ")
+    assert refusal in said(capsys, "release", "dev", "--pool", "minn", status=1)
+    dev.release()
+    assert said(capsys, "down", "--pool", "mine").startswith("the pool 'mine' is down\n")
+    with pytest.raises(NoSuchPool, match="there is no pool 'mine'; there is only local"):
+        monarch_nb.reserve("dev", procs=1, pool="mine")
+    assert leaks_of(pool_home) == []
 
 
 def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
-from monarch_nb.client.debug.commands import parse_ranks
+from integration.terminals import AtTerminal
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import RunFailed, UsageError
@@ -43,12 +43,65 @@ def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
     assert "[0-1] > Cell In" in type_in(kernel, cell, "cast cell ranks(0,1) n", DBG).replace("\n>", " >")
     assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(:) p x", DBG)
     assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(hosts=1) p x", DBG)
-    assert "no command 'foo'" in type_in(kernel, cell, "foo", DBG)
-    assert "No debug session for rank 9" in type_in(kernel, cell, "attach cell 9", DBG)
+    assert "no rank 9: this mesh has ranks 0 to 3" in type_in(kernel, cell, "attach cell 9", DBG)
     kernel.answer("continue")
     text = kernel.wait(cell)
     assert "[3] end 31" in text
     assert kernel.run("%%mesh\nprint('again')").startswith("[0-3] again")
+
+
+def test_a_newcomer_types_little(kernel: Kernel) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "p x", DBG)
+    assert "[0-3] 1\n" in type_in(kernel, cell, "x - rank * 10 + 1", DBG), "Python, equal answers once"
+    assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast hosts=1 p x", DBG)
+    assert "[0] 0\n[2] 20\n" in type_in(kernel, cell, "cast 0,2 x", DBG)
+    assert "-> breakpoint()" in type_in(kernel, cell, "w", DBG)
+    assert "Attached to debug session for cell 2" in type_in(kernel, cell, "attach 2", PDB)
+    type_in(kernel, cell, "detach", DBG)
+    shown = type_in(kernel, cell, "n", DBG)
+    assert "[0-3]\n> Cell In" in shown
+    assert shown.count("-> return x + 1") == 1
+    type_in(kernel, cell, "c = x + 1", DBG)
+    assert "[0] 1\n[1] 11\n" in type_in(kernel, cell, "!c", DBG), "and nobody went on"
+    assert "lsit is no command either: did you mean list?" in type_in(kernel, cell, "lsit", DBG)
+    assert "no Python: did you mean attach?" in type_in(kernel, cell, "atach 2", DBG)
+    assert "[0-2] (goes on)" in type_in(kernel, cell, "cast 0-2 c", DBG)
+    kernel.answer("cast all c")
+    assert "[3] end 31" in kernel.wait(cell)
+
+
+def test_a_line_that_takes_long_is_not_waited_for(kernel: Kernel) -> None:
+    kernel.run("%%mesh\nimport threading\ngo_on = threading.Event()")
+    cell = kernel.start("%%mesh\ndef f():\n    breakpoint()\n    go_on.wait()\n    return 'done'\nf()")
+    kernel.asked(cell, DBG)
+    type_in(kernel, cell, "n", DBG)
+    assert "[0] (still executes it)" in type_in(kernel, cell, "cast 0 n", DBG)
+    assert type_in(kernel, cell, "list", DBG).count("(running)") == 1
+    shown = type_in(kernel, cell, "p rank", DBG)
+    assert "[0]\nnot executed: the line before is not done yet" in shown
+    assert "[1] 1" in shown
+    kernel.interrupt()
+    kernel.wait(cell, "stay where they are")
+    kernel.interrupt()
+    assert "KeyboardInterrupt" in kernel.wait(cell)
+
+
+def test_tab_completes_in_a_terminal(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.start(STEPS)
+    kernel.asked(cell, DBG)
+    kernel.answer("quit")
+    kernel.wait(cell, "stay where they are")
+    terminal = AtTerminal([sys.executable, "-m", "monarch_nb.cli.main", "debug", "dev"], tmp_path)
+    terminal.shows(DBG)
+    terminal.type("cast ce\t3 p x")
+    terminal.shows("[3] 30")
+    terminal.shows(DBG)
+    terminal.type("cont\t")
+    terminal.shows("told to continue")
+    assert terminal.end() == 0
+    assert "[3] end 31" in kernel.wait(cell)
 
 
 def test_who_leaves_the_prompt_can_come_back(kernel: Kernel) -> None:
@@ -141,10 +194,14 @@ def test_from_python(mesh: Mesh) -> None:
     assert debugger.stops() == []
     run = mesh.submit("x = rank\nbreakpoint()\nx * 2", on_breakpoint="stop")
     eventually(lambda: [stop.rank for stop in debugger.stops()] == list(range(8)))
-    assert debugger.cast("cell", parse_ranks("1:8:3"), "p x") == {1: "1\n", 4: "4\n", 7: "7\n"}
-    with pytest.raises(UsageError, match="no stopped rank of trainers"):
-        debugger.cast("trainers", parse_ranks(":"), "p x")
-    attached = debugger.attach("cell", 5)
+    assert debugger.cast("1:8:3", "p x") == {1: "1\n", 4: "4\n", 7: "7\n"}
+    with pytest.raises(UsageError, match="No debug sessions for actor trainers; stopped are cell"):
+        debugger.cast("all", "p x", "trainers")
+    with pytest.raises(UsageError, match="no stopped rank of cell is among these; there are 0-2"):
+        Debugger(mesh.slice(hosts=0, procs=slice(0, 3))).cast("3:", "p x")
+    with pytest.raises(UsageError, match="attach talks to one rank, not to 0-3"):
+        debugger.attach("0-3")
+    attached = debugger.attach("5")
     assert "-> breakpoint()" in attached.look()
     assert attached.send("x = 50") == ""
     debugger.continue_all()

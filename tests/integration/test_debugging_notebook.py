@@ -53,7 +53,7 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     lines = dict(re.findall(r"\| cell +\| +(\d+) \|.*\| +(\d+) \|", table))
     assert len(lines) == 16
     assert [lines[str(rank)] == lines["0"] for rank in range(4)] == [True, False, False, False]
-    attached = typed(kernel, cell, ("attach cell 13", PDB), ("n", PDB), ("s", PDB), ("n", PDB), ("batch", PDB))
+    attached = typed(kernel, cell, ("attach 13", PDB), ("n", PDB), ("s", PDB), ("n", PDB), ("batch", PDB))
     assert "Attached to debug session for cell 13" in attached[0]
     assert "-> return normalise(batch).sum()" in attached[1]
     assert "normalise()" in attached[2]
@@ -62,9 +62,9 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
         kernel,
         cell,
         ("detach", DBG),
-        ("cast cell ranks(0,4) p batch", DBG),
-        ("cast cell ranks(2:11:4) p index", DBG),
-        ("cast cell ranks(hosts=2:4, procs=(0,3)) n", DBG),
+        ("cast 0,4 p batch", DBG),
+        ("cast 2:11:4 p index", DBG),
+        ("cast hosts=2:4,procs=0 n", DBG),
         ("list", DBG),
     )
     assert "Detached from debug session for cell 13" in detached
@@ -72,7 +72,7 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     assert "[2] 4\n[6] 12\n[10] 20" in indices
     later = dict(re.findall(r"\| cell +\| +(\d+) \|.*\| +(\d+) \|", listed))
     moved = [rank for rank in range(16) if later[str(rank)] != lines[str(rank)]]
-    assert moved == [8, 11, 12, 13, 15]
+    assert moved == [8, 12, 13]
     kernel.answer("continue")
     failed = kernel.wait(cell)
     assert "no item 4 in a batch of 4" in failed
@@ -81,7 +81,7 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     cell = kernel.start(post_mortem)
     assert kernel.asked(cell, DBG).count("pick (error)") == 4
     _, index, _, rank, _ = typed(
-        kernel, cell, ("attach cell 2", PDB), ("p index", PDB), ("u", PDB), ("p rank", PDB), ("detach", DBG)
+        kernel, cell, ("attach 2", PDB), ("p index", PDB), ("u", PDB), ("p rank", PDB), ("detach", DBG)
     )
     assert "4" in index
     assert "2" in rank
@@ -93,8 +93,8 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     totals, *_ = typed(
         kernel,
         cell,
-        ("cast counters ranks(:) p total", DBG),
-        ("attach counters 5", PDB),
+        ("p total", DBG),
+        ("attach 5", PDB),
         ("total = 100", PDB),
         ("detach", DBG),
     )

@@ -18,7 +18,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.presenting import serve_notebook
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import home_directory
-from monarch_nb.errors import MeshNotFound, NodeUnreachable, UsageError
+from monarch_nb.errors import NodeUnreachable, ReservationReleased, UsageError
 from monarch_nb.notebook.output.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -202,11 +202,11 @@ def test_a_log_ends_with_its_mesh(spare_pool: list[Node]) -> None:
         async with asyncio.timeout(TIMEOUT_S), aclosing(log.watch()) as changes:
             await anext(changes)
             await asyncio.to_thread(reservation.release)
-            with pytest.raises(MeshNotFound):
+            with pytest.raises(ReservationReleased):
                 [change async for change in changes]
 
     call(follow(other))
-    with pytest.raises(MeshNotFound):
+    with pytest.raises(ReservationReleased):
         call(log.read([LogWindow(1, 0, 0, 1)]))
 
 

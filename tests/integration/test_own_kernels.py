@@ -79,6 +79,22 @@ def test_time_that_runs_out(open_kernel: Callable[[], Kernel]) -> None:
     assert again.run("%load_ext monarch_nb").startswith("brief was released at ")
 
 
+def test_a_release_elsewhere_is_told_and_ones_own_is_not(open_kernel: Callable[[], Kernel]) -> None:
+    kernel, hello = open_kernel(), "%%mesh\nprint('hello')"
+    kernel.run("%load_ext monarch_nb\n%mesh reserve gone --procs 1")
+    first = kernel.start(hello)
+    kernel.wait(first)
+    assert "1 rank ready in" in kernel.run("%mesh reserve gone --procs 1 --replace")
+    idle = kernel.start(hello)
+    kernel.wait(idle)
+    assert "was released" not in kernel.text(first) + kernel.text(idle)
+    monarch_nb.attach("gone").release()
+    said = r"gone was released at \S+ by \S+: %mesh reserve gone makes a new one"
+    assert re.search(said, kernel.wait(idle, "was released at"))
+    for cell in (hello, "%mesh status"):
+        assert re.search(said, kernel.run(cell))
+
+
 @pytest.mark.quick
 def test_the_hung_collective_of_the_readme(open_kernel: Callable[[], Kernel]) -> None:
     [section] = re.findall(r"^## A collective that hangs.*?^## ", README.read_text(), re.DOTALL | re.MULTILINE)

@@ -10,12 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+import monarch_nb
 from integration.live import TIMEOUT_S
 from leaks import leaks_of, processes_of, wait_for_end
 from monarch_nb.config import HOME_VARIABLE, NodePaths, home_directory
 from monarch_nb.errors import PoolError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
+from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
@@ -126,6 +128,15 @@ def test_sigterm_leaves_templates_to_the_next_allocator(pool_home: Path) -> None
     [template] = processes_of(pool_home)
     local.up(1, 1)
     assert template in [process for process in processes_of(pool_home) if "template" in process.command]
+
+
+def test_signals_of_ranks_are_the_defaults_whatever_started_the_pool(pool_home: Path) -> None:
+    with inherited():
+        local.up(1, 1)
+    reservation = monarch_nb.reserve("dev", procs=1)
+    [of_the_rank] = reservation.mesh.run("open('/proc/self/status').read()").values
+    reservation.release()
+    assert ignored_and_blocked(of_the_rank) == (PYTHON_IGNORES, set())
 
 
 def test_a_home_too_long_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

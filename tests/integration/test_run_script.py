@@ -153,6 +153,23 @@ class TestWorld:
         assert told.text(stream="stderr") == ""
         assert [Path(f"{script}{rank}").read_text() for rank in (0, 1)] == ["written"] * 2
 
+    def test_its_threads_compute_with_as_many_threads_as_torchrun_gives_it(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import os, threading
+            import torch
+
+            def compute():
+                before = len(os.listdir("/proc/self/task"))
+                torch.rand(600, 600) @ torch.rand(600, 600)
+                added = len(os.listdir("/proc/self/task")) - before
+                assert added == int(os.environ["OMP_NUM_THREADS"]) - 1, added
+
+            thread = threading.Thread(target=compute)
+            thread.start()
+            thread.join()
+        """)
+        assert ran(mesh.select([0, 4]), script).text(stream="stderr") == ""
+
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_workers_find_what_the_script_defines(self, mesh: Mesh, write: Write, method: str) -> None:
         script = write("""

@@ -215,7 +215,9 @@ def test_the_widget_reserves_for_its_notebook_and_attaches_it(front_end: FrontEn
     assert content["event"]["job"]["id"] == job["id"]
     (held,) = monarch_nb.list_reservations()
     assert held.notebook == str(tmp_path / "a.ipynb")
-    told = front_end.answer(widget, front_end.ask(widget, "attach", {"name": "dev"}))["text"]
+    told = front_end.answer(
+        widget, front_end.ask(widget, "attach", {"name": "dev", "reservation": held.reservation_id})
+    )["text"]
     assert told == "This notebook uses dev now: a cell with %%mesh at its top runs on its 2 ranks."
     assert front_end.run("%mesh pull rank")[-1]["text/plain"] == "[0, 1]"
 

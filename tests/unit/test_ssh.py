@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import CONFIG_VARIABLE, SSH_VARIABLE, TrustPaths
+from monarch_nb.client.pools.silence import why_silent
+from monarch_nb.config import CONFIG_VARIABLE, SSH_VARIABLE, TUNNEL_SCHEME, TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.provision.launchers import Ask, Job, launcher
 from monarch_nb.provision.remote import environment
@@ -23,6 +26,7 @@ from monarch_nb.provision.remote.preparation import Preparation
 from monarch_nb.provision.remote.preparing import _script
 from monarch_nb.provision.remote.tunnels import Tunnels
 from monarch_nb.provision.ssh import SshLauncher
+from monarch_nb.rpc.channel import is_deserted, is_local
 from monarch_nb.trust.pools import Hosts, SshHost, change_hosts, for_others, format_hosts, make_paths, parse_hosts
 
 CONFIG = """\
@@ -217,20 +221,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return make
 
 
-CONNECT = """
-import socket, sys
-with socket.socket(socket.AF_UNIX) as tried:
-    tried.connect("\\0" + sys.argv[1])
-    tried.sendall(b"hello")
-    print(tried.recv(16))
-"""
-
-
 class TestTunnels:
     def connect(self, address: str) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
         made.settimeout(60.0)
-        made.connect("\0" + address.removeprefix("unix-abstract:"))
+        made.connect(address.removeprefix(TUNNEL_SCHEME))
         return made
 
     def test_a_connection_is_an_ssh(self, stand_in: Callable[[str], None]) -> None:
@@ -246,13 +241,52 @@ class TestTunnels:
                     assert file.read() == b"10.0.0.1:7878 by lab-1\nhello"
         tunnels.close("lab-1", "10.0.0.1:7878")
 
-    def test_another_process_is_not_let_in(self, stand_in: Callable[[str], None]) -> None:
+    def test_nobody_else_can_connect(self, stand_in: Callable[[str], None]) -> None:
         stand_in("cat")
         tunnels = Tunnels()
-        name = tunnels.address("lab-1", "10.0.0.1:7878").removeprefix("unix-abstract:")
-        done = subprocess.run([sys.executable, "-c", CONNECT, name], capture_output=True, text=True, check=False)
-        assert "hello" not in done.stdout
-        with self.connect(name) as connection:
+        path = Path(tunnels.address("lab-1", "10.0.0.1:7878").removeprefix(TUNNEL_SCHEME))
+        assert path.is_socket()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        tunnels.close("lab-1", "10.0.0.1:7878")
+
+    def test_a_tunnel_leads_to_no_node_of_this_machine(self, stand_in: Callable[[str], None]) -> None:
+        stand_in("cat")
+        tunnels = Tunnels()
+        address = tunnels.address("lab-1", "10.0.0.1:7878")
+        assert not is_local(address), "TLS is spoken through it"
+        assert why_silent(address) == "", "ssh knows, and is not asked here"
+        assert not is_deserted(address)
+        tunnels.close("lab-1", "10.0.0.1:7878")
+
+    @pytest.mark.parametrize("end", ["pass", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    def test_nothing_is_left_of_a_process_that_is_gone(self, end: str, tmp_path: Path) -> None:
+        """What one that was killed has left, the next one removes, and it leaves alone what a living one has."""
+        # A short directory: paths of sockets are.
+        with tempfile.TemporaryDirectory(prefix="mnb-", dir="/tmp") as directory:
+            environment = {**os.environ, "TMPDIR": directory, SSH_VARIABLE: "true"}
+            made = "from monarch_nb.provision.remote.tunnels import Tunnels\nfirst = Tunnels()\n"
+            made += "print(first.address('lab-1', '10.0.0.1:7878'), flush=True)\n"
+
+            def run(code: str) -> Path:
+                done = subprocess.run(
+                    [sys.executable, "-c", made + code], env=environment, capture_output=True, text=True, check=False
+                )
+                return Path(done.stdout.strip().removeprefix(TUNNEL_SCHEME))
+
+            assert run(end).is_relative_to(directory)
+            others = "second = Tunnels()\nsecond.address('lab-2', '10.0.0.2:7878')\n"
+            run(f"{others}import os\nassert len(os.listdir({directory!r})) == 2, os.listdir({directory!r})")
+            assert os.listdir(directory) == []
+
+    def test_a_directory_that_is_too_deep_for_sockets(
+        self, stand_in: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stand_in("cat")
+        deep = tmp_path / ("d" * 100)
+        deep.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(deep))
+        tunnels = Tunnels()
+        with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection:
             connection.sendall(b"hello")
             assert connection.recv(16) == b"hello"
         tunnels.close("lab-1", "10.0.0.1:7878")

@@ -162,6 +162,8 @@ export interface Reservation extends Counting {
   price_per_hour: number | null;
   meshes: Mesh[];
   actors: Actors;
+  /** Why an action would be refused as it is now; what is missing can be done. */
+  refusals: { attach?: string; restart?: string; resize?: string };
 }
 
 export interface Ended {
@@ -169,6 +171,8 @@ export interface Ended {
   name: string;
   ended_at: number;
   why: string;
+  /** Where a person released it, or with what; "": it ended by itself. */
+  by: string;
   text: string;
 }
 

@@ -58,7 +58,8 @@ function showPools(model: Model, el: HTMLElement, root: Root): () => void {
 function hostOf(pools: Pools): Host {
   const attach = async (reservation: Reservation): Promise<string> => {
     const { state, transport } = pools.storeOf(reservation.id);
-    const body = { name: fullName(reservation), pool: state.view!.pool.name };
+    const { id } = reservation;
+    const body = { name: fullName(reservation), reservation: id, pool: state.view!.pool.name };
     return (await transport.request<{ text: string }>('attach', body)).text;
   };
   return { away: GONE, attach, showPool: name => pools.show(name) };

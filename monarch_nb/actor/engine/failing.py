@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import signal
 import socket
 import traceback
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import cloudpickle
 
 from monarch_nb.actor.engine.outside import Runs
+from monarch_nb.deaths import signal_name
 from monarch_nb.errors import ActorFailure
 from monarch_nb.ground.code_names import code_label
 from monarch_nb.proto.run_pb2 import Death
@@ -53,6 +53,10 @@ class Failed(NamedTuple):
         """What was raised, in one line."""
         first = (self.text.splitlines() or [""])[0]
         return f"{self.name}: {first}".removesuffix(": ") if self.name else first
+
+    def is_of_another(self, name: str) -> bool:
+        """Whether an actor of that name only failed because another one had, whose failure is told by itself."""
+        return self.title != "" and self.title.rpartition(".")[0] != name
 
     def earlier(self) -> Failed:
         """Return it as who calls later is told."""
@@ -125,18 +129,11 @@ def _died(reason: str, death: Death | None) -> str:
         return reason
     facts = []
     if death.HasField("signal"):
-        facts.append(f"killed by signal {death.signal} ({_signal_name(death.signal)})")
+        facts.append(f"killed by signal {death.signal} ({signal_name(death.signal)})")
     elif death.HasField("exit_code"):
         facts.append(f"exit code {death.exit_code}")
     facts += [death.likely_cause] if death.likely_cause else []
     return f"{reason} ({'; '.join(facts)})" if facts and facts[0] not in reason else reason
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 def _text(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from monarch_nb.actor.engine.outside import Outside
+from monarch_nb.actor.engine.setting_up import ENDPOINT, NAME
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -69,7 +70,10 @@ def describe(failures: Sequence[MeshFailure]) -> str:
 
 def _paragraph(title: str, line: str, failures: Sequence[MeshFailure]) -> str:
     ranks = sorted({rank for failure in failures for rank in failure.crashed_ranks})
-    over = "the actor has ended: spawn it again" if len(ranks) == 1 else "the actors have ended: spawn them again"
+    if title == f"{NAME}.{ENDPOINT}":
+        over = "no actor can be made there: stop() the processes, and start others"
+    else:
+        over = "the actor has ended: spawn it again" if len(ranks) == 1 else "the actors have ended: spawn them again"
     lines = [f"{title} failed on {name_ranks(ranks)}: {line}; {over}"]
     details = failures[0].told().details.rstrip("\n")
     if details != line:

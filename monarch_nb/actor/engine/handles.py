@@ -179,7 +179,7 @@ class Birth:
         creator: that owner.
         root: the program.
         caller, runs: as of any message.
-        is_first: whether actors that come later wait until it was made: it sets the process up.
+        is_first: it sets its process up, in the only call that it gets: the other actors there wait for that.
     """
 
     handle: Handle
@@ -190,6 +190,13 @@ class Birth:
     caller: str
     runs: Runs
     is_first: bool = False
+
+    def is_below(self, uid: str) -> bool:
+        """Whether an actor of that uid spawned it, or spawned who did."""
+        creator: Identity | None = self.creator
+        while creator is not None and creator.uid != uid:
+            creator = creator.creator
+        return creator is not None
 
     def __reduce__(self) -> tuple[Callable[..., Birth], tuple[Any, ...]]:
         owner = abroad(self.owner[0]), self.owner[1]

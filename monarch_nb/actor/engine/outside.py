@@ -78,7 +78,11 @@ class Outside(Protocol):
 
     Attributes:
         questions: what people who wait in this process are asked; None where there are no people.
+        python: of the processes that this one starts on its host, as it was started with itself; "" for that of the
+            reservation.
     """
+
+    python: str
 
     @property
     def questions(self) -> Questions | None: ...
@@ -116,10 +120,13 @@ class Outside(Protocol):
         not entered in `executing` yet raises there. Does not block."""
 
     def spawn_procs(
-        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
+        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
         """Start rank processes, on each of the nodes as many as the sizes of `per_host` make; "" is the node on which
         this process is (a client: that of its reservation, or of its own local pool).
+
+        Args:
+            python: their interpreter, on the nodes; "" for that of the reservation.
 
         Returns:
             their addresses, in the order of the hosts and then of the ranks on a host.

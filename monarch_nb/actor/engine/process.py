@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import threading
 import time
@@ -95,7 +94,7 @@ class Process:
         self._faults = Faults(outside)
         self._actors: dict[str, Runner] = {}
         self._newest: dict[tuple[str, str], Runner] = {}
-        self._first: list[Runner] = []
+        self._first: Runner | None = None  # that sets the process up
         self._stopped: dict[str, Failed] = {}
         self._ports: dict[int, Receiver] = {}
         self._next_port = 1
@@ -162,9 +161,9 @@ class Process:
         self.reply_to(sender, call, -1, FAILED, failed)
 
     def _answered(self, number: int, sender: Address, rank: int, answer: Answer) -> None:
-        if rank < 0:  # the answering process did not know
+        if rank < 0:  # the answering process did not know; a client has an address on each node
             ranks = self._calls.ranks_of(
-                number, lambda place: place == sender or (self.is_here(place) and sender == HERE)
+                number, lambda place: place.process == sender.process or (self.is_here(place) and sender == HERE)
             )
             rank = ranks[0] if ranks else -1
         self._calls.answered(number, rank, answer)
@@ -194,8 +193,8 @@ class Process:
                 self.aside(answer)
 
     def actors(self) -> list[ActorState]:
-        """Return the actors of this process."""
-        return [runner.state() for runner in list(self._actors.values())]
+        """Return the actors of this process, but for one that has set it up."""
+        return [runner.state() for runner in list(self._actors.values()) if not runner.has_set_up]
 
     def executions(self) -> list[Execution]:
         """Return what actors of this process execute now."""
@@ -207,12 +206,12 @@ class Process:
 
     def instances(self) -> Mapping[str, object]:
         """Return the live Actor objects of this process by name, the newest of each name."""
-        runners = list(self._actors.values())
+        runners = [each for each in list(self._actors.values()) if not each.birth.is_first]
         return {each.birth.handle.name: each.instance for each in runners if each.instance is not None}
 
     def handles(self) -> list[Handle]:
         """Return the meshes of the actors of this process."""
-        return [runner.birth.handle for runner in list(self._actors.values())]
+        return [runner.birth.handle for runner in list(self._actors.values()) if not runner.birth.is_first]
 
     def close(self, timeout_s: float) -> None:
         """Stop all actors of this process, interrupt what they execute, and wait for them until the time is up."""
@@ -322,14 +321,16 @@ class Process:
     def _spawn_here(self, sender: Address, call: int, value: Value, birth: Birth) -> None:
         handle = birth.handle
         rank = next(rank for rank, place in enumerate(handle.places) if self.is_here(place))
-        key = birth.owner[1], handle.name
+        key = _key(birth)
         with self._lock:
-            old = self._newest.get(key)
-            after = [*self._first, *([old] if old is not None else [])]
-            runner = Runner(self, birth, rank, value, sender, call, after)
+            old, first = self._newest.get(key), self._first
+            if first is not None and birth.is_below(first.uid):  # it is part of the setting up
+                first = None
+            set_up = first.sets_up if first is not None else None
+            runner = Runner(self, birth, rank, value, sender, call, old, set_up)
             self._newest[key] = self._actors[handle.uid] = runner
             if birth.is_first:
-                self._first.append(runner)
+                self._first = runner
             if old is not None and old.is_noted:
                 self._forget(old)
         if old is not None:
@@ -359,7 +360,7 @@ class Process:
     def _child_ended(
         self, owner: Runner | None, handle: Handle, mesh: object, creator: Identity, rank: int, failed: Failed | None
     ) -> None:
-        if failed is None:
+        if failed is None or (owner is None and failed.is_of_another(handle.name)):
             return
         failed = failed.of_rank(rank)
         actor = Identity(handle.name, handle.class_name, handle.uid, rank, handle.extent, creator)
@@ -408,8 +409,7 @@ class Process:
             self._calls.drop(runner.watch.number)
         with self._lock:
             runner.is_noted = True
-            key = runner.birth.owner[1], runner.birth.handle.name
-            if not has_failed or self._newest.get(key) is not runner:
+            if not has_failed or self._newest.get(_key(runner.birth)) is not runner:
                 self._forget(runner)
         return has_failed
 
@@ -420,11 +420,9 @@ class Process:
             self._stopped[runner.uid] = runner.refuses
             while len(self._stopped) > _REMEMBERED:
                 del self._stopped[next(iter(self._stopped))]
-        key = runner.birth.owner[1], runner.birth.handle.name
+        key = _key(runner.birth)
         if self._newest.get(key) is runner:
             del self._newest[key]
-        with contextlib.suppress(ValueError):
-            self._first.remove(runner)
 
     @staticmethod
     def error_of(title: str, rank: int, extent: Extent, failed: Failed) -> ActorError:
@@ -458,6 +456,11 @@ class Process:
         current_home.set(self)
         while True:
             self._asked.get()()
+
+
+def _key(birth: Birth) -> tuple[str, str]:
+    """Return what an actor shares with those that it replaces: who spawns it, and its name."""
+    return birth.handle.uid if birth.is_first else birth.owner[1], birth.handle.name
 
 
 _installed: list[Process] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
@@ -16,8 +15,9 @@ from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, regi
 from monarch_nb.actor.engine.mailbox import Mailbox
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
 from monarch_nb.actor.engine.methods import Declared, find_method
-from monarch_nb.actor.engine.outside import HERE, ActorState, Address, Execution, Outside, Runs
+from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Outside, Runs
 from monarch_nb.actor.engine.ports import Port, Postman
+from monarch_nb.actor.engine.setting_up import SettingUp
 from monarch_nb.actor.supervision import MeshFailure
 from monarch_nb.errors import ActorError
 from monarch_nb.shape import Extent, Point
@@ -133,7 +133,8 @@ class Runner:
         rank: its place in its mesh.
         value: class and arguments, still packed.
         sender, call: who is told when it ends.
-        after: the runner of the actor that it replaces, or that sets the process up.
+        old: the runner of the actor that it replaces, for which it waits a moment.
+        set_up: of its process, for which it waits.
     """
 
     def __init__(
@@ -144,20 +145,23 @@ class Runner:
         value: Value,
         sender: Address,
         call: int,
-        after: list[Runner],
+        old: Runner | None,
+        set_up: SettingUp | None,
     ) -> None:
         self.process, self.birth, self.rank = process, birth, rank
         handle = birth.handle
         self.identity = Identity(handle.name, handle.class_name, handle.uid, rank, handle.extent, birth.creator)
         self.title = self.identity.title
         self.instance: Any = None
-        self.made, self.ended = threading.Event(), threading.Event()
+        self.ended = threading.Event()
+        self.sets_up = SettingUp() if birth.is_first else None
         self.children: dict[str, Handle] = {}
         self.called = 0
         self.refuses: Failed | None = None
         self.is_noted = False  # by the process, that it has ended
         self.watch: Call | None = None  # of its owner
-        self._value, self._owner, self._call, self._after = value, sender, call, after
+        self._value, self._owner, self._call = value, sender, call
+        self._old, self._set_up = old, set_up
         self._kind: type = object
         self._methods: dict[str, Declared] = {}
         self._steps: list[Step] = []
@@ -173,6 +177,11 @@ class Runner:
     def uid(self) -> str:
         """Of its mesh."""
         return self.birth.handle.uid
+
+    @property
+    def has_set_up(self) -> bool:
+        """Whether it was there to set its process up, and has: now it only owns what it has spawned."""
+        return self.sets_up is not None and self.sets_up.is_over and self.refuses is None
 
     def start(self) -> None:
         """Begin, on a thread of its own."""
@@ -264,26 +273,23 @@ class Runner:
 
     def _run(self) -> None:
         current_home.set(self.process)
-        if torch := sys.modules.get("torch"):
-            torch.get_num_threads()  # OpenMP counts by thread: else this one would have those of the template
-        for each in self._after:
-            if each.birth.is_first:
-                each.made.wait()
-            else:
-                each.wait_end()
+        not_set_up = self._set_up.wait() if self._set_up is not None else None
+        if self._old is not None:
+            self._old.wait_end()
+        self._old = self._set_up = None
         if self._loop is None:
-            self._run_sync()
+            self._run_sync(not_set_up)
         else:
             asyncio.set_event_loop(self._loop)
             try:
-                self._loop.run_until_complete(self._run_async())
+                self._loop.run_until_complete(self._run_async(not_set_up))
             finally:
                 self._loop.run_until_complete(self._loop.shutdown_asyncgens())
                 self._loop.run_until_complete(self._loop.shutdown_default_executor())
                 self._loop.close()
 
-    def _run_sync(self) -> None:
-        self._be_born()
+    def _run_sync(self, not_set_up: Failed | None) -> None:
+        self._be_born(not_set_up)
         while not self.ended.is_set():
             try:
                 item = self._mailbox.get()
@@ -296,8 +302,8 @@ class Runner:
             except KeyboardInterrupt:  # of an execution that was over already
                 continue
 
-    async def _run_async(self) -> None:
-        self._be_born()
+    async def _run_async(self, not_set_up: Failed | None) -> None:
+        self._be_born(not_set_up)
         turns = 0
         while not self.ended.is_set():
             item = self._mailbox.pop()
@@ -316,13 +322,13 @@ class Runner:
                 if turns % _TURN == 0:
                     await asyncio.sleep(0)
 
-    def _be_born(self) -> None:
+    def _be_born(self, not_set_up: Failed | None) -> None:
         message = Message("__init__", None, self._value, self._owner, 0, None, self.birth.caller, self.birth.runs)
+        if not_set_up is not None:
+            self._fail(not_set_up, not_set_up, message, self.rank)
+            return
         step = self._begin(message)
         try:
-            for each in self._after:
-                if each.birth.is_first and each.refuses is not None and each.refuses.name:
-                    raise each.refuses.exception()
             with self.process.outside.executing(step.execution):
                 self._kind, values, named = self._value.load()
                 self.instance = self._kind(*values, **named)
@@ -331,12 +337,8 @@ class Runner:
             self.fail(error, message, self.rank)
         else:
             self._over(step)
-            if self.birth.is_first:  # its work is done
-                self.stop("it has set its process up", HERE, 0)
         finally:
             del self._value
-            self._after.clear()
-            self.made.set()
 
     def _begin(self, message: Message) -> Step:
         rank, extent = self._place(message.place)
@@ -399,6 +401,8 @@ class Runner:
             self._raised(step, is_explicit, error)
         else:
             self._over(step)
+            if self.sets_up is not None:
+                self.sets_up.end()
 
     async def _take(self, message: Message) -> None:
         """Execute a message in this task, or in one of its own when its endpoint is concurrent."""
@@ -439,6 +443,8 @@ class Runner:
             self._raised(step, is_explicit, error)
         else:
             self._over(step)
+            if self.sets_up is not None:
+                self.sets_up.end()
         finally:
             task = step.execution.task
             while task is not None and task.cancelling() and not is_concurrent:
@@ -465,6 +471,9 @@ class Runner:
 
     def _raised(self, step: Step, is_explicit: bool, error: BaseException) -> None:
         message = step.message
+        if self.sets_up is not None:
+            self.fail(error, message, step.rank)
+            return
         is_interrupt = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
         if is_interrupt and (step.execution.interrupted or isinstance(error, KeyboardInterrupt)):
             self._answer_failed(message, step.rank, describe("interrupted", error))
@@ -484,14 +493,19 @@ class Runner:
 
     def fail(self, error: BaseException, message: Message | None = None, rank: int = 0) -> None:
         """Let it not answer any more, tell its owner and who waits for `message`, and clean up. On its thread."""
-        if self.refuses is not None:
-            return
         failed = describe("stopped", error)
         if message is not None:
             is_broadcast = not message.call and message.port is None and message.endpoint != "__init__"
             title = f"{self.birth.handle.name}.{message.endpoint}{' (broadcast)' if is_broadcast else ''}"
             failed = failed._replace(title=title, runs=message.runs)
-        self.refuses = failed.earlier()
+        self._fail(failed, failed.earlier(), message, rank)
+
+    def _fail(self, failed: Failed, later: Failed, message: Message | None, rank: int) -> None:
+        if self.refuses is not None:
+            return
+        self.refuses = later
+        if self.sets_up is not None:
+            self.sets_up.end(failed)
         if message is not None:
             self._answer_failed(message, rank, failed)
         self._refuse_waiting()
@@ -529,6 +543,8 @@ class Runner:
             self._has_ended(None)
 
     def _has_ended(self, problem: BaseException | None) -> None:
+        if self.sets_up is not None:
+            self.sets_up.end(self.refuses)
         has_failed = self.process.note_end(self)
         self.instance = None
         if problem is not None:

@@ -168,12 +168,18 @@ class Expiry:
         if was_warned:
             self._tell(reservation_id, self._time_left(reservation_id))
 
-    def end(self, reservation_id: str, why: str) -> pb.Ended:
-        """A reservation ends by itself: clients learn it before their runs are refused."""
+    def end(self, reservation_id: str, *, why: str = "", by: str = "", asked_at: float = 0.0) -> pb.Ended:
+        """A reservation ends: clients learn it before their runs are refused.
+
+        Args:
+            why: by itself. by, asked_at: a person released it; see ReleaseRequest.
+        """
         request = self._state.leases[reservation_id].request
-        ended = self._state.end(reservation_id, why, time.time())
+        ended = self._state.end(reservation_id, asked_at or time.time(), why=why, by=by)
         slots = counted(request.gpus or request.procs, "gpu" if request.gpus else "proc")
-        _log.warning("%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner)
+        _log.log(
+            logging.INFO if by else logging.WARNING, "%s (%s, held by %s)", how_it_ended(ended), slots, ended.owner
+        )
         self._tell(reservation_id, pb.TimeLeft(reservation_id=reservation_id, ended=ended))
         return ended
 

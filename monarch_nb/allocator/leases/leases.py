@@ -200,26 +200,27 @@ class Leases:
             await self._meshes.remove(mesh_id)
         return ranks
 
-    async def release(self, reservation_id: str, why: str = "", lease_id: str = "") -> int:
-        """End everything of a reservation and give its slots back; return how many ranks ended.
-
-        Args:
-            why: when no person asked for it.
-            lease_id: only this lease of it is meant; "": whichever there is.
-        """
+    async def release(
+        self, reservation_id: str, why: str = "", lease_id: str = "", *, by: str = "", asked_at: float = 0.0
+    ) -> int:
+        """End everything of a reservation and give its slots back; return how many ranks ended. Arguments as of
+        ReleaseRequest."""
         lease = self._state.leases.get(reservation_id)
         if lease_id and lease is None:
             self._state.release(reservation_id, lease_id)
             return 0
         if lease_id and lease is not None and lease.request.lease_id != lease_id:
             return 0
-        return await asyncio.shield(self.start_release(reservation_id, why))
+        return await asyncio.shield(self.start_release(reservation_id, why, by, asked_at))
 
-    def start_release(self, reservation_id: str, why: str = "") -> asyncio.Task[int]:
-        """Begin to release, unless that is going on."""
+    def start_release(
+        self, reservation_id: str, why: str = "", by: str = "", asked_at: float = 0.0
+    ) -> asyncio.Task[int]:
+        """Begin to release, unless that is going on. Nobody is told of the end of what was never confirmed."""
         if reservation_id not in self.releases:
-            if why and reservation_id in self._state.leases:
-                self._records.save_end(self.expiry.end(reservation_id, why))
+            lease = self._state.leases.get(reservation_id)
+            if lease is not None and (why or (by and lease.confirmed)):
+                self._records.save_end(self.expiry.end(reservation_id, why=why, by=by, asked_at=asked_at))
             task = self.releases[reservation_id] = asyncio.create_task(self._release(reservation_id))
             task.add_done_callback(lambda _: self.releases.pop(reservation_id))
         return self.releases[reservation_id]

@@ -9,7 +9,7 @@ from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.mail.mail import Mail
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.sessions.audience import Audience
-from monarch_nb.allocator.state.limits import expired
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import Supervisor
 from monarch_nb.config import NodePaths
@@ -42,7 +42,7 @@ class Meshes:
         """From now on the mesh is not known; whoever waits for a run of it is told why."""
         if mesh := self._state.meshes.pop(mesh_id, None):
             ended = self._state.ended.get(mesh.spec.reservation_id)
-            gone = error_to_json(expired(ended) if ended else MeshNotFound(why))
+            gone = error_to_json(released(ended) if ended else MeshNotFound(why))
             for run in mesh.runs.values():
                 self._audience.dismiss(run, gone)
         self._records.close_mesh(mesh_id)

@@ -85,4 +85,5 @@ def _call(request: pb.UndertakeRequest) -> tuple[str, pb.ReleaseRequest | pb.Sto
         return "ChangeMembers", request.members
     if request.mesh_id:
         return "StopMesh", pb.StopMeshRequest(mesh_id=request.mesh_id)
-    return "Release", pb.ReleaseRequest(reservation_id=request.reservation_id)
+    release = pb.ReleaseRequest(reservation_id=request.reservation_id, by=request.by, asked_at=request.asked_at)
+    return "Release", release

@@ -119,4 +119,5 @@ def _specification(
         process=f"{record.mesh_id}/{record.rank}",
         mail_directory=str(paths.mail_of(spec.mesh_id)),
         store_note=str(paths.store_note(spec.mesh_id)),
+        python=spec.python,
     )

@@ -87,7 +87,7 @@ class Records:
         self.flush()
 
     def save_end(self, ended: pb.Ended) -> None:
-        """Write down that a reservation ended by itself, and forget the ends that the state has forgotten."""
+        """Write down that a reservation was released, and forget the ends that the state has forgotten."""
         self.database.put("ended", ended.reservation_id, ended)
         for key, _ in list(self.database.read("ended", pb.Ended)):
             if key not in self._state.ended:

@@ -18,7 +18,7 @@ from typing import Any
 from monarch_nb.allocator.mail.mail import CLIENT
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.serving.revoked import Revoked
-from monarch_nb.allocator.state.limits import expired
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import Lease, NodeState
@@ -205,6 +205,10 @@ class Access:
         elif self._state.owner_of(reservation_id) not in ("", caller.name):
             raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
+    def owner_of(self, reservation_id: str) -> str:
+        """Return whose a reservation is, or was; "" when it is not known."""
+        return self._state.owner_of(reservation_id)
+
     def need_mesh(self, caller: Caller, mesh_id: str, right: Right, doing: str) -> None:
         """Raise unless the caller has a right to a mesh's reservation. Meshes that others had here never were."""
         reservation_id = self.reservation_of(mesh_id)
@@ -213,7 +217,7 @@ class Access:
             return
         for ended in self._state.ended.values():
             if mesh_id in ended.mesh_ids and ended.owner == caller.name:
-                raise expired(ended)
+                raise released(ended)
         raise self._state.no_mesh(mesh_id)
 
     def need_run(self, caller: Caller, run_id: str, doing: str) -> None:
@@ -384,6 +388,8 @@ def _release(access: Access, caller: Caller, request: pb.ReleaseRequest) -> None
     else:
         request.why = ""  # a person asks for it
     if caller.role == ADMIN:
+        if request.by and access.owner_of(request.reservation_id) not in ("", caller.name):
+            request.by += f" by {caller.name}"  # its owner did not
         request.owner = request.owner or caller.name
     else:
         request.owner = caller.name

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -118,9 +119,14 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
+        by, asked_at = request.by, request.asked_at or time.time()
         owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
+        owed.by, owed.asked_at = by, asked_at
         self._node.owed.take(owed)
-        ended = await _whole(self._node.leases.release(request.reservation_id, request.why, request.lease_id))
+        release = self._node.leases.release(
+            request.reservation_id, request.why, request.lease_id, by=by, asked_at=asked_at
+        )
+        ended = await _whole(release)
         return pb.ReleaseReply(ranks_ended=ended, kept=self._kept(request.reservation_id))
 
     def _kept(self, reservation_id: str) -> pb.KeptFiles | None:

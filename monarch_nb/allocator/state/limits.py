@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch_nb.errors import ReservationExpired
+from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.times import duration, time_of_day
@@ -110,11 +110,15 @@ class Limits:
 
 
 def how_it_ended(ended: pb.Ended) -> str:
-    """Return "dev was released at 14:02: its time of 8 h was up"."""
-    return f"{ended.name} was released at {time_of_day(ended.ended_at)}: {ended.why}"
+    """Return "dev was released at 14:02: its time of 8 h was up", or "dev was released at 14:02 in the panel"."""
+    how = f" {ended.by}" if ended.by else f": {ended.why}"
+    return f"{ended.name} was released at {time_of_day(ended.ended_at)}{how}"
 
 
-def expired(ended: pb.Ended) -> ReservationExpired:
-    """Return the error for whoever asks for a reservation that ended by itself."""
+def released(ended: pb.Ended) -> ReservationExpired | ReservationReleased:
+    """Return the error for whoever asks for a reservation that was released."""
+    if ended.by:
+        message = f"{how_it_ended(ended)}: %mesh reserve {ended.name} makes a new one"
+        return ReservationReleased(message, ended.name, ended.by, ended.ended_at)
     message = f"{how_it_ended(ended)}; %mesh reserve makes a new one"
     return ReservationExpired(message, ended.name, ended.why, ended.ended_at)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb import config
 from monarch_nb.allocator.state.gpus import why_not_free
-from monarch_nb.allocator.state.limits import Limits, expired
+from monarch_nb.allocator.state.limits import Limits, released
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankSlot, Run, failure_of, name_of
 from monarch_nb.errors import (
     CapacityError,
@@ -219,11 +219,11 @@ class NodeState:
         return list(known.values())
 
     def lease(self, reservation_id: str) -> Lease:
-        """Return a lease, or raise ReservationNotFound (ReservationExpired when no person released it)."""
+        """Return a lease, or raise ReservationNotFound, ReservationReleased or ReservationExpired."""
         if lease := self.leases.get(reservation_id):
             return lease
         if ended := self.ended.get(reservation_id):
-            raise expired(ended)
+            raise released(ended)
         raise ReservationNotFound("the reservation is not held here (released, or never confirmed); reserve again")
 
     def share(self, request: pb.ShareRequest) -> None:
@@ -240,7 +240,7 @@ class NodeState:
             lease.shares[request.to] = min(request.right, pb.RIGHT_RUN)
 
     def owner_of(self, reservation_id: str) -> str:
-        """Return whose a reservation is, or was when it ended by itself; "" when it is not known."""
+        """Return whose a reservation is, or was when it was released; "" when it is not known."""
         if lease := self.leases.get(reservation_id):
             return lease.request.owner
         return self.ended[reservation_id].owner if reservation_id in self.ended else ""
@@ -269,8 +269,9 @@ class NodeState:
             for slot in mesh.ranks.values()
         )
 
-    def end(self, reservation_id: str, why: str, now: float) -> pb.Ended:
-        """Remember that a reservation is about to end by itself, and why. The oldest such memories go."""
+    def end(self, reservation_id: str, now: float, *, why: str = "", by: str = "") -> pb.Ended:
+        """Remember that a reservation is about to end, and why, or with what a person has released it. The oldest such
+        memories go."""
         request = self.leases[reservation_id].request
         ended = self.ended[reservation_id] = pb.Ended(
             reservation_id=reservation_id,
@@ -278,6 +279,7 @@ class NodeState:
             owner=request.owner,
             ended_at=now,
             why=why,
+            by=by,
             mesh_ids=[mesh.spec.mesh_id for mesh in self.meshes.values() if mesh.spec.reservation_id == reservation_id],
         )
         while len(self.ended) > MAX_ENDED:
@@ -287,12 +289,12 @@ class NodeState:
     # ---- meshes ----
 
     def mesh(self, mesh_id: str) -> Mesh:
-        """Return a mesh, or raise MeshNotFound (ReservationExpired when its reservation ended by itself)."""
+        """Return a mesh, or raise MeshNotFound, or what `lease` raises when its reservation was released."""
         if mesh := self.meshes.get(mesh_id):
             return mesh
         for ended in self.ended.values():
             if mesh_id in ended.mesh_ids:
-                raise expired(ended)
+                raise released(ended)
         raise self.no_mesh(mesh_id)
 
     def no_mesh(self, mesh_id: str) -> MeshNotFound:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from monarch_nb import config
+
+_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
 
 
 def python_identity(python: str) -> tuple[str, ...]:
@@ -23,6 +26,21 @@ def python_identity(python: str) -> tuple[str, ...]:
 def template_key(python: str, preload: Sequence[str]) -> str:
     """Return the short name of a template: one per python and preload list."""
     return hashlib.sha256("\0".join([*python_identity(python), *preload]).encode()).hexdigest()[:8]
+
+
+def what_is_wrong(python: str, said: str) -> str:
+    """Return what is wrong with a python whose template did not start, to be said behind that; empty when unknown.
+
+    Args:
+        said: the last that it has written.
+
+    Example:
+        >>> what_is_wrong("/bin/cat", "/bin/cat: invalid option -- 'm'")
+        ': is it a Python?'
+    """
+    if missing := _NO_MODULE.findall(said):
+        return f": it has no {missing[-1]}, which ranks need: {python} -m pip install monarch_nb=={config.VERSION}"
+    return "" if "Traceback (most recent call last)" in said else ": is it a Python?"
 
 
 def python_environment() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
-from monarch_nb.allocator.supervision.pythons import python_environment, template_key
+from monarch_nb.allocator.supervision.pythons import python_environment, template_key, what_is_wrong
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
@@ -231,7 +231,7 @@ class Supervisor:
         log = self.paths.template_log(key)
         text = log.read_text(errors="replace").strip() if log.exists() else ""
         last = "\n".join(text.splitlines()[-15:])
-        return f"the template process of {python} did not start; the end of {log}:\n{last}"
+        return f"the template process of {python} did not start{what_is_wrong(python, last)}; the end of {log}:\n{last}"
 
     def _watch_template(self, key: str, pid: int) -> ProcessWatch:
         watch = self._template_watches[key] = ProcessWatch(pid)

@@ -7,8 +7,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from weakref import WeakSet
 
+from monarch_nb.actor.bootstrap import sets_up
 from monarch_nb.actor.engine.outside import CallState
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
@@ -115,9 +117,13 @@ def behind(call: CallState, mesh_id: str, infos: Mapping[int, Sequence[ActorInfo
             silent.append(rank)
         named = [info for info in infos.get(rank, ()) if info.name == name]
         ending = next((info for info in named if info.is_ending), None)
+        first = next((info for info in infos.get(rank, ()) if info.running and sets_up(info.class_name)), None)
         for info in (info for info in named if not info.is_ending):
             does = _does(info, endpoint)
-            if ending is not None and does == _IDLE:
+            if first is not None and first is not info and does == _IDLE:
+                does = f"is not made yet, while the bootstrap runs{_at(first)}"
+                info = replace(info, running=first.running, running_s=first.running_s)
+            elif ending is not None and does == _IDLE:
                 does = f"is not made yet, while the one before ends{_at(ending)}"
             groups.setdefault(does, []).append(info)
     parts = [_part(does, alike) for does, alike in groups.items()]

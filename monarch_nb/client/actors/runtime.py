@@ -34,6 +34,8 @@ class ClientOutside:
         callers: in whose name it calls.
     """
 
+    python = ""
+
     def __init__(self) -> None:
         self.holdings = Holdings()
         self.callers = Callers(self.holdings, Printing(), lambda: engine.process().calls())
@@ -91,15 +93,17 @@ class ClientOutside:
         execution.interrupt()
 
     def spawn_procs(
-        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
+        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
         """Start rank processes in the reservation that has these nodes, beside its main mesh."""
-        return asyncio.run_coroutine_threadsafe(self._spawn_procs(hosts, per_host, name), background_loop())
+        return asyncio.run_coroutine_threadsafe(self._spawn_procs(hosts, per_host, name, python), background_loop())
 
-    async def _spawn_procs(self, hosts: Sequence[str], per_host: Mapping[str, int], name: str) -> Sequence[Address]:
+    async def _spawn_procs(
+        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str
+    ) -> Sequence[Address]:
         reservation = await asyncio.to_thread(self.holdings.reservation_with, hosts)
         nodes = [host or reservation.meshes.addresses[0] for host in hosts]
-        mesh = await reservation.meshes.spawn(nodes, per_host, name)
+        mesh = await reservation.meshes.spawn(nodes, per_host, name, python=python)
         self.holdings.add(mesh)
         return mesh.addresses
 

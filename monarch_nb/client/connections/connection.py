@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
@@ -19,10 +19,8 @@ from monarch_nb.client.connections.listeners import Followed, ReservationListene
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, TrustError, VersionMismatch
 from monarch_nb.ground.namespaces import pid_namespace
-from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
-from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import error_from_json, is_refusal, translate
 from monarch_nb.trust.identity import check_time
@@ -46,11 +44,6 @@ GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 """What is said of a node of this machine that does not answer."""
-HOST_AWAY = (
-    "what its ranks do follows here when it answers again; until then -t leaves them out, and if it never does: "
-    "%mesh replace"
-)
-"""What is said of one of another machine."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
 LINGER_S = 1.0
@@ -99,36 +92,20 @@ class Connection:
         self.name, self.node_address = name, node_address
 
     @property
-    def absence(self) -> str:
-        """What there is to say of a node that does not answer."""
-        if is_local(self.address):
-            return f"{self.name} {ALLOCATOR_DOWN}"
-        return f"{self.name} unreachable{self._since}: {HOST_AWAY}"
-
-    def absence_of(self, ranks: Sequence[int], others: Sequence[int], *, is_last: bool = False) -> str:
-        """What there is to say when it does not answer and what is to run needs it.
-
-        Args:
-            ranks: its ranks of those that are to run. others: those of them that could run without it.
-            is_last: no other node that has ranks of their mesh answers.
-        """
-        leave_out = f"-t {format_ranks(others)} leaves {name_ranks(ranks)} out" if others else ""
-        if is_local(self.address):
-            return f"{self.absence}{leave_out and f'; {leave_out}'}"
-        if is_last:
-            away = f"{self.name} unreachable{self._since}"
-            gone = f"{away}, with {name_ranks(ranks)}, and no other node of their mesh answers"
-            return f"{gone}: they come back only with their nodes; %mesh reserve NAME --replace begins anew, on others"
-        replaced = "%mesh replace puts a free node in its place"
-        if self.identity and (job := job_of_pool(self.identity.pool)):
-            replaced = f"%mesh replace asks {job.on} for another in its place"
-        ways = "; ".join(filter(None, [leave_out, f"{replaced}, %mesh release works without it"]))
-        return f"{self.name} unreachable{self._since}, with {name_ranks(ranks)}: {ways}"
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        return is_local(self.address)
 
     @property
-    def _since(self) -> str:
+    def since(self) -> str:
+        """Since when it does not answer, after a blank: " since 14:03:05"; empty when nobody has looked, or it does."""
         has_looked = (self._session is not None or self._was_lost) and not self.up
         return f" since {time.strftime('%H:%M:%S', self._away_at)}" if has_looked else ""
+
+    @property
+    def absence(self) -> str:
+        """What there is to say of a node that does not answer. What helps elsewhere, `silence.way_on` says."""
+        return f"{self.name} {ALLOCATOR_DOWN}" if self.is_local else f"{self.name} unreachable{self.since}"
 
     def lost(self) -> None:
         """Another node, which looks after this one, has found that it does not answer any more."""

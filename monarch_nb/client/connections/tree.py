@@ -31,11 +31,14 @@ from monarch_nb.rpc.status import error_from_json
 
 _log = logging.getLogger(__name__)
 
-DIRECT_NODES = 8
-"""Meshes on at most so many nodes are followed on each of them directly."""
+DIRECT_NODES = 16
+"""A client follows meshes on at most so many nodes on each of them. That costs the client 0.24 ms of processor time a
+node and cell. A tree costs it 2.3 ms, but each level of the tree takes a hop of 1.2 ms. So where nodes have their own
+cores, a tree is faster from about 21 nodes on; where they share cores it is slower. 16 nodes cost the client 4.4 ms, 21
+nodes would cost 6 ms (docs/performance.md, "From how many nodes on a tree pays")."""
 FAN_OUT = 2
-"""So many nodes are directly below one. What it sends to each, and gets, costs it about 0.4 ms a cell. All of them
-together send as many messages, whatever it is."""
+"""So many nodes are directly below one. Each costs it 0.24 to 0.5 ms a cell. With 4, a cell on 64 nodes would be a
+third faster where nodes have their own cores, but the first node would spend 1 ms more, and its goal is 2 ms."""
 SHOWN_PER_RANK_S = 0.002
 """How far each rank was shown is said less often of many ranks: it costs as much as what they print."""
 LOOK_PATIENCE_S = 3.0

@@ -1,62 +1,56 @@
-"""What is typed at `monarch_dbg> `: Monarch's commands and its grammar of ranks. Pure."""
+"""What is typed at `monarch_dbg> `: Monarch's commands, shorter forms of them, and lines for pdb. Pure."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.pdb_lines import COMMANDS, is_command, read_as_python
 
 HELP = """\
 monarch_dbg commands:
 \tlist - list all stopped ranks
-\tattach <actor_name> <rank> - talk to the pdb of a rank; detach there comes back here
-\tcast <actor_name> ranks(...) <command> - send a pdb command to a set of ranks of the actor, and show their answers.
-\t\tThe value inside ranks(...) can be a single rank (ranks(1)),
-\t\ta list of ranks (ranks(1,4,6)), a range of ranks (ranks(start?:stop?:step?)),
+\tattach [<actor_name>] <rank> - talk to the pdb of a rank; detach there comes back here
+\tcast [<actor_name>] <ranks> <command> - send a pdb command to a set of ranks of the actor, and show their answers.
+\t\t<ranks> is as after -t (3 or 0,2-3 or ::2 or all or hosts=0,procs=0:2), or
+\t\ta single rank (ranks(1)), a list of ranks (ranks(1,4,6)), a range of ranks (ranks(start?:stop?:step?)),
 \t\tor a dict of dimensions (ranks(dim1=1:5:2, dim2=3, dim4=(3,6))).
 \tcontinue - clear all breakpoints and tell all ranks to continue
 \tquit - leave the debugger; what has stopped stays where it is
 \thelp - print this help message
-The actor name is `cell` for what has stopped in a cell or a script."""
+Any other line goes to all stopped ranks: a pdb command (p x, w, n, s, b 12) or Python (x.shape, y = 1).
+\tHere l is list, c and cont are continue, q and exit are quit, h is help, a is attach.
+\tcast all l sends pdb's l to all ranks. !c shows a variable named c.
+The actor name is `cell` for what has stopped in a cell or a script. It can be left out where only one has stopped."""
 
-_WORDS = ("attach", "list", "cast", "continue", "quit", "help")
-_SHORT = {"a": "attach", "l": "list", "c": "continue", "q": "quit", "h": "help"}
+WORDS = ("attach", "list", "cast", "continue", "quit", "help")
+_SAME = {
+    "a": "attach",
+    "l": "list",
+    "c": "continue",
+    "cont": "continue",
+    "q": "quit",
+    "quit()": "quit",
+    "exit": "quit",
+    "exit()": "quit",
+    "EOF": "quit",
+    "h": "help",
+    "?": "help",
+}
+_CONVERSATIONS = ("commands", "debug", "interact")
+"""Commands of pdb that ask for more lines, with a prompt of their own."""
 _NAME = r"[-_a-zA-Z0-9]+"
-_FORMS = "ranks(3), ranks(1,4,6), ranks(2:7:2), ranks(:), ranks(hosts=0, procs=(1,3))"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Numbers: single ones, or a range."""
-
-    numbers: tuple[int, ...] = ()
-    start: int = 0
-    stop: int | None = None
-    step: int = 1
-
-    def __contains__(self, number: int) -> bool:
-        if self.numbers:
-            return number in self.numbers
-        in_range = self.start <= number and (self.stop is None or number < self.stop)
-        return in_range and (number - self.start) % self.step == 0
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """What stands in `ranks(...)`: of ranks, or of each dimension that is named."""
-
-    ranks: Chosen | None = None
-    dimensions: Mapping[str, Chosen] | None = None
-
-    def has(self, rank: int, coordinates: Mapping[str, int]) -> bool:
-        """Return whether a rank is one of these; what lacks a dimension that is named is none."""
-        if self.ranks is not None:
-            return rank in self.ranks
-        named = self.dimensions or {}
-        return all(name in coordinates and coordinates[name] in chosen for name, chosen in named.items())
+_PART = r"(?:\w+\s*=\s*)?(?:-?[\d:][-\d:]*|\([^)]*\))"
+_RANKS = rf"all|\[[^\]]*\]|{_PART}(?:\s*,\s*{_PART})*"
+_ATTACH_FORM = "attach is: attach [NAME] RANK, as in attach 2 (list shows names and ranks)"
+_CAST_FORM = (
+    "cast is: cast [NAME] RANKS COMMAND, as in cast 0-3 p x, cast hosts=0 w or cast cell ranks(1,4) n; "
+    "a command without cast goes to all stopped ranks"
+)
 
 
 @dataclass(frozen=True)
@@ -64,15 +58,15 @@ class Command:
     """A line that was read.
 
     Attributes:
-        word: attach, list, cast, continue, quit or help; empty for an empty line.
-        name: of an actor. rank: for attach.
-        ranks: for cast. line: for pdb.
+        word: attach, cast, list, continue, quit or help; empty for an empty line.
+        name: of an actor; empty when it was left out.
+        ranks: for attach and cast, as `parse_targets` reads them.
+        line: for pdb.
     """
 
     word: str
     name: str = ""
-    rank: int = 0
-    ranks: Ranks = Ranks()
+    ranks: str = ""
     line: str = ""
 
 
@@ -84,38 +78,74 @@ def parse(line: str) -> Command:
 
     Example:
         >>> parse("attach trainers 3")
-        Command(word='attach', name='trainers', rank=3, ranks=Ranks(ranks=None, dimensions=None), line='')
-        >>> parse("cast cell ranks(0, 2) n").ranks.has(2, {})
-        True
+        Command(word='attach', name='trainers', ranks='3', line='')
+        >>> parse("cast 0,2-3 p x")
+        Command(word='cast', name='', ranks='0,2-3', line='p x')
+        >>> parse("p x")
+        Command(word='cast', name='', ranks='all', line='p x')
     """
-    typed, _, rest = line.strip().partition(" ")
-    word = _SHORT.get(typed, typed)
+    line = line.strip()
+    typed, _, rest = line.partition(" ")
+    rest, word = rest.strip(), _SAME.get(typed, typed)
+    if not line:
+        return Command("")
+    if word not in WORDS or rest.startswith("="):
+        return Command("cast", ranks="all", line=_for_all(line))
     if word == "attach":
-        return _attach(rest)
+        return _attach(rest, line)
     if word == "cast":
         return _cast(rest)
-    if word and word not in _WORDS:
-        near = difflib.get_close_matches(word, [*_WORDS, "detach"], n=1, cutoff=0.6)
-        hint = "detach is for what is attached" if near == ["detach"] else f"did you mean {near[0]}?" if near else ""
-        raise UsageError(f"no command {typed!r}{f': {hint}' if hint else ''}; there are {', '.join(_WORDS)}")
-    if rest.strip():
-        raise UsageError(f"{word} takes nothing, not {rest.strip()!r}")
+    if rest:
+        whole = f"!{line}" if read_as_python(line) == "whole" else f"cast all {line}"
+        raise UsageError(f"{word} takes nothing here, not {rest!r}; for pdb in all stopped ranks: {whole}")
     return Command(word)
 
 
-def _attach(rest: str) -> Command:
-    match = re.fullmatch(rf"\s*({_NAME})\s+(\d+)\s*", rest)
+def completions(before: str, stops: Iterable[StopInfo]) -> list[str]:
+    """Return the words that can stand behind `before`, the beginning of a line: commands, names, ranks.
+
+    Example:
+        >>> completions("cast ", [])
+        ['all']
+    """
+    words = before.split()
+    if not words:
+        return sorted({*WORDS, *COMMANDS})
+    word, rest = _SAME.get(words[0], words[0]), words[1:]
+    stops = list(stops)
+    names = sorted({stop.actor for stop in stops})
+    if word not in ("attach", "cast") or (rest and rest not in ([name] for name in names)):
+        return []
+    ranks = sorted({stop.rank for stop in stops if not rest or stop.actor == rest[0]})
+    return [*([] if rest else names), *(["all"] if word == "cast" else []), *map(str, ranks)]
+
+
+def meant(word: str, answers: Iterable[str]) -> str:
+    """Return a hint for a word that is no command and that went to ranks as Python, where it is no variable either."""
+    unknown = f"*** NameError: name {word!r} is not defined"
+    if not word.isidentifier() or not all(answer.startswith(unknown) for answer in answers):
+        return ""
+    return f"{word} is no command either: {_advice(word)}"
+
+
+def _attach(rest: str, line: str) -> Command:
+    match = re.fullmatch(rf"(?:({_NAME})\s+)??({_RANKS})", rest)
     if match is None:
-        raise UsageError("attach is: attach NAME RANK, as in attach cell 3 (list shows names and ranks)")
-    return Command("attach", match[1], int(match[2]))
+        is_python = not line.startswith("attach") and read_as_python(line) == "whole"
+        raise UsageError(f"{_ATTACH_FORM}{f'; for pdb in all stopped ranks: !{line}' if is_python else ''}")
+    return Command("attach", match[1] or "", match[2])
 
 
 def _cast(rest: str) -> Command:
-    match = re.fullmatch(rf"\s*({_NAME})\s+ranks\s*\((.*)", rest)
-    inside, line = _closed(match[2]) if match is not None else ("", "")
-    if match is None or not re.match(r"[!\w]", line):
-        raise UsageError(f"cast is: cast NAME ranks(...) COMMAND, as in cast cell ranks(:) p x; forms: {_FORMS}")
-    return Command("cast", match[1], ranks=parse_ranks(inside), line=line)
+    if match := re.fullmatch(rf"(?:({_NAME})\s+)?ranks\s*\((.*)", rest):
+        ranks, line = _closed(match[2])
+    elif match := re.fullmatch(rf"(?:({_NAME})\s+)??({_RANKS})\s+(.+)", rest):
+        ranks, line = match[2], match[3]
+    else:
+        raise UsageError(_CAST_FORM)
+    if not line:
+        raise UsageError(_CAST_FORM)
+    return Command("cast", match[1] or "", ranks, _for_pdb(line))
 
 
 def _closed(text: str) -> tuple[str, str]:
@@ -125,47 +155,46 @@ def _closed(text: str) -> tuple[str, str]:
         depth += (character == "(") - (character == ")")
         if depth == 0:
             return text[:place], text[place + 1 :].strip()
-    raise UsageError(f"ranks( is never closed; forms: {_FORMS}")
+    raise UsageError(f"ranks( is never closed; {_CAST_FORM}")
 
 
-def parse_ranks(text: str) -> Ranks:
-    """Read what stands in `ranks(...)`.
+def _for_all(line: str) -> str:
+    """Return a line that begins with no command of the prompt, if pdb can execute it.
 
     Raises:
-        UsageError: it has none of the forms.
+        UsageError: it is neither pdb's nor Python; the nearest command is suggested.
     """
-    text = re.sub(r"\s+", " ", text).strip()
-    if "=" not in text:
-        return Ranks(ranks=_chosen(text, text))
-    dimensions: dict[str, Chosen] = {}
-    for part in re.split(r",(?![^(]*\))", text):
-        match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(.*?)\s*", part)
-        if match is None:
-            raise _unreadable(text)
-        if match[1] in dimensions:
-            raise UsageError(f"ranks({text}) names {match[1]} twice")
-        value = match[2]
-        if value.startswith("("):
-            if not value.endswith(")") or "," not in value:
-                raise _unreadable(text)
-            value = value[1:-1]
-        elif "," in value:
-            raise _unreadable(text)
-        dimensions[match[1]] = _chosen(value, text)
-    return Ranks(dimensions=dimensions)
+    first, typed = _first(line), line.split()[0]
+    if typed == "detach":
+        raise UsageError("detach is for a rank that is attached; none is")
+    if not is_command(first) and read_as_python(first.removeprefix("!")) == "no":
+        raise UsageError(f"{line!r} is no command, and no Python: {_advice(typed)}")
+    return _for_pdb(line)
 
 
-def _chosen(text: str, whole: str) -> Chosen:
-    if re.fullmatch(r"\d+( ?, ?\d+)*", text):
-        return Chosen(numbers=tuple(int(number) for number in text.split(",")))
-    match = re.fullmatch(r"(\d+)? ?: ?(\d+)?(?: ?: ?(\d+)?)?", text)
-    if match is None:
-        raise _unreadable(whole)
-    start, stop, step = (int(number) if number else None for number in match.groups())
-    if step == 0:
-        raise UsageError(f"ranks({whole}) has a step of 0")
-    return Chosen(start=start or 0, stop=stop, step=step or 1)
+def _for_pdb(line: str) -> str:
+    """Return a line for pdb in several ranks.
+
+    Raises:
+        UsageError: it would wait for more lines.
+    """
+    first = _first(line)
+    if is_command(first):
+        word = first.split()[0]
+        if word in _CONVERSATIONS:
+            raise UsageError(f"{word} asks for more lines: attach a rank first, as in attach 0")
+    elif read_as_python(first.removeprefix("!")) == "unfinished":
+        raise UsageError(f"{line!r} is not finished: write it in one line, or attach a rank first, as in attach 0")
+    return line
 
 
-def _unreadable(text: str) -> UsageError:
-    return UsageError(f"can not read ranks({text}); forms: {_FORMS}")
+def _first(line: str) -> str:
+    """Return the first of the commands that pdb finds in a line."""
+    return line.partition(";;")[0].strip()
+
+
+def _advice(word: str) -> str:
+    if word in COMMANDS:
+        return f"{word} takes nothing"
+    near = difflib.get_close_matches(word, sorted({*WORDS, *COMMANDS}), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else "help shows the commands"

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from monarch_nb.client.debug.commands import HELP, Command, parse
+from monarch_nb.client.debug.commands import HELP, Command, meant, parse
 from monarch_nb.client.debug.debugger import Attached, Debugger
 from monarch_nb.client.debug.stops import StopInfo, folded, stops_table
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.ground.interrupting import kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
 PROMPT = "monarch_dbg> "
@@ -63,7 +64,7 @@ class Console:
                 if not self._debugger.stops():
                     return "continued"
                 if command.word:
-                    self._do(command)
+                    self._do(command, line.strip())
             except MonarchNbError as error:
                 self._show(f"{error}\n")
                 continue
@@ -95,7 +96,7 @@ class Console:
         finally:
             typed.set()
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: Command, typed: str) -> None:
         match command.word:
             case "list":
                 self._show_table(self._debugger.stops())
@@ -104,9 +105,22 @@ class Console:
             case "continue":
                 self._show(f"{_continued(self._debugger.continue_all())}\n")
             case "cast":
-                self._show(f"{folded(self._debugger.cast(command.name, command.ranks, command.line))}\n")
+                self._cast(command, typed)
             case "attach":
-                self._attach(self._debugger.attach(command.name, command.rank))
+                self._attach(self._debugger.attach(command.ranks, command.name))
+
+    def _cast(self, command: Command, typed: str) -> None:
+        """Show what ranks answer within a time that is bounded; Ctrl-C ends only the waiting."""
+        try:
+            answers = self._debugger.cast(command.ranks, command.line, command.name)
+        except KeyboardInterrupt:
+            if kernel_ends():
+                raise
+            self._show("not waited for: ranks go on executing it; list shows where they are\n")
+            return
+        self._show(f"{folded(answers)}\n")
+        if typed == command.line and (hint := meant(typed, answers.values())):
+            self._show(f"{hint}\n")
 
     def _attach(self, attached: Attached) -> None:
         stop = attached.stop
@@ -136,6 +150,8 @@ class Console:
             while attached.state == "executes":
                 self._say(attached.look())
         except KeyboardInterrupt:
+            if kernel_ends():
+                raise
             self._show(f"rank {attached.stop.rank} still executes it: attach waits for it again\n")
         return ""
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.debug.commands import Ranks
-from monarch_nb.client.debug.stops import StopInfo, stop_info
+from monarch_nb.client.debug.stops import StopInfo, actor_of, stop_info
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
+from monarch_nb.shape import parse_targets
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import HeldMesh
@@ -26,7 +26,7 @@ class Debugger:
 
     Example:
         >>> debugger = Debugger(mesh)  # doctest: +SKIP
-        >>> debugger.cast("cell", ranks, "p loss")  # doctest: +SKIP
+        >>> debugger.cast("0-1", "p loss")  # doctest: +SKIP
         {0: '0.25', 1: '0.31'}
     """
 
@@ -44,33 +44,47 @@ class Debugger:
         ]
         return sorted(found, key=lambda stop: (stop.actor, stop.rank, stop.number))
 
-    def attach(self, name: str, rank: int) -> Attached:
+    def attach(self, ranks: str, name: str = "") -> Attached:
         """Return the conversation with the pdb of a rank.
 
+        Args:
+            ranks: the rank, in one of the forms of `parse_targets`.
+            name: of the actor; can be left out where only one has stopped.
+
         Raises:
-            UsageError: nothing of that name has stopped there; says what has.
+            UsageError: nothing of that name has stopped there, or the name is missing; says what has stopped.
         """
+        chosen = parse_targets(ranks, self._mesh.extent)
+        if len(chosen) > 1:
+            raise UsageError(f"attach talks to one rank, not to {format_ranks(chosen)}: cast {ranks} COMMAND asks all")
         stops = self.stops()
+        name = actor_of(stops, name, ("attach", ranks))
         of_name = [stop for stop in stops if stop.actor == name]
-        if not of_name:
-            names = sorted({stop.actor for stop in stops})
-            known = f"; stopped are {', '.join(names)}" if names else "; no rank has stopped"
-            raise UsageError(f"No debug sessions for actor {name}{known}")
         for stop in of_name:
-            if stop.rank == rank:
+            if stop.rank in chosen:
                 return Attached(self._mesh, stop)
         stopped = format_ranks(stop.rank for stop in of_name)
-        raise UsageError(f"No debug session for rank {rank} for actor {name}; there are {stopped}")
+        raise UsageError(f"No debug session for rank {chosen[0]} for actor {name}; there are {stopped}")
 
-    def cast(self, name: str, ranks: Ranks, line: str) -> dict[int, str]:
+    def cast(self, ranks: str, line: str, name: str = "") -> dict[int, str]:
         """Send a line to the pdbs of ranks; return what each answers.
 
+        Args:
+            ranks: in one of the forms of `parse_targets`; those that have not stopped are left out.
+            line: a command of pdb, or Python.
+            name: of the actor; can be left out where only one has stopped.
+
         Raises:
-            UsageError: none of these ranks has stopped.
+            UsageError: none of these ranks has stopped, or the name is missing; says what has stopped.
         """
-        chosen = [stop for stop in self.stops() if stop.actor == name and ranks.has(stop.rank, stop.coordinates)]
+        meant = parse_targets(ranks, self._mesh.extent)
+        stops = self.stops()
+        name = actor_of(stops, name, ("cast", f"{ranks} {line}"))
+        of_name = [stop for stop in stops if stop.actor == name]
+        chosen = [stop for stop in of_name if stop.rank in meant]
         if not chosen:
-            raise UsageError(f"no stopped rank of {name} is among these; list shows what has stopped")
+            stopped = format_ranks(stop.rank for stop in of_name)
+            raise UsageError(f"no stopped rank of {name} is among these; there are {stopped}")
         answers = call(self._tell_all(chosen, DebugCommand.ACTION_LINE, line))
         return {stop.rank: _answer_text(answer) for stop, answer in zip(chosen, answers, strict=True)}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.errors import UsageError
+from monarch_nb.ground.rank_sets import format_ranks, listed
 from monarch_nb.proto import run_pb2
 
 HEADERS = ("Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No.")
@@ -22,6 +23,7 @@ class StopInfo:
         function, file, line_number, line: where in the code.
         run_id: of what it executes.
         post_mortem: it has stopped after an exception.
+        executes: it executes a line that its pdb was told, and will stop again.
     """
 
     number: int
@@ -35,6 +37,7 @@ class StopInfo:
     line: str
     run_id: str
     post_mortem: bool = False
+    executes: bool = False
 
     @property
     def place(self) -> str:
@@ -56,6 +59,7 @@ def stop_info(rank: int, coordinates: Mapping[str, int], host: str, stop: run_pb
         line=stop.line,
         run_id=stop.run_id,
         post_mortem=stop.post_mortem,
+        executes=stop.executes,
     )
 
 
@@ -67,7 +71,7 @@ def stops_rows(stops: Iterable[StopInfo]) -> list[list[str]]:
             str(stop.rank),
             str(dict(stop.coordinates)),
             stop.host,
-            f"{stop.function} (error)" if stop.post_mortem else stop.function,
+            f"{stop.function}{' (error)' if stop.post_mortem else ''}{' (running)' if stop.executes else ''}",
             str(stop.line_number),
         ]
         for stop in stops
@@ -94,6 +98,31 @@ def stops_table(stops: Iterable[StopInfo]) -> str:
     for row in rows:
         lines += [drawn(row), rule("-")]
     return "\n".join(lines if rows else [*lines, rule("-")])
+
+
+def actor_of(stops: Iterable[StopInfo], name: str, typed: tuple[str, str]) -> str:
+    """Return the actor that is meant: `name`, or if that was left out, the only one that has stopped.
+
+    Args:
+        typed: what stands before and after the name in the line that was typed.
+
+    Raises:
+        UsageError: it has not stopped, or several have and none was named.
+
+    Example:
+        >>> actor_of([], "", ("attach", "2"))
+        Traceback (most recent call last):
+        monarch_nb.errors.UsageError: no rank has stopped
+    """
+    names = sorted({stop.actor for stop in stops})
+    if not names:
+        raise UsageError("no rank has stopped")
+    if name and name not in names:
+        raise UsageError(f"No debug sessions for actor {name}; stopped are {listed(names)}")
+    if not name and len(names) > 1:
+        before, after = typed
+        raise UsageError(f"stopped are {listed(names)}: name one, as in {before} {names[0]} {after}")
+    return name or names[0]
 
 
 def folded(answers: Mapping[int, str]) -> str:

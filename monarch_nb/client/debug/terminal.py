@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.debug.answering import Screen
-from monarch_nb.client.debug.console import Console, Left
+from monarch_nb.client.debug.commands import completions
+from monarch_nb.client.debug.console import PROMPT, Console, Left
 from monarch_nb.client.debug.debugger import Debugger
 
 if TYPE_CHECKING:
@@ -16,10 +18,40 @@ if TYPE_CHECKING:
 
 
 def prompt(mesh: HeldMesh) -> Left:
-    """Open the debugger's prompt."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 -- input() then has a history
-    return Console(Debugger(mesh), builtins.input, say).run()
+    """Open the debugger's prompt, with a history and Tab where there is readline."""
+    debugger = Debugger(mesh)
+    with _lines_read(debugger) as read:
+        return Console(debugger, read, say).run()
+
+
+@contextlib.contextmanager
+def _lines_read(debugger: Debugger) -> Iterator[Callable[[str], str]]:
+    """Give the block what reads a line; Tab completes words at the debugger's own prompt."""
+    try:
+        import readline
+    except ImportError:
+        yield builtins.input
+        return
+
+    found: list[str] = []
+
+    def complete(word: str, number: int) -> str | None:
+        if number == 0:
+            before = readline.get_line_buffer()[: readline.get_begidx()]
+            found[:] = [f"{each} " for each in completions(before, debugger.stops()) if each.startswith(word)]
+        return found[number] if number < len(found) else None
+
+    def read(prompt: str) -> str:
+        readline.set_completer(complete if prompt == PROMPT else None)
+        return builtins.input(prompt)
+
+    known = readline.get_completer()
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    try:
+        yield read
+    finally:
+        readline.set_completer(known)
 
 
 def say(text: str) -> None:

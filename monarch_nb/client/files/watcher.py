@@ -6,18 +6,17 @@ order, so all that was saved before has arrived by then.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from typing import Any
+
+from monarch_nb.ground.directories import OwnDirectory
 
 _PREFIX = "monarch-nb-watch-"
 _TIMEOUT_S = 2.0
@@ -56,8 +55,9 @@ class Watcher:
 
         self.directories = frozenset(directories)
         self._root = root
-        self._cookies, lock = _directory_of_cookies()
-        self._tidy = weakref.finalize(self, _remove, self._cookies, lock)
+        # Events name directories without links.
+        self._own = OwnDirectory(_PREFIX, os.path.realpath(tempfile.gettempdir()))
+        self._cookies = self._own.path
         self._numbers = count()
         self._notify: Any = None
         try:
@@ -73,7 +73,8 @@ class Watcher:
             raise FileNotFoundError(str(error)) from error
         except OSError as error:
             self.close()
-            limit = "raise fs.inotify.max_user_watches" if "watch" in str(error) else str(error)
+            is_limit = sys.platform == "linux" and "watch" in str(error)
+            limit = "raise fs.inotify.max_user_watches" if is_limit else str(error)
             raise NotWatchable(f"the system watches no more than it does ({limit})") from error
         except BaseException:
             self.close()
@@ -118,37 +119,7 @@ class Watcher:
         """Stop watching."""
         if self._notify is not None:
             self._notify.close()
-        self._tidy()
-
-
-def _directory_of_cookies() -> tuple[str, int]:
-    """Make a directory, and return it with a descriptor of it that holds its lock. Those of processes that were killed,
-    whose locks have ended with them, are removed."""
-    parent = os.path.realpath(tempfile.gettempdir())
-    for name in os.listdir(parent):
-        if name.startswith(_PREFIX):
-            _remove_if_left(os.path.join(parent, name))
-    directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    # Another process may find it before it is locked: then it is gone, as any directory may be.
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    with suppress(OSError):  # a file system that knows no locks: then nobody can get this one
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return directory, lock
-
-
-def _remove_if_left(directory: str) -> None:
-    with suppress(OSError):  # another's, or gone by now
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(lock)
-
-
-def _remove(directory: str, lock: int) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    os.close(lock)
+        self._own.remove()
 
 
 def why_not_watchable(directory: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 from weakref import WeakMethod, WeakValueDictionary, finalize
 
 from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import RESTARTED
@@ -16,7 +17,9 @@ from monarch_nb.deaths import describe_death
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.shape import Extent
+from monarch_nb.times import time_of_day
 
 RUN_AGAIN = "run the cells that define the variables, then this one again"
 
@@ -25,6 +28,15 @@ def taken_over(old: str, new: str, by: str = "") -> str:
     """Return why what ranks ran ends when another node gets the place of theirs."""
     what = f"{by} put {new} in the place of {old}" if by else f"{new} has the place of its node, {old}"
     return f"{RESTARTED}: {what}; {RUN_AGAIN}"
+
+
+class Held(Protocol):
+    """A reservation, as its meshes know it."""
+
+    id: str
+    name: str
+    owner: str
+    pool: str
 
 
 class MeshCore(MeshRanks):
@@ -39,6 +51,7 @@ class MeshCore(MeshRanks):
     def __init__(self, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> None:
         super().__init__(mesh_id, connections, extent.size // extent["hosts"])
         self._take(extent)
+        self._pool = self._owner = ""
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""
         self.stuck: list[Run] = []
@@ -78,6 +91,28 @@ class MeshCore(MeshRanks):
         for connection in self.connections.values():
             connection.mesh_deaths[self.mesh_id] = self._on_rank_died
             connection.ensure_session()
+
+    def belongs_to(self, reservation: Held) -> None:
+        """It is a mesh of this reservation."""
+        self.reservation_id, self.reservation_name = reservation.id, reservation.name
+        self._pool, self._owner = reservation.pool, reservation.owner
+
+    @property
+    def replacement(self) -> str:
+        """What `%mesh replace` does now about nodes that do not answer; empty where it can do nothing."""
+        if self._owner != self.me:
+            return ""
+        if job := job_of_pool(self._pool):
+            return f"%mesh replace asks {job.on} for another in its place"
+        pool = pool_object(self._pool)
+        members = {one for core in self.of_reservation(self.reservation_id) for one in core.connections.values()}
+        others = [one for one in pool.listed if one not in members and one.name not in pool.silent]
+        return "%mesh replace puts a free node in its place" if others else ""
+
+    @property
+    def known_runs(self) -> list[str]:
+        """What the runs that go on as far as this process knows are called, and when they were sent."""
+        return [f"{run.name}, sent at {time_of_day(run.submitted_at)}" for run in self.going_on()]
 
     @classmethod
     def of_reservation(cls, reservation_id: str) -> list[MeshCore]:
@@ -150,5 +185,9 @@ class MeshCore(MeshRanks):
 
     def under_way(self) -> list[Run]:
         """Return the runs of this process that allocators may not know yet, oldest first. From any thread."""
+        return [run for run in self.going_on() if not run.number]
+
+    def going_on(self) -> list[Run]:
+        """Return the runs that this process follows and that are not over as far as it knows, oldest first."""
         runs = [run for reference in self.runs.valuerefs() if (run := reference()) is not None]
-        return [run for run in runs if not (run.number or run.done)]
+        return [run for run in runs if not run.done]

@@ -1,13 +1,19 @@
-"""What there is to say of ranks while they run: their states, their stacks, and the names that they know."""
+"""What there is to say of ranks while they run: their states, their stacks, the names that they know, and why their
+nodes do not answer."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.pools.infos import RankInfo, StackReport, infos_of_node
+from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node
+from monarch_nb.client.pools.missing import raise_if_released
+from monarch_nb.client.pools.pool import pool_object
+from monarch_nb.client.pools.ranks import MeshRanks
+from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import NodeUnreachable, PoolError, RankUnresponsive
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision.jobs import trouble, what_became
@@ -17,21 +23,24 @@ NAMES_TIMEOUT_S = 1.0
 
 
 def check_nodes(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
-    """Raise NodeUnreachable unless all nodes answer; PoolError when the jobs that they came from have ended."""
-    with telling_of_jobs(pool):
+    """Raise NodeUnreachable unless all nodes answer, or as `telling_why`."""
+    with telling_why(core, pool):
         call(core.check_nodes(ranks))
 
 
 @contextmanager
-def telling_of_jobs(pool: str) -> Iterator[None]:
-    """Have whoever finds that a node does not answer learn what has become of the job that it came from.
+def telling_why(core: MeshRanks, pool: str) -> Iterator[None]:
+    """Have whoever finds that a node does not answer learn that the reservation was released, or what has become of the
+    job that the node came from.
 
     Raises:
         NodeUnreachable: the same, with what the engine says. PoolError: all jobs of the pool have ended.
+        ReservationReleased: a person has released it.
     """
     try:
         yield
     except NodeUnreachable as error:
+        raise_if_released(pool_object(pool).end_of(core.reservation_id))
         said, is_over = what_became(pool)
         if is_over:
             raise PoolError(said) from None
@@ -40,10 +49,16 @@ def telling_of_jobs(pool: str) -> Iterator[None]:
         raise NodeUnreachable(f"{error}; {said}", error.node) from None
 
 
+def restart(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
+    """Replace ranks by fresh ones. See `Mesh.restart`; raises as `check_nodes`."""
+    with telling_why(core, pool):
+        call(core.restart(ranks))
+
+
 def statuses(core: MeshCore, ranks: Sequence[int], pool: str) -> list[RankInfo]:
     """Return what allocators know of ranks, and what an engine says of a job whose nodes do not answer; when none does,
-    as `telling_of_jobs`."""
-    with telling_of_jobs(pool):
+    as `telling_why`."""
+    with telling_why(core, pool):
         told = call(core.status(memory=True))
     infos = {info.rank: info for connection, mesh in told for info in infos_of_node(connection.name, mesh)}
     said = "" if infos.keys() >= set(ranks) else trouble(pool)
@@ -51,8 +66,35 @@ def statuses(core: MeshCore, ranks: Sequence[int], pool: str) -> list[RankInfo]:
 
 
 def _unreachable(core: MeshCore, rank: int, said: str) -> RankInfo:
+    """Return what this process knows of a rank: also what it ran, if that was sent from here or is followed here."""
     node = core.connection_of(rank)
-    return RankInfo(rank, node.name, 0, "unreachable", absence="; ".join(filter(None, (node.absence, said))))
+    absence = "; ".join(filter(None, (node.absence, said)))
+    run = next((run for run in core.going_on() if rank in run.left()), None)
+    if run is None:
+        return RankInfo(rank, node.name, 0, "unreachable", absence=absence)
+    since_s = time.time() - run.submitted_at
+    return RankInfo(rank, node.name, 0, "unreachable", run_id=run.id, running_s=since_s, absence=absence)
+
+
+def known(core: MeshCore, ranks: Sequence[int]) -> tuple[list[RankInfo], list[RunInfo]]:
+    """Return what this process knows of ranks and runs while no node answers; no ranks when one does. Asks nobody."""
+    if any(core.is_node_up(node) for node in core.connections):
+        return [], []
+    return [_unreachable(core, rank, "") for rank in ranks], [_run_info(run) for run in core.going_on()]
+
+
+def _run_info(run: Run) -> RunInfo:
+    left, since_s = tuple(run.left()), time.time() - run.submitted_at
+    return RunInfo(
+        *(run.id, run.number, run.title, run.ranks, tuple(rank for rank in run.ranks if rank not in left), False),
+        *(run.submitted_at, run.cell_number),
+        running=left if run.number else (),
+        running_s=since_s if run.number else 0.0,
+        notebook=run.notebook,
+        is_script=run.is_script,
+        is_calls=run.is_calls,
+        owner=run.owner,
+    )
 
 
 def stacks(core: MeshCore, ranks: Sequence[int], pool: str) -> StackReport:

@@ -66,7 +66,7 @@ class Mesh:
         self.id, self.name, self.reservation = mesh_id, name, reservation
         self._part: tuple[int, ...] | None = None
         self.core = MeshCore.get(mesh_id, connections, extent)
-        self.core.reservation_id = reservation.id
+        self.core.belongs_to(reservation)
         if dead is not None:
             self.core.dead = dict(dead)
 
@@ -518,7 +518,7 @@ class Mesh:
         `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
-        call(self.core.restart(chosen))
+        looking.restart(self.core, chosen, self.reservation.pool)
 
     def status(self) -> list[RankInfo]:
         """Return what the allocators know of the ranks, and what an engine says of a job whose nodes do not answer."""

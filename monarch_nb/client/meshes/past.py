@@ -14,7 +14,7 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.meshes.looking import telling_of_jobs
+from monarch_nb.client.meshes.looking import telling_why
 from monarch_nb.client.pools.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
@@ -106,13 +106,12 @@ def log_batches(
         of_node.MergeFrom(request)
         requests.append((mesh.core.connection_of(on_node[0]), of_node))
     came = follow_logs(requests) if follow else iter([read_logs(requests)])
-    pool = mesh.reservation.pool
-    batches = (_telling_of_jobs(pool, batch) for batch in _telling_of_jobs(pool, came))
+    batches = (_telling_why(mesh, batch) for batch in _telling_why(mesh, came))
     return _of_known_run(mesh, batches, run) if isinstance(run, int) else batches
 
 
-def _telling_of_jobs(pool: str, came: Iterable[T]) -> Iterator[T]:
-    with telling_of_jobs(pool):
+def _telling_why(mesh: HeldMesh, came: Iterable[T]) -> Iterator[T]:
+    with telling_why(mesh.core, mesh.reservation.pool):
         yield from came
 
 

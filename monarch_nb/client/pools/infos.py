@@ -259,11 +259,12 @@ class ReservationInfo:
 
 @dataclass(frozen=True)
 class EndedReservation:
-    """A reservation that was released by itself; as text "dev was released at 14:02: its time of 8 h was up".
+    """A reservation that was released; as text "dev was released at 14:02: its time of 8 h was up".
 
     Attributes:
         ended_at: seconds since the epoch.
-        why: "its time of 8 h was up".
+        why: "its time of 8 h was up"; empty when a person released it.
+        by: where a person released it, or with what: "in the panel"; empty when it ended by itself.
     """
 
     name: str
@@ -271,6 +272,7 @@ class EndedReservation:
     ended_at: float
     why: str
     text: str
+    by: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -345,7 +347,7 @@ def shared_no_longer(facts: pb.ReservationStatus) -> AccessDenied | None:
 
 def ended_reservation(ended: pb.Ended) -> EndedReservation:
     """Return what a node remembers of a reservation."""
-    return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended))
+    return EndedReservation(ended.name, ended.reservation_id, ended.ended_at, ended.why, how_it_ended(ended), ended.by)
 
 
 def rank_infos(held: HeldReservation, mesh_id: str) -> list[RankInfo]:

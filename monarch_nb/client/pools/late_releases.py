@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.held import current_owner
@@ -17,6 +18,9 @@ from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.trust.pools import paths_of
 from monarch_nb.trust.private_files import locked, read_private, write_private
+
+if TYPE_CHECKING:
+    from monarch_nb.trust.identity import Identity
 
 MOST = 500
 """So many are remembered: nodes may never come back."""
@@ -30,18 +34,30 @@ class LateRelease:
 
     Attributes:
         reservation_id: empty where nobody knew it: then all that its owner, who we are, held under `name` until then.
-        asked_at: when that was, in seconds since the epoch.
+        asked_at: when that was, in seconds since the epoch. by: where, or with what: "in the panel".
     """
 
     reservation_id: str
     name: str
     asked_at: float
+    by: str
 
     def means(self, held: pb.ReservationStatus, me: str) -> bool:
         """Whether it is this reservation, of which a node tells."""
         if self.reservation_id:
             return self.reservation_id == held.reservation_id
         return (self.name, me) == (held.name, held.owner) and held.created_at < self.asked_at
+
+    def end_of(self, held: pb.ReservationStatus) -> pb.Ended:
+        """Return what whoever uses the reservation is to know."""
+        return pb.Ended(
+            reservation_id=held.reservation_id,
+            name=held.name,
+            owner=held.owner,
+            ended_at=self.asked_at,
+            by=self.by,
+            mesh_ids=[mesh.mesh_id for mesh in held.meshes],
+        )
 
 
 class LateReleases:
@@ -55,9 +71,9 @@ class LateReleases:
         self._pool = pool
         self._read: tuple[int, tuple[LateRelease, ...]] = (0, ())
 
-    async def add(self, *, reservation_id: str = "", name: str = "") -> bool:
+    async def add(self, *, reservation_id: str = "", name: str = "", by: str) -> bool:
         """Remember one, in place of an earlier one of the same; return whether that can be done."""
-        one = LateRelease(reservation_id, name, self.time_of_new(name))
+        one = LateRelease(reservation_id, name, self.time_of_new(name), by)
         earlier = [each for each in self._all() if (each.reservation_id, each.name) == (reservation_id, name)]
         return await asyncio.to_thread(self._change, add=[one], drop=earlier)
 
@@ -76,18 +92,25 @@ class LateReleases:
             await asyncio.to_thread(self._change, drop=done)
         return [(connection, reply) for (connection, _), reply in zip(told, replies, strict=True)]
 
+    def end_of(self, held: pb.ReservationStatus, identity: Identity | None) -> pb.Ended | None:
+        """Return what is to be known of a reservation that is to be released, None of any other.
+
+        Args:
+            identity: who we are to its nodes.
+        """
+        me = current_owner(identity)
+        return next((one.end_of(held) for one in self._all() if one.means(held, me)), None)
+
     def without(self, connection: Connection, reply: pb.StatusReply) -> pb.StatusReply:
-        """Return what a node said before it was away, but for what is to be released on it."""
-        if not (late := self._all()):
-            return reply
-        me = current_owner(connection.identity)
-        kept = [held for held in reply.reservations if not any(one.means(held, me) for one in late)]
-        if len(kept) == len(reply.reservations):
+        """Return what a node said before it was away, with the ends of what is to be released on it."""
+        ends = [self.end_of(held, connection.identity) for held in reply.reservations]
+        if not any(ends):
             return reply
         left = pb.StatusReply()
         left.CopyFrom(reply)
         del left.reservations[:]
-        left.reservations.extend(kept)
+        left.reservations.extend(held for held, end in zip(reply.reservations, ends, strict=True) if end is None)
+        left.ended.extend(end for end in ends if end is not None)
         return left
 
     def _all(self) -> tuple[LateRelease, ...]:
@@ -132,7 +155,9 @@ async def _settle_on(
     with contextlib.suppress(MonarchNbError):  # whoever asks next tries again
         for one, held in due:
             others = [peer for peer in held.members if peer.address != reply.node.address]
-            message = pb.ReleaseRequest(reservation_id=held.reservation_id, absent=others, owner=held.owner)
+            message = pb.ReleaseRequest(
+                reservation_id=held.reservation_id, absent=others, owner=held.owner, by=one.by, asked_at=one.asked_at
+            )
             await connection.unary("Release", message)
             done.add(one)
         now: pb.StatusReply = await connection.unary("Status", request)

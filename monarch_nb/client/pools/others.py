@@ -1,17 +1,10 @@
-"""The other pools that somebody has: the likely mistake is to have forgotten, or misspelt, which one is meant."""
+"""The other pools that somebody has: the likely mistake is to have forgotten which one is meant."""
 
 from __future__ import annotations
 
 from monarch_nb.config import DEFAULT_POOL, POOL_VARIABLE, TrustPaths
-from monarch_nb.errors import PoolError
-from monarch_nb.provision.local import local_pools
+from monarch_nb.provision.known import is_known, no_such_pool, why_no_local_pool
 from monarch_nb.trust.pools import is_pool, pool_names, pools_directory
-
-
-def known_pools() -> list[str]:
-    """Return the pools that there are for this user, from here: those of this machine that are up, and all pools of
-    hosts."""
-    return list(dict.fromkeys([*local_pools(), *pool_names()]))
 
 
 def _is_of_jobs(pool: str) -> bool:
@@ -40,16 +33,18 @@ def other_pools(name: str) -> str:
 
 def no_nodes(name: str) -> str:
     """Return what there is to say of a pool without any node, and what to do."""
+    if not is_known(name):
+        return no_such_pool(name)
     others = other_pools(name)
     if _is_of_jobs(name):
         return f"no node of the pool {name!r} is there: %mesh list says what its jobs wait for"
     if is_pool(name):
         said = f"the pool {name!r} has no nodes yet: monarch-nb pool add {name} HOST says where one is"
+    elif why := why_no_local_pool():
+        said = why
     else:
         up = "monarch-nb up" if name == DEFAULT_POOL else f"monarch-nb up --pool {name}"
         said = f"no pool {name!r} is up: {up} starts one, and so does %mesh reserve"
-        if name != DEFAULT_POOL:
-            said += "; a pool of hosts is joined with monarch-nb pool join FILE"
     return f"{said}; {others}" if others else said
 
 
@@ -63,13 +58,3 @@ def how_to_add(name: str, nodes: int) -> str:
     if not is_pool(name):
         return f"; monarch-nb up --nodes {nodes} adds nodes to a local pool"
     return "" if _is_of_jobs(name) else f"; monarch-nb pool add {name} HOST says where another one is"
-
-
-def check_meant(name: str) -> None:
-    """Refuse to start a local pool under a name that may be a misspelt pool of hosts.
-
-    Raises:
-        PoolError: there are pools of hosts, and this is none of them; the message lists them.
-    """
-    if name != DEFAULT_POOL and not is_pool(name) and (others := other_pools(name)):
-        raise PoolError(f"there is no pool {name!r}; {others} (monarch-nb up --pool {name} starts a local one)")

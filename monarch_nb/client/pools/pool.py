@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import os
 import sys
 import uuid
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb import config
-from monarch_nb.allocator.state.limits import expired
 from monarch_nb.client.connections.asking import STRAGGLER_S, answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
@@ -28,7 +26,9 @@ from monarch_nb.client.pools.asked import check_protocol, each_once, said_for_wh
 from monarch_nb.client.pools.attempts import Outrun, tried
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.last_heard import held_on, keep
 from monarch_nb.client.pools.late_releases import LateReleases
+from monarch_nb.client.pools.missing import not_found, raise_if_released
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
@@ -39,17 +39,15 @@ from monarch_nb.client.pools.silence import all_away, nobody_answers, reasons
 from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
-    MonarchNbError,
     NodeUnreachable,
     PoolError,
-    ReservationNotFound,
-    UsageError,
 )
-from monarch_nb.ground.rank_sets import counted, listed
+from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
 from monarch_nb.provision.jobs import trouble
+from monarch_nb.provision.known import check_known
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -105,13 +103,16 @@ class Pool:
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections: dict[str, Connection] = {}
+        """By the addresses at which nodes are reached from here."""
         self._messenger = Messenger(name)
         self.late_releases = LateReleases(name)
         self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
         """Of nodes that did not answer when all were asked last: their addresses, and what asking them ended with."""
         self._asked: Collection[Connection] = ()
-        self._nodes_of: dict[str, tuple[Connection, ...]] = {}
-        """Those of reservations by id, as they were told of last."""
+        self._told_of: dict[str, HeldReservation] = {}
+        """Reservations by id, as they were told of last."""
+        self._ended: dict[str, pb.Ended] = {}
+        """Those that this process used, and that it was told the end of, by id."""
         self.listed: list[Connection] = []
         """The nodes that there were when all were asked last, each once, whether they answered or not."""
         self.namesakes = ""
@@ -128,13 +129,17 @@ class Pool:
         Raises:
             PoolError: one did not start.
         """
-        if not all(node.alive for node in provisioner_of(self.name).nodes(pool=self.name)):
-            provisioner_of(self.name).up(pool=self.name, progress=say)
+        provisioner_of(self.name).revive(pool=self.name, progress=say)
 
     @property
     def silent(self) -> list[str]:
         """Nodes that did not answer when all were asked last."""
         return list(self._silent)
+
+    def held_on_silent(self) -> Sequence[str] | None:
+        """Return the names of what we held on these when they last answered a process of this computer; None when one
+        never did."""
+        return held_on(self.name, [address for address, _ in self._silent.values()])
 
     @property
     def identity(self) -> Identity | None:
@@ -155,11 +160,11 @@ class Pool:
 
     def connection_to(self, node: Node) -> Connection:
         """Return the one connection to a node."""
-        connection = self.connections.get(node.node_id)
-        if connection is not None and connection.address == node.address and connection.identity and node.identity:
+        connection = self.connections.get(node.address)
+        if connection is not None and connection.identity and node.identity:
             connection.identity = node.identity  # meshes have this one: it goes on with a renewed certificate
-        elif connection is None or (connection.address, connection.identity) != (node.address, node.identity):
-            connection = self.connections[node.node_id] = Connection(node.node_id, node.address, node.identity)
+        elif connection is None or connection.identity != node.identity:
+            connection = self.connections[node.address] = Connection(node.node_id, node.address, node.identity)
             if node.node_address:
                 connection.is_known_as(node.node_id, node.node_address)
         return connection
@@ -207,6 +212,7 @@ class Pool:
             whys = "; ".join(f"{name}: {why}" for name, why in (await self.why_silent()).items())
             said = await asyncio.to_thread(trouble, self.name) or nobody_answers(self.name, connections[0].identity)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")
+        await asyncio.to_thread(keep, self.name, answered, [address for address, _ in silent.values()])
         return answered
 
     async def why_silent(self, but: Collection[str] = ()) -> dict[str, str]:
@@ -247,13 +253,15 @@ class Pool:
     def put_together(self, answers: Collection[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
         """Return the reservations of which nodes have told, oldest first."""
         there = {connection for connection, _ in answers}
-        self._nodes_of = {held: nodes for held, nodes in self._nodes_of.items() if there.isdisjoint(nodes)}
+        self._told_of = {
+            known: held for known, held in self._told_of.items() if there.isdisjoint(held.connections.values())
+        }
         told: dict[str, list[tuple[Connection, pb.ReservationStatus]]] = {}
         for connection, reply in answers:
             for status in reply.reservations:
                 told.setdefault(status.reservation_id, []).append((connection, status))
         held = [self._held(reservation_id, parts) for reservation_id, parts in told.items()]
-        self._nodes_of |= {one.reservation_id: tuple(one.connections.values()) for one in held}
+        self._told_of |= {one.reservation_id: one for one in held}
         return sorted(held, key=lambda one: one.facts.created_at)
 
     def _held(self, reservation_id: str, parts: list[tuple[Connection, pb.ReservationStatus]]) -> HeldReservation:
@@ -280,7 +288,7 @@ class Pool:
             if peer.address in (connection.node_address, connection.address):
                 connection.is_known_as(peer.node_id, peer.address)
                 return connection
-        made = self.connections[peer.node_id] = Connection(peer.node_id, peer.address, identity)
+        made = self.connections[peer.address] = Connection(peer.node_id, peer.address, identity)
         return made
 
     async def find(self, name: str, say: Progress | None = None) -> HeldReservation | None:
@@ -297,19 +305,38 @@ class Pool:
             ReservationNotFound: it was released; the message says what is held, or why it ended.
             NodeUnreachable: no node of it answers.
         """
-        held = await self.reservations(memory=memory)
+        try:
+            held = await self.reservations(memory=memory)
+        except (NodeUnreachable, PoolError):
+            raise_if_released(self.end_of(reservation_id))
+            raise
         for one in held:
             if one.reservation_id == reservation_id:
                 return one
         if away := self.away(reservation_id):
+            raise_if_released(self.end_of(reservation_id))
             raise all_away(name, away)
         ended = [one for one in await self.ended() if one.reservation_id == reservation_id]
         raise not_found(name, held, ended, silent=self.silent)
 
     def away(self, reservation_id: str) -> list[str]:
         """Return the nodes of a reservation of which none did answer when all were asked last; none if one did."""
-        nodes = [node.name for node in self._nodes_of.get(reservation_id, ())]
+        told = self._told_of.get(reservation_id)
+        nodes = [node.name for node in told.connections.values()] if told else []
         return nodes if all(name in self._silent for name in nodes) else []
+
+    def end_of(self, reservation_id: str) -> pb.Ended | None:
+        """Return what is known here of the end of a reservation whose nodes can not be asked: this process was told, or
+        somebody has released it on this computer while none answered."""
+        if told := self._told_of.get(reservation_id):
+            connection, _ = next(iter(told.nodes.values()))
+            if late := self.late_releases.end_of(told.facts, connection.identity):
+                return late
+        return self._ended.get(reservation_id)
+
+    def note_end(self, ended: pb.Ended) -> None:
+        """A node says that a reservation that this process uses was released: it may be gone when it is asked again."""
+        self._ended[ended.reservation_id] = ended
 
     async def ended(self) -> list[pb.Ended]:
         """Return the owner's reservations that ended by themselves, as far as they are remembered, oldest first."""
@@ -496,7 +523,17 @@ async def _flush(connections: Iterable[FollowedThrough]) -> None:
 
 
 def pool_named(name: str | None) -> Pool:
-    """Return this process's one Pool object of that name."""
+    """Return this process's one Pool object of that name, or of the default one.
+
+    Raises:
+        NoSuchPool: there is no such pool.
+    """
+    check_known(name or config.default_pool())
+    return pool_object(name)
+
+
+def pool_object(name: str | None) -> Pool:
+    """Return the same, also where there is no such pool, or not any more: what it is asked says so."""
     chosen = name or config.default_pool()
     if not _pools:
         atexit.register(_flush_at_exit)
@@ -510,83 +547,3 @@ def known_connections() -> dict[str, Connection]:
         for pool in list(_pools.values())
         for connection in list(pool.connections.values())
     }
-
-
-def not_found(
-    name: str | None,
-    held: Sequence[HeldReservation],
-    ended: Sequence[pb.Ended] = (),
-    pool: str = "",
-    elsewhere: str = "",
-    silent: Sequence[str] = (),
-) -> ReservationNotFound:
-    """Return the error that lists what there is, and says why that of this name is gone, or where it is.
-
-    Args:
-        pool: where it was looked for, when there are several. elsewhere: in which others it is, in words.
-        silent: nodes that were not heard.
-    """
-    if gone := [one for one in ended if one.name == name]:
-        return expired(gone[-1])
-    mine = [f"{one.facts.name} ({one.shape})" for one in held if one.is_mine]
-    what = f"no reservation {name!r}" if name else "nothing to attach to"
-    what += f" in the pool {pool}" if pool else ""
-    if silent:
-        what += f" on the nodes that answer ({listed(silent)} {'does' if len(silent) == 1 else 'do'} not)"
-    if elsewhere:
-        return ReservationNotFound(f"{what}; {elsewhere}")
-    there = f"you hold {', '.join(mine)}" if mine else "you hold none: %mesh reserve NAME --nodes 1 --procs 4"
-    return ReservationNotFound(f"{what}; {there}")
-
-
-def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
-    """Return the error that says why a reservation can not be used; given its pool, also why a job lost nodes."""
-    name, facts = held.facts.name, held.facts
-    if held.missing:
-        said = f": {why}" if (why := trouble(pool)) else ""
-        who = held.absence or f"{held.missing} of its {facts.nodes} nodes"
-        do = "does" if len(held.absent) == 1 else "do"
-        ways = f"; %mesh attach {name} uses the others" if held.absent else ""
-        if held.meshes and held.main is None:
-            anew = f"%mesh reserve {name} --nodes {facts.nodes} --{held.shape.kind}s {held.shape.per_node} --replace"
-            ways = f", and {config.MAIN_MESH} was only there: {anew} gives the others back and begins anew"
-        return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{ways}")
-    return ReservationNotFound(
-        f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "
-        f"{config.PROVISIONAL_LEASE_S:g} s)"
-    )
-
-
-def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:
-    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's.
-
-    Raises:
-        UsageError: what no process can have.
-    """
-    environment = {}
-    for name, value in (chosen or {}).items():
-        text = os.environ.get(name) if value is None else value
-        if not name or "=" in name:
-            raise UsageError(f"env: no variable can be called {name!r}")
-        if not isinstance(text, str | None):
-            raise UsageError(f"env: {name} is {text!r}, which is no text: {{{name!r}: {str(text)!r}}} is")
-        if "\0" in name + (text or ""):
-            raise UsageError(f"env: {name!r} has a zero byte, which no variable can have")
-        if text is not None:
-            environment[name] = text
-    return environment
-
-
-def shared_option(directory: str | os.PathLike[str] | None) -> dict[str, str]:
-    """Return what `--shared DIR` adds to the ranks' environment; a relative one is this process's."""
-    return {} if directory is None else {config.SHARED_VARIABLE: str(Path(directory).expanduser().absolute())}
-
-
-def working_directory(directory: str | os.PathLike[str] | None, notebook: str | None) -> str:
-    """Return where ranks start: as asked, else the notebook's directory, else the current one."""
-    if directory is not None:
-        return str(Path(directory).expanduser().absolute())
-    with contextlib.suppress(OSError):
-        if notebook and Path(notebook).is_file():
-            return str(Path(notebook).absolute().parent)
-    return os.getcwd()

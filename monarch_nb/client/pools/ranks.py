@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch_nb.allocator.state.limits import expired
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import TreeConnection
+from monarch_nb.client.pools import silence
 from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.pools.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
@@ -29,7 +30,7 @@ class MeshRanks:
     """The ranks of a mesh, whoever uses them. Its coroutines run on the background loop.
 
     Attributes:
-        reservation_id: whose mesh it is.
+        reservation_id, reservation_name: whose mesh it is.
         first_node: the node that gives runs their numbers: the mesh's first one or, while that is lost, the next one
             that answers.
         newest_number: the highest number of a run that this process knows of.
@@ -40,7 +41,7 @@ class MeshRanks:
 
     def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
-        self.reservation_id = ""
+        self.reservation_id, self.reservation_name = "", "NAME"
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
         self.tree: TreeConnection | None = None
         """What runs are followed through when there are many nodes; None: the connection of each."""
@@ -122,7 +123,10 @@ class MeshRanks:
             connection = self.connection_of(first_rank)
             on_node = by_node.get(node)
             is_last = away >= self.connections.keys()
-            absence = connection.absence_of(on_node, others, is_last=is_last) if on_node else connection.absence
+            absence = connection.absence
+            if on_node:
+                ways = {"name": self.reservation_name, "replacement": self.replacement}
+                absence = silence.needed(connection, on_node, others, **ways, is_last=is_last)
             raise NodeUnreachable(absence, connection.name)
         await self.choose_first()
 
@@ -245,7 +249,7 @@ class MeshRanks:
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
             unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
             if unexpected or len(away) == len(replies):
-                raise (unexpected or away)[0]
+                raise unexpected[0] if unexpected else self.all_away()
         found = []
         for connection, reply in zip(self.connections.values(), replies, strict=True):
             if isinstance(reply, BaseException):
@@ -262,12 +266,44 @@ class MeshRanks:
         }
         return found
 
+    # ---- nodes that do not answer ----
+
+    @property
+    def replacement(self) -> str:
+        """What `%mesh replace` does now about nodes that do not answer; empty where it can do nothing."""
+        return ""
+
+    @property
+    def known_runs(self) -> Sequence[str]:
+        """What the runs that go on as far as this process knows are called."""
+        return ()
+
+    def way_on(self, said: str = "") -> str:
+        """Return what to do about nodes that do not answer; empty when these are of this machine.
+
+        Args:
+            said: what is said of them besides, which may name `%mesh replace` already.
+        """
+        if all(connection.is_local for connection in self.connections.values()):
+            return ""
+        is_last = not any(self.is_node_up(node) for node in self.connections)
+        replacement = "" if "%mesh replace" in said else self.replacement
+        return silence.way_on(self.reservation_name, replacement, is_last=is_last)
+
+    def all_away(self) -> NodeUnreachable:
+        """Return the error that says that none of its nodes answers, and what this process knows all the same."""
+        nodes = [self.connections[node] for node in sorted(self.connections)]
+        if all(node.is_local for node in nodes):
+            return NodeUnreachable("; ".join(node.absence for node in nodes), nodes[0].name)
+        names = [f"{node.name}{f' ({since})' if (since := node.since.strip()) else ''}" for node in nodes]
+        return silence.all_away(self.reservation_name, names, self.known_runs)
+
     def _gone(self, replies: Iterable[pb.StatusReply]) -> MonarchNbError:
         """Return why no node tells of the mesh."""
         for reply in replies:
             for ended in reply.ended:
                 if self.mesh_id in ended.mesh_ids:
-                    return expired(ended)
+                    return released(ended)
             for reservation in reply.reservations:
                 if reservation.reservation_id == self.reservation_id:
                     if over := shared_no_longer(reservation):

@@ -75,20 +75,21 @@ class Released:
         return [*self.kept, *self.later]
 
 
-async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "") -> Released:
+async def release(connections: Iterable[Connection], reservation_id: str, owner: str = "", *, by: str = "") -> Released:
     """Give a reservation back on every node that answers; of these, some tell the others when they are back, or this
     computer does.
 
     Args:
         owner: whose it is, when that may be somebody else.
+        by: where a person has asked for it, or with what ("in the panel"): others that use it are told so.
     """
     nodes = list(connections)
+    request = pb.ReleaseRequest(reservation_id=reservation_id, owner=owner, by=by)
     async with ending(several(nodes), reservation_id, owner=owner):
-        return await _release(nodes, reservation_id, owner)
+        return await _release(nodes, request)
 
 
-async def _release(nodes: list[Connection], reservation_id: str, owner: str) -> Released:
-    request = pb.ReleaseRequest(reservation_id=reservation_id)
+async def _release(nodes: list[Connection], request: pb.ReleaseRequest) -> Released:
     released = Released()
     replies = await asyncio.gather(*(node.unary("Release", request) for node in nodes), return_exceptions=True)
     for node, reply in zip(nodes, replies, strict=True):
@@ -102,27 +103,27 @@ async def _release(nodes: list[Connection], reservation_id: str, owner: str) -> 
     silent = [node for node, reply in zip(nodes, replies, strict=True) if isinstance(reply, NodeUnreachable)]
     there = [node for node, reply in zip(nodes, replies, strict=True) if not isinstance(reply, BaseException)]
     if silent and there:
-        await _leave_to(there[:MESSENGERS], silent, released, reservation_id, owner)
+        await _leave_to(there[:MESSENGERS], silent, released, request)
     if silent and not released.later:
-        await _leave_to_us(silent, released, reservation_id)
+        await _leave_to_us(silent, released, request)
     return released
 
 
 async def _leave_to(
-    messengers: list[Connection], silent: list[Connection], released: Released, reservation_id: str, owner: str
+    messengers: list[Connection], silent: list[Connection], released: Released, request: pb.ReleaseRequest
 ) -> None:
     """Have some nodes release a reservation on others, when these answer."""
-    absent = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in silent]
-    request = pb.ReleaseRequest(reservation_id=reservation_id, absent=absent, owner=owner)
+    request.absent.extend(files_pb2.Peer(node_id=each.name, address=each.node_address) for each in silent)
     replies = await answers({each: each.unary("Release", request) for each in messengers})
     if told_by := tuple(each.name for each, reply in replies.items() if not isinstance(reply, BaseException)):
         _is_left(released, [ReleasedLater(each.name, told_by) for each in silent])
 
 
-async def _leave_to_us(silent: list[Connection], released: Released, reservation_id: str) -> None:
+async def _leave_to_us(silent: list[Connection], released: Released, request: pb.ReleaseRequest) -> None:
     """Remember to release a reservation on nodes of a network, when these answer."""
     pools = {each.identity.pool for each in silent if each.identity}
-    if len(pools) == 1 and await LateReleases(pool := pools.pop()).add(reservation_id=reservation_id):
+    late = LateReleases(pool := pools.pop()) if len(pools) == 1 else None
+    if late is not None and await late.add(reservation_id=request.reservation_id, by=request.by):
         _is_left(released, [ReleasedLater(each.name, pool=pool) for each in silent])
 
 

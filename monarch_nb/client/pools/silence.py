@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.ground.rank_sets import listed
+from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 
 if TYPE_CHECKING:
+    from monarch_nb.client.connections.connection import Connection
     from monarch_nb.trust.identity import Identity
 
 CONNECT_S = 2.0
@@ -62,14 +63,53 @@ def nobody_answers(pool: str, identity: Identity | None) -> str:
     return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
 
 
-def all_away(name: str, nodes: Sequence[str]) -> NodeUnreachable:
-    """Return the error that says that no node of a reservation answers, and what can be done. Pure."""
+def all_away(name: str, nodes: Sequence[str], runs: Sequence[str] = ()) -> NodeUnreachable:
+    """Return the error that says that no node of a reservation answers, and what can be done. Pure.
+
+    Args:
+        nodes: what each is called, and since when it does not answer where that is known.
+        runs: what is known to go on there.
+    """
     do = "does" if len(nodes) == 1 else "do"
+    known = f" ({listed(runs)})" if runs else ""
     ways = f"%mesh release {name} gives them back for good, and %mesh reserve {name} --replace begins anew on others"
     return NodeUnreachable(
-        f"{name!r} is held, but {listed(nodes)} {do} not answer: what its ranks do goes on, and is here again when "
-        f"{'it' if len(nodes) == 1 else 'they'} {do}; {ways}"
+        f"{name!r} is held, but {listed(nodes)} {do} not answer: what its ranks do goes on{known}, and is here again "
+        f"when {'it' if len(nodes) == 1 else 'they'} {do}; {ways}"
     )
+
+
+def way_on(name: str, replacement: str, *, is_last: bool) -> str:
+    """Return what to do about nodes of other machines that do not answer, however many these are. Pure.
+
+    Args:
+        name: of the reservation.
+        replacement: what `%mesh replace` does then; empty where it can do nothing.
+        is_last: no node of the mesh answers, so none can be told of another in its place.
+    """
+    follows = "what their ranks do follows here when they answer again"
+    if is_last:
+        return f"{follows}; if they never do, %mesh reserve {name} --replace begins anew on others"
+    return "; ".join(filter(None, [follows, "until then -t leaves them out", replacement]))
+
+
+def needed(
+    node: Connection, ranks: Sequence[int], others: Sequence[int], *, name: str, replacement: str, is_last: bool
+) -> str:
+    """Return what there is to say when a node does not answer and what is to run needs it. Pure.
+
+    Args:
+        ranks: its ranks of those that are to run. others: those of them that could run without it.
+        name, replacement, is_last: as of `way_on`.
+    """
+    leave_out = f"-t {format_ranks(others)} leaves {name_ranks(ranks)} out" if others else ""
+    if node.is_local:
+        return "; ".join(filter(None, [node.absence, leave_out]))
+    if is_last:
+        gone = f"{node.absence}, with {name_ranks(ranks)}, and no other node of their mesh answers"
+        return f"{gone}: they come back only with their nodes; %mesh reserve {name} --replace begins anew, on others"
+    without = ", ".join(filter(None, [replacement, "%mesh release works without it"]))
+    return f"{node.absence}, with {name_ranks(ranks)}: {'; '.join(filter(None, [leave_out, without]))}"
 
 
 async def reasons(silent: Mapping[str, tuple[str, NodeUnreachable]]) -> dict[str, str]:

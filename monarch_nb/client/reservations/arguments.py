@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from monarch_nb.client.files.project import find_root, read_settings
 from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.config import SHARED_VARIABLE
 from monarch_nb.errors import UsageError
 from monarch_nb.times import Duration, seconds_of
 
@@ -43,3 +46,38 @@ def checked_shape(nodes: int, procs: int | None, gpus: int | None) -> Shape:
     if (procs is None) == (gpus is None):
         raise UsageError("ask for procs=N (CPU ranks) or gpus=N, per node: exactly one of them")
     return Shape(nodes, procs or 0, gpus or 0)
+
+
+def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str]:
+    """Return what `--env NAME[=VALUE]` adds: a name without a value takes the client's.
+
+    Raises:
+        UsageError: what no process can have.
+    """
+    environment = {}
+    for name, value in (chosen or {}).items():
+        text = os.environ.get(name) if value is None else value
+        if not name or "=" in name:
+            raise UsageError(f"env: no variable can be called {name!r}")
+        if not isinstance(text, str | None):
+            raise UsageError(f"env: {name} is {text!r}, which is no text: {{{name!r}: {str(text)!r}}} is")
+        if "\0" in name + (text or ""):
+            raise UsageError(f"env: {name!r} has a zero byte, which no variable can have")
+        if text is not None:
+            environment[name] = text
+    return environment
+
+
+def shared_option(directory: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return what `--shared DIR` adds to the ranks' environment; a relative one is this process's."""
+    return {} if directory is None else {SHARED_VARIABLE: str(Path(directory).expanduser().absolute())}
+
+
+def working_directory(directory: str | os.PathLike[str] | None, notebook: str | None) -> str:
+    """Return where ranks start: as asked, else the notebook's directory, else the current one."""
+    if directory is not None:
+        return str(Path(directory).expanduser().absolute())
+    with contextlib.suppress(OSError):
+        if notebook and Path(notebook).is_file():
+            return str(Path(notebook).absolute().parent)
+    return os.getcwd()

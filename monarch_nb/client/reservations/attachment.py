@@ -3,11 +3,12 @@ what other clients say of the files."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from monarch_nb.allocator.state.limits import how_it_ended
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice
@@ -29,6 +30,7 @@ class Attachment:
     Args:
         connections: to the nodes, by node rank.
         files: hears what others say of the files.
+        on_end: called when it was released, but where `ends_here`.
         on_members_changed: returns what is called when other nodes have places of it; None: nobody is left.
     """
 
@@ -38,10 +40,12 @@ class Attachment:
         reservation_id: str,
         name: str,
         files: FilesRecord,
+        on_end: Callable[[pb.Ended], None],
         on_members_changed: Callable[[], Callable[[int], None] | None],
     ) -> None:
         self._reservation_id, self._name = reservation_id, name
-        self._files, self._on_members_changed = files, on_members_changed
+        self._files, self._on_end, self._on_members_changed = files, on_end, on_members_changed
+        self._ends_here = False
         self._connections: dict[int, Connection] = {}
         self._listeners: list[TimeListener] = []
         self._text = ""
@@ -64,6 +68,16 @@ class Attachment:
         """Use the reservation no longer."""
         post(self.move_to, {})
 
+    @contextlib.contextmanager
+    def ends_here(self) -> Iterator[None]:
+        """Whoever uses this object releases the reservation in the block: then its end is no news."""
+        self._ends_here = True
+        try:
+            yield
+        except BaseException:
+            self._ends_here = False
+            raise
+
     def on_members_changed(self, message: pb.MembersChanged) -> None:
         """A node says that others have places of the reservation."""
         if tell := self._on_members_changed():
@@ -81,6 +95,10 @@ class Attachment:
 
     def on_time_left(self, message: pb.TimeLeft) -> None:
         """The first node says how much time is left, or that none is."""
+        if message.HasField("ended"):
+            if self._ends_here:
+                return
+            self._on_end(message.ended)
         self._text = self._describe(message)
         for run in self._runs():
             if not run.done:
@@ -112,9 +130,18 @@ class Attachment:
 
     def _describe(self, message: pb.TimeLeft) -> str:
         if message.HasField("ended"):
-            return how_it_ended(message.ended)
+            return str(released(message.ended))
         if not message.nearly_up:
             return ""
         at = time_of_day(time.time() + message.left_s)
         limit = duration(message.time_s)
         return f"{self._name} will be released at {at}, when its time of {limit} is up: %mesh extend 1h adds to it"
+
+
+@contextlib.contextmanager
+def all_end_here(attachments: Iterable[Attachment]) -> Iterator[None]:
+    """The reservation of all of these is released in the block, for this process wants another one."""
+    with contextlib.ExitStack() as stack:
+        for attachment in attachments:
+            stack.enter_context(attachment.ends_here())
+        yield

@@ -25,7 +25,8 @@ from monarch_nb.client.pools.attempts import Attempt, tried
 from monarch_nb.client.pools.beside import stop_beside
 from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.pool import Pool, Progress, all_of, lease, not_whole
+from monarch_nb.client.pools.missing import not_whole
+from monarch_nb.client.pools.pool import Pool, Progress, all_of, lease
 from monarch_nb.client.pools.reach import check_ways
 from monarch_nb.client.pools.releasing import KeptFiles
 from monarch_nb.client.pools.undertaking import making

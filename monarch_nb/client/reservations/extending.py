@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.pool import Pool, not_whole
+from monarch_nb.client.pools.missing import not_whole
+from monarch_nb.client.pools.pool import Pool
 from monarch_nb.client.reservations.further import Ended
 from monarch_nb.client.reservations.without import way_without
 from monarch_nb.errors import NodeUnreachable, PoolError, UsageError

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools import pool as pools
+from monarch_nb.client.pools import missing
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.others import known_pools
 from monarch_nb.client.pools.pool import Pool
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.lists import elsewhere
 from monarch_nb.config import default_pool
 from monarch_nb.errors import AccessDenied
+from monarch_nb.provision.known import known_pools
 
 
 def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
     """Return what `attach` attaches to; it raises what that does."""
     if not pool.is_up:
         if there := elsewhere(name, pool.name):
-            raise pools.not_found(name, [], pool=pool.name, elsewhere=there)
+            raise missing.not_found(name, [], pool=pool.name, elsewhere=there)
         if name and pool.name == default_pool():  # which is meant when none is named: that it is not up is no news
-            raise pools.not_found(name, [])
+            raise missing.not_found(name, [])
     held = call(pool.reservations())
     try:
         matching = _matching(held, name, notebook)
@@ -30,9 +30,9 @@ def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
     if not matching:
         several = pool.name if len(known_pools()) > 1 else ""
         silent = pool.silent
-        raise pools.not_found(name, held, call(pool.ended()), several, elsewhere(name, pool.name), silent)
+        raise missing.not_found(name, held, call(pool.ended()), several, elsewhere(name, pool.name), silent)
     if not matching[-1].usable:
-        raise pools.not_whole(matching[-1], pool.name)
+        raise missing.not_whole(matching[-1], pool.name)
     return matching[-1]
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
-from monarch_nb.client.pools.others import how_to_name, known_pools
-from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.pools.others import how_to_name
+from monarch_nb.client.pools.pool import pool_named, pool_object
 from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
+from monarch_nb.client.presenting import where_here
 from monarch_nb.config import default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.ground.rank_sets import listed
 from monarch_nb.provision import jobs
+from monarch_nb.provision.known import known_pools
 
 ELSEWHERE_S = 3.0
 """How long pools that nobody has asked for may take to say that they have what was not found."""
@@ -53,6 +55,9 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
 
     Args:
         memory: measure that of every rank too, which takes some milliseconds each.
+
+    Raises:
+        NoSuchPool: that is no name of a pool.
     """
     chosen = pool_named(pool)
     if not chosen.is_up:
@@ -89,7 +94,7 @@ def _unheard(pools: Iterable[str], shown: Iterable[ReservationInfo]) -> tuple[st
     known = {(info.pool, node) for info in shown for node in info.node_names}
     lines = []
     for pool in pools:
-        chosen = pool_named(pool)
+        chosen = pool_object(pool)
         if chosen.is_up and (silent := [node for node in chosen.silent if (pool, node) not in known]):
             do, they, hold = ("does", "it", "holds") if len(silent) == 1 else ("do", "they", "hold")
             lines.append(f"{pool}: {listed(silent)} {do} not answer: what only {they} {hold} is not shown")
@@ -161,7 +166,8 @@ async def _ask_pool(pool: str, memory: bool, timeout_s: float | None) -> list[Re
 
 
 def list_ended(pool: str | None = None) -> list[EndedReservation]:
-    """Return the reservations of yours that were released by themselves, as far as nodes remember, oldest first."""
+    """Return the reservations of yours that were released, by themselves or elsewhere, as far as nodes remember, oldest
+    first."""
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []
@@ -179,7 +185,7 @@ def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles
     """
     for held in call(pool_named(pool).reservations()):
         if (held.facts.owner, held.facts.name) == (owner, name):
-            released = call(release(held.connections.values(), held.reservation_id))
+            released = call(release(held.connections.values(), held.reservation_id, by=where_here()))
             if released.failed:
                 raise released.failed[0]
             return released.leftovers

@@ -114,6 +114,7 @@ class Meshes(Mapping[str, Mesh]):
         name: str,
         environment: Mapping[str, str] | None = None,
         *,
+        python: str = "",
         replaces: bool = False,
     ) -> Mesh:
         """Start rank processes beside the main mesh.
@@ -122,6 +123,7 @@ class Meshes(Mapping[str, Mesh]):
             nodes: the addresses of those on which they are to be.
             per_host: how many on each.
             environment: added to what the ranks of the main mesh have.
+            python: their interpreter, on the nodes; by default that of the main mesh.
             replaces: meshes of that name are stopped first, unless `grow` has made them.
 
         Raises:
@@ -133,7 +135,7 @@ class Meshes(Mapping[str, Mesh]):
         key, starting = (self._reservation.id, name), asyncio.get_running_loop().create_future()
         _starting[key] = starting
         try:
-            return await self._spawn(nodes, per_host, name, environment or {}, replaces)
+            return await self._spawn(nodes, per_host, name, environment or {}, python, replaces)
         finally:
             starting.set_result(None)
             if _starting.get(key) is starting:
@@ -145,6 +147,7 @@ class Meshes(Mapping[str, Mesh]):
         per_host: Mapping[str, int],
         name: str,
         environment: Mapping[str, str],
+        python: str,
         replaces: bool,
     ) -> Mesh:
         by_address = {place[0].node_address: place for place in self._places.values()}
@@ -158,7 +161,7 @@ class Meshes(Mapping[str, Mesh]):
                     f"one first (%mesh stop {name})"
                 )
             await asyncio.gather(*(self.stop(mesh.id) for mesh in known if mesh.name == name))
-        places = [by_address[node] for node in nodes]
+        places = [_with_python(by_address[node], python) for node in nodes]
         mesh_id = await spawn_beside(places, name, per_host, environment)
         spec = pb.SpawnRequest()
         spec.CopyFrom(places[0][1])
@@ -216,6 +219,15 @@ async def _started(key: tuple[str, str]) -> None:
     """Wait until a mesh is there, or could not be started: who started it is told why."""
     while starting := _starting.get(key):
         await asyncio.wait([starting])
+
+
+def _with_python(place: Place, python: str) -> Place:
+    """Return a place whose ranks have an interpreter of their own, if one is named."""
+    connection, like = place
+    spec = pb.SpawnRequest()
+    spec.CopyFrom(like)
+    spec.python = python or like.python
+    return connection, spec
 
 
 def _places(held: HeldReservation) -> dict[int, Place]:

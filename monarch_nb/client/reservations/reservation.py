@@ -24,7 +24,6 @@ from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
-from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.actor_infos import ActorInfo
 from monarch_nb.client.pools.beside import checked
 from monarch_nb.client.pools.choosing import Shape
@@ -37,19 +36,12 @@ from monarch_nb.client.pools.infos import (
     shared_no_longer,
     shares_of,
 )
-from monarch_nb.client.pools.pool import (
-    Pool,
-    Progress,
-    SpawnOptions,
-    Terms,
-    pool_named,
-)
+from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, pool_named
 from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
-from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.reservations import sharing
+from monarch_nb.client.presenting import panel_of, where_here
+from monarch_nb.client.reservations import arguments, sharing
 from monarch_nb.client.reservations.actors import LiveActors
-from monarch_nb.client.reservations.arguments import checked_name, checked_shape, limit_of, project_of
-from monarch_nb.client.reservations.attachment import Attachment, TimeListener
+from monarch_nb.client.reservations.attachment import Attachment, TimeListener, all_end_here
 from monarch_nb.client.reservations.elastic import Elastic
 from monarch_nb.client.reservations.extending import extend
 from monarch_nb.client.reservations.finding import find
@@ -102,7 +94,9 @@ class Reservation(Elastic):
         self.meshes = Meshes(self, held)
         self.files = synced_files(held)
         on_change = WeakMethod(self._on_members_changed)
-        self._attachment = Attachment(self._connections, self.id, self.name, self.files.record, on_change)
+        self._attachment = Attachment(
+            self._connections, self.id, self.name, self.files.record, pool.note_end, on_change
+        )
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
         _in_use.append(weakref.ref(self))
@@ -167,7 +161,7 @@ class Reservation(Elastic):
         """
         sizes = dict(per_host or {})
         checked(name or "procs", sizes)
-        environment = pools.environment_option(env)
+        environment = arguments.environment_option(env)
 
         async def start() -> Sequence[Address]:
             nodes = self.meshes.addresses
@@ -363,7 +357,7 @@ class Reservation(Elastic):
             >>> dev.run("torchrun train.py --lr 3e-4", env={"NCCL_DEBUG": "INFO"}).values  # doctest: +SKIP
             [0, 0]
         """
-        script = Script(command, shell=True, beside=beside, environment=pools.environment_option(env))
+        script = Script(command, shell=True, beside=beside, environment=arguments.environment_option(env))
         nodes = self.mesh.one_per_node
         return nodes.run_program(script, timeout_s=timeout_s, listener=listener or shown_here(nodes.ranks))
 
@@ -376,7 +370,7 @@ class Reservation(Elastic):
         listener: Listener | None = None,
     ) -> Run:
         """As `run`, but return at once, and show nothing: `run.logs()` has what it prints."""
-        script = Script(command, shell=True, beside=beside, environment=pools.environment_option(env))
+        script = Script(command, shell=True, beside=beside, environment=arguments.environment_option(env))
         return self.mesh.one_per_node.start_script(script, listener=listener)
 
     def doctor(self) -> Diagnosis:
@@ -408,20 +402,26 @@ class Reservation(Elastic):
         widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
         return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
 
-    def release(self) -> list[KeptFiles | ReleasedLater]:
+    def release(self, *, progress: Progress | None = None) -> list[KeptFiles | ReleasedLater]:
         """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept;
         and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks. A job of
         these nodes is ended.
 
-        Nothing is asked; releasing twice is fine. When no node of a pool of hosts answers, this computer remembers it:
-        whatever asks that pool from here next has the nodes that do answer end their ranks.
+        Nothing is asked; releasing twice is fine. Allocators of a local pool that died are started again: they end the
+        ranks that these have left. When no node of a pool of hosts answers, this computer remembers it: whatever asks
+        that pool from here next has the nodes that do answer end their ranks.
+
+        Args:
+            progress: told what is being done.
 
         Raises:
             NodeUnreachable: no node that exists did answer, and nothing can be remembered: ranks go on.
-            PoolError: the job could not be ended.
+            PoolError: the job could not be ended, or an allocator that died did not start again.
         """
+        self._pool.revive(progress or _silent)
         job = jobs.job_of_pool(self._pool.name)
-        released = call(release(self._connections.values(), self.id, self.owner))
+        with self._attachment.ends_here():
+            released = call(release(self._connections.values(), self.id, self.owner, by=where_here()))
         self.files.close()
         self.meshes.close()
         self.detach()
@@ -477,14 +477,14 @@ def reserve(
 ) -> Reservation:
     """Reserve nodes and start a rank in every slot; the same call again returns the same live reservation.
 
-    Starts a local pool when none is up. One that started by itself gets the nodes that are missing; one that holds
+    Starts the local pool when it is not up. One that started by itself gets the nodes that are missing; one that holds
     nothing takes the shape that is asked for.
 
     Args:
         name: how it is found again.
         nodes: number of nodes.
         procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
-        pool: name of the pool.
+        pool: name of one that there is: only the default local pool is started by itself.
         on: what is asked for nodes instead, "slurm", "ssh:lab": they come as a job of its own, which release() ends.
             Where this process is in an allocation that has so much, its nodes are taken.
         on_arguments: for that alone, as in `["--partition=a100"]`.
@@ -510,6 +510,7 @@ def reserve(
 
     Raises:
         UsageError: arguments that make no sense.
+        NoSuchPool: `pool` is no name of a pool; the message lists those that there are.
         CapacityError: the pool has not that much, or not that much free.
         ReservationConflict: the name is held with another shape, or with another `python`, `env`, `preload`,
             `directory`, `files` or `shared` than asked for; what is not said is as it is held.
@@ -517,14 +518,14 @@ def reserve(
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
     """
-    name = checked_name(name or DEFAULT_NAME)
-    shape = checked_shape(nodes, procs, gpus)
-    time_s, idle_s = limit_of(time, "time"), limit_of(idle, "idle")
+    name = arguments.checked_name(name or DEFAULT_NAME)
+    shape = arguments.checked_shape(nodes, procs, gpus)
+    time_s, idle_s = arguments.limit_of(time, "time"), arguments.limit_of(idle, "idle")
     say = progress or _silent
     grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
     longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
-    start = pools.working_directory(directory, notebook)
-    root, reloads = project_of(start, files, reload)
+    start = arguments.working_directory(directory, notebook)
+    root, reloads = arguments.project_of(start, files, reload)
     if root and not Path(start).is_relative_to(root):
         if directory is not None:
             raise UsageError(f"ranks are to start in {start}, which is not below {root}")
@@ -535,7 +536,7 @@ def reserve(
         reload=reloads,
         python=python or "",
         preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
-        environment=pools.environment_option(env) | pools.shared_option(shared),
+        environment=arguments.environment_option(env) | arguments.shared_option(shared),
     )
     asked = Asked(
         shape,
@@ -553,7 +554,8 @@ def reserve(
         terms = Terms(notebook or "", most_s, idle_s, force_busy)
         here = [one for one in in_use() if one.is_mine and (one.pool, one.name) == (chosen.name, name)]
         known = {one.id: list(one._connections.values()) for one in here}
-        held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, known, say)
+        with all_end_here(one._attachment for one in here if replace):
+            held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, known, say)
         try:
             reservation = Reservation(chosen, held)
             if reload is not None:
@@ -579,7 +581,7 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
         ReservationNotFound: there is none, or several; the message lists them.
         AccessDenied: it is another's, who does not share it with you.
         NodeUnreachable: no node of it answers.
-        PoolError: no pool is up.
+        NoSuchPool: `pool` is no name of a pool. PoolError: no pool is up.
     """
     job = jobs.job_of(name) if name and pool is None else None
     chosen = pool_named(job.pool if job else pool)

@@ -9,9 +9,11 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.conflicts import Asked, check_same
 from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, not_whole
+from monarch_nb.client.pools.missing import not_whole
+from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms
 from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.pools.silence import all_away
+from monarch_nb.client.presenting import where_here
 from monarch_nb.client.reservations.waiting import in_line, with_room
 from monarch_nb.trust.identity import expiry_warning
 
@@ -69,7 +71,7 @@ async def _reserve(
                 raise await asyncio.to_thread(not_whole, held, pool.name)
         if held.complete or replace:
             say(f"releasing {name}")
-        released = await release(held.connections.values(), held.reservation_id)
+        released = await release(held.connections.values(), held.reservation_id, by=where_here())
         for leftover in released.leftovers:
             say(str(leftover))
     elif pool.silent:
@@ -86,14 +88,14 @@ async def _let_go_of_lost(
         NodeUnreachable: this process knows that they hold it, and nobody wants to replace it.
     """
     for reservation_id, nodes in held_here.items():
-        if not (away := pool.away(reservation_id)):
+        if not (away := pool.away(reservation_id)) or pool.end_of(reservation_id) is not None:
             continue
         if not replace:
             raise all_away(name, away)
-        for leftover in (await release(nodes, reservation_id)).leftovers:
+        for leftover in (await release(nodes, reservation_id, by=where_here())).leftovers:
             say(str(leftover))
     if replace and not held_here:
-        await pool.late_releases.add(name=name)
+        await pool.late_releases.add(name=name, by=where_here())
 
 
 async def give_back(reserved: tuple[HeldReservation, bool]) -> None:

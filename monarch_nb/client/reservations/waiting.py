@@ -9,12 +9,14 @@ from typing import TypeVar
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.pools.choosing import WAITING_HELPS, Shape
 from monarch_nb.client.pools.line import Line
-from monarch_nb.client.pools.others import check_meant, other_pools
+from monarch_nb.client.pools.others import no_nodes, other_pools
 from monarch_nb.client.pools.pool import Pool, Progress
-from monarch_nb.errors import CapacityError
+from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
+from monarch_nb.provision.known import why_no_local_pool
 from monarch_nb.times import duration
+from monarch_nb.trust.pools import is_pool
 
 T = TypeVar("T")
 
@@ -24,7 +26,8 @@ def with_room(pool: Pool, shape: Shape, say: Progress, take: Callable[[], T]) ->
     with provisioner_of(pool.name).steady(pool=pool.name, progress=say), contextlib.suppress(CapacityError):
         if pool.is_up:
             return take()
-    check_meant(pool.name)
+    if not pool.is_up and why_no_local_pool() and not is_pool(pool.name):
+        raise PoolError(no_nodes(pool.name))
     if not pool.is_up and (others := other_pools(pool.name)):
         say(f"on this machine; {others}")
     with provisioner_of(pool.name).room(shape.nodes, shape.procs, shape.gpus, pool=pool.name, progress=say):

@@ -1,4 +1,5 @@
-"""What a run says of its nodes that do not answer, and what their engine says of the job that they came from."""
+"""What a run says of its nodes that do not answer, what their engine says of the job that they came from, and that its
+reservation was released meanwhile."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.tree import FollowedThrough
+from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.errors import MonarchNbError, PoolError
@@ -18,6 +21,9 @@ ASK_AFTER_S = 1.0
 """How long a node has not answered when its engine is asked: a link that is down for a moment is no reason."""
 ASK_AGAIN_S = 60.0
 """How long it takes at most until it is asked again: it may learn of a machine that failed after minutes only."""
+LOOK_AGAIN_S = 1.0
+"""Between looks whether the reservation was released on this computer: a file tells, when no node can."""
+_ADVICE = "away"
 
 
 class AwaitedRun(Protocol):
@@ -33,7 +39,8 @@ class AwaitedRun(Protocol):
 
 
 class Absences:
-    """The lines below a run, one for each node that does not answer. Everything here runs on the background loop.
+    """The lines below a run: one for each node that does not answer, and one that says what to do. Everything here runs
+    on the background loop.
 
     Args:
         run: that is told when no job has nodes any more.
@@ -43,25 +50,48 @@ class Absences:
 
     def __init__(self, run: AwaitedRun, nodes: RunNodes, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         self._run, self._nodes, self._spawn = run, nodes, spawn
-        self._said, self._is_asking = "", False
+        self._said, self._is_asking, self._is_looking, self._has_advised = "", False, False, False
 
     def on_link(self, connection: Connection, up: bool) -> None:
         """A node does not answer any more, or answers again."""
+        self._run.emit(events.Notice("" if up else connection.absence, key=_key(connection)))
+        self._advise()
         if up:
-            self._run.emit(events.Notice("", key=_key(connection)))
             return
-        self._say(connection)
+        if not self._is_looking:
+            self._is_looking = True
+            self._spawn(self._look())
         if not self._is_asking and jobs.job_of_pool(self._run.mesh.reservation.pool):
             self._is_asking = True
             self._spawn(self._ask())
 
     def keys(self) -> list[str]:
         """Return the keys of all lines that there were."""
-        return [f"link {name}" for name in self._nodes.linked]
+        return [*(f"link {name}" for name in self._nodes.linked), *([_ADVICE] if self._has_advised else [])]
 
-    def _say(self, connection: Connection) -> None:
-        text = "; ".join(filter(None, (connection.absence, self._said)))
-        self._run.emit(events.Notice(text, key=_key(connection)))
+    def _advise(self) -> None:
+        """Say what to do, once, below all nodes."""
+        if self._has_advised:
+            self._run.emit(events.Notice("", key=_ADVICE))
+        text = ""
+        if self._nodes.away():
+            text = "; ".join(filter(None, [self._run.mesh.core.way_on(self._said), self._said]))
+        if text:
+            self._run.emit(events.Notice(text, key=_ADVICE))
+        self._has_advised = bool(text)
+
+    async def _look(self) -> None:
+        """End the run when its reservation is released, until all nodes answer, who would say so."""
+        held = self._run.mesh.reservation
+        pool = pool_object(held.pool)
+        try:
+            while self._run.left() and (away := self._nodes.away()):
+                if ended := pool.end_of(held.id):
+                    self._run.on_refused(away[0], released(ended))
+                    return
+                await asyncio.sleep(LOOK_AGAIN_S)
+        finally:
+            self._is_looking = False
 
     async def _ask(self) -> None:
         """Ask the engine what has become of its jobs until all nodes answer, or it has ended them all."""
@@ -78,8 +108,7 @@ class Absences:
                     return
                 if said != self._said:
                     self._said = said
-                    for connection in self._nodes.away():
-                        self._say(connection)
+                    self._advise()
                 wait_s = min(2 * wait_s, ASK_AGAIN_S)
         finally:
             self._said, self._is_asking = "", False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,8 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 if TYPE_CHECKING:
     from monarch_nb.proto import run_pb2
 
-MAX_NAMED = 10
-"""Of dropped runs, in the text."""
+MAX_NAMED = 3
+"""Of runs, in the text."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class InterruptReport:
         parts = [f"interrupted {self._what()}"] if self.stopped else []
         if self.unbegun:
             on = f"on {name_ranks(self.unbegun)}" if self.stopped else ""
-            goes_on = f"{'; '.join(self.ahead)} {'goes' if len(self.ahead) == 1 else 'go'} on" if self.ahead else ""
+            goes_on = f"{_named(self.ahead)} {'goes' if len(self.ahead) == 1 else 'go'} on" if self.ahead else ""
             parts += filter(None, [" ".join(filter(None, ["not begun", on])) + ": removed from the queue", goes_on])
         if self.aborted:
             parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
@@ -114,17 +114,13 @@ class InterruptReport:
         elif self.restarted:
             lost = "variables and actors are gone: spawn these again" if self.had_actors else "variables are lost"
             parts.append(f"killed and restarted {name_ranks(self.restarted)}: their {lost}")
-        if (self.stuck or self.unreachable) and self.free:
-            parts.append(f"{name_ranks(self.free)} had finished before")
         if self.dropped:
-            named, more = self.dropped[:MAX_NAMED], len(self.dropped) - MAX_NAMED
-            names = "; ".join([*named, *([f"and {more} more"] if more > 0 else [])])
-            parts.append(f"dropped {len(self.dropped)} that waited: {names}")
+            parts.append(f"dropped {len(self.dropped)} that waited: {_named(self.dropped)}")
         if self.messages:
             parts.append(f"dropped {counted(self.messages, 'message')} that waited for actors")
         if self.others:
             go = "goes" if len(self.others) == 1 else "go"
-            parts.append(f"{'; '.join(self.others)} {go} on: who holds the mesh interrupts all cells, you yours")
+            parts.append(f"{_named(self.others)} {go} on: who holds the mesh interrupts all cells, you yours")
         return "; ".join(parts) or "nothing was running"
 
     def _what(self) -> str:
@@ -134,27 +130,28 @@ class InterruptReport:
 
 
 def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str], *, is_script: bool = False) -> list[str]:
-    """Return a sentence for each place where ranks hang, and for each node that does not answer."""
+    """Return a sentence for ranks that hang, and one for those whose nodes do not answer: together with what was
+    interrupted that is two lines of a notebook, however many these are."""
     sentences = []
-    kill = "kill" if is_script else "kill and restart"
-    for line, ranks in _grouped(stuck):
-        does, them = ("does", "it") if len(ranks) == 1 else ("do", "them")
-        sentences.append(f"{name_ranks(ranks)} {does} not stop ({line}): interrupt again to {kill} {them}")
-    for node, ranks in _grouped(unreachable):
-        goes, it, its = ("goes", "it was", "its") if len(ranks) == 1 else ("go", "they were", "their")
+    if stuck:
+        does, them = ("does", "it") if len(stuck) == 1 else ("do", "them")
+        lines = dict.fromkeys(stuck.values())
+        where = f"in {len(lines)} places: %mesh stacks" if len(lines) > 1 else next(iter(lines))
+        kill = "kill" if is_script else "kill and restart"
+        sentences.append(f"{name_ranks(sorted(stuck))} {does} not stop ({where}): interrupt again to {kill} {them}")
+    if unreachable:
+        first, *others = dict.fromkeys(unreachable.values())
+        nodes = f"{first} and {counted(len(others), 'more node')} do" if others else f"{first} does"
+        goes = "goes" if len(unreachable) == 1 else "go"
         sentences.append(
-            f"{name_ranks(ranks)} can not be reached: {node} does not answer; {goes} on as {it}, and {its} output "
-            "follows here (or with %mesh attach) when it answers; locally, monarch-nb up starts its allocator again, "
-            "elsewhere %mesh replace puts another in its place if it never does"
+            f"{name_ranks(sorted(unreachable))} can not be reached and {goes} on: {nodes} not answer (%mesh status)"
         )
     return sentences
 
 
-def _grouped(texts: Mapping[int, str]) -> Iterable[tuple[str, list[int]]]:
-    groups: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        groups.setdefault(text, []).append(rank)
-    return groups.items()
+def _named(runs: Sequence[str]) -> str:
+    more = len(runs) - MAX_NAMED
+    return "; ".join([*runs[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def place_of(where: run_pb2.Where | None) -> str:

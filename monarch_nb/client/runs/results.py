@@ -25,6 +25,7 @@ class RunResults(Mapping[int, events.Result]):
         self._alike: list[_Alike] = []
         self._ranks_alike = Ranges()
         self._came: list[Ranges | tuple[int]] = []
+        self._count = 0
         self._lost: dict[tuple[str, str], list[int]] = {}
 
     def add_alike(self, ranks: Ranges, equal: pb.EqualResults, *, may_print_later: bool) -> None:
@@ -36,6 +37,7 @@ class RunResults(Mapping[int, events.Result]):
         self._alike.append(_Alike(ranks, equal, may_print_later))
         self._ranks_alike |= ranks
         self._came.append(ranks)
+        self._count += len(ranks)
 
     def left_of(self, ranks: Ranges) -> Ranges:
         """Return those of some ranks that have no result."""
@@ -63,13 +65,14 @@ class RunResults(Mapping[int, events.Result]):
     def __setitem__(self, rank: int, result: events.Result) -> None:
         if rank not in self:
             self._came.append((rank,))
+            self._count += 1
         self._made[rank] = self._notable[rank] = result
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(list(self._came))  # more may come meanwhile, on the background loop
 
     def __len__(self) -> int:
-        return len(self._ranks_alike) + sum(rank not in self._ranks_alike for rank in self._notable)
+        return self._count  # asked at every message of a run
 
     def __contains__(self, rank: object) -> bool:
         return rank in self._notable or rank in self._ranks_alike

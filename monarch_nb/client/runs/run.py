@@ -33,7 +33,7 @@ from monarch_nb.errors import (
     NodeUnreachable,
     PickleError,
     RankFailure,
-    ReservationExpired,
+    ReservationNotFound,
     RunFailed,
 )
 from monarch_nb.ground.flag import Flag
@@ -452,7 +452,7 @@ class Run:
             self._end_replay(connection, self.ranks)
             return
         self.refusal = self.refusal or error
-        key = events.TIME_NOTICE if isinstance(error, ReservationExpired) else "refused"
+        key = events.TIME_NOTICE if isinstance(error, ReservationNotFound) else "refused"
         self.emit(events.Notice(str(error), key=key))
         self._finish()
 

@@ -52,9 +52,10 @@ class Submission:
         by_node = dict(nodes.parts())
         self.numbered_by = first = self._core.first_node
         self._submits: dict[int, pb.Submit] = {}
+        owner = current_owner(self._core.connections[first].identity)  # asks the system
         for node in {first, *by_node}:
             self._submits[node] = submit = describe()
-            submit.owner = current_owner(self._core.connections[first].identity)
+            submit.owner = owner
             if self._core.tree is None:
                 submit.ranks.extend(by_node.get(node, []))
         self._give_number(self._submits[first])

@@ -131,6 +131,7 @@ class TorchrunFlag:
         check: refuses what contradicts what is held.
         short: torchrun's short form, where it is not another flag's here.
         variable: whether torchrun also reads it from PET_….
+        since: the first release of torch that has it, where that is newer than the oldest we support.
     """
 
     name: str
@@ -139,6 +140,7 @@ class TorchrunFlag:
     check: Check = _confirmed
     short: str = ""
     variable: bool = True
+    since: str = ""
 
 
 def read(given: Given, environment: Mapping[str, str], held: Held) -> Launch:
@@ -395,6 +397,13 @@ FLAGS = (
         "DIR",
         _without_meaning("every rank's output is kept by its node: %mesh logs, or monarch-nb logs, shows it"),
     ),
+    TorchrunFlag(
+        "--log-line-prefix-template",
+        "changes nothing, and that is said",
+        "TEMPLATE",
+        _without_meaning("lines are shown with the ranks that printed them"),
+        since="2.15",
+    ),
     TorchrunFlag("--local-ranks-filter", "only these ranks of each node are shown", "N,…", _local_ranks_filter),
     TorchrunFlag(
         "--monitor-interval",
@@ -407,6 +416,7 @@ FLAGS = (
         "changes nothing, and that is said",
         "S",
         _without_meaning("ranks that do not stop when one has failed are killed after some seconds", **_SECONDS),
+        since="2.12",
     ),
     TorchrunFlag(
         "--start-method",
@@ -427,4 +437,16 @@ FLAGS = (
         "refused",
         check=_refused("each rank has a LOCAL_RANK of its own and sees all GPUs of its node"),
     ),
+    TorchrunFlag(
+        "--print-completion",
+        "refused: Tab completes `%mesh run`",
+        "SHELL",
+        _refused("it is about torchrun's own command line"),
+        variable=False,
+        since="2.15",
+    ),
 )
+
+NEWEST_TORCH = "2.15"
+ABOUT_UNKNOWN = f". torchrun's flags are known up to torch {NEWEST_TORCH}: leave out what a newer torchrun has besides"
+"""What is said of a flag like none of these."""

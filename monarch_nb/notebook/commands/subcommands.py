@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.meshes import looking
+from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.client.reservations.unattached import release_unattached
-from monarch_nb.errors import MonarchNbError, PickleError, RunFailed, UsageError
+from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
@@ -26,6 +28,7 @@ from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
 from monarch_nb.notebook.output.logs import nothing_line, shown_logs
 from monarch_nb.notebook.output.tables import (
+    Shown,
     calm_line,
     diagnosis_view,
     is_notebook,
@@ -209,6 +212,7 @@ class Subcommands:
         if parsed.switch("all") and parsed.word:
             raise UsageError(f"%mesh release {parsed.word} or %mesh release --all, not both")
         if parsed.switch("all"):
+            _revive(parsed.text("pool") or self._session.pool)
             names = self._session.names(parsed.text("pool"))
             if not names:
                 show(calm_line("nothing to release"))
@@ -229,6 +233,7 @@ class Subcommands:
         current = self._session.reservation
         is_current = current is not None and is_called(current, name) and pool in (None, current.pool)
         pool = pool or self._session.pool
+        _revive(current.pool if current is not None and is_current else pool)
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
             progress.done(self._end(current if is_current else None, name, pool, progress))
@@ -345,16 +350,31 @@ class Subcommands:
         show(reservations_table(held, current.id if current else None, costs))
 
     def _status(self, parsed: Parsed) -> None:
-        reservation = self._session.current()
-        info = reservation.status(memory=False)
-        mesh = self._mesh(parsed)
+        reservation, mesh = self._session.current(), self._mesh(parsed)
+        try:
+            info = reservation.status(memory=False)
+        except PoolError:
+            if (known := self._known(mesh)) is None:
+                raise
+            show(known)
+            return
         actors = [info for info in reservation.actor_infos() if info.mesh == mesh.name]
         price = _price(info) if info.held_by_me else 0.0
         job = jobs.title_of_pool(info.pool)
         runs = self._session.open_runs(mesh)
         others = [other for other in reservation.meshes.now() if other.id != mesh.id]
         who = info.waiting, price, job, info.absences, info.nodes_without_main
-        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who))
+        way_on = mesh.core.way_on("; ".join(info.absences))
+        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who, way_on=way_on))
+
+    def _known(self, mesh: Mesh) -> Shown | None:
+        """Return what this kernel knows while no node answers; None when one does, or their job has ended."""
+        said, is_over = jobs.what_became(mesh.reservation.pool)
+        ranks, runs = looking.known(mesh.core, mesh.ranks)
+        if is_over or not ranks:
+            return None
+        job = jobs.title_of_pool(mesh.reservation.pool)
+        return status_table(mesh, ranks, runs, job=job, absences=[said] if said else [], way_on=mesh.core.way_on(said))
 
     def _stacks(self, parsed: Parsed) -> None:
         show(stacks_view(self._mesh(parsed).stacks().groups))
@@ -443,6 +463,11 @@ class Subcommands:
             show(preformatted(help_text(declarations.CELL)))
         else:
             show(preformatted(help_text(declarations.MESH.find(parsed.word))))
+
+
+def _revive(pool: str | None) -> None:
+    """Start the allocators of a local pool again that died, and say so: what their ranks hold is released by them."""
+    pool_object(pool).revive(lambda line: show(calm_line(line)))
 
 
 def _price(info: ReservationInfo) -> float:

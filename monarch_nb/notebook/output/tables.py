@@ -101,6 +101,7 @@ def status_table(
     job: str = "",
     absences: Sequence[str] = (),
     bare: Sequence[str] = (),
+    way_on: str = "",
 ) -> Shown:
     """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
@@ -114,6 +115,7 @@ def status_table(
         job: whose nodes these are, as in "Slurm job 12"; empty when they are of no job.
         absences: what there is to say of nodes of the reservation that do not answer, also where the mesh is not.
         bare: what there is to say of nodes that have no ranks of the main mesh.
+        way_on: what to do about nodes that do not answer, if there are any.
     """
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
@@ -141,6 +143,7 @@ def status_table(
     notes += [unseen_line(unseen)] if (unseen := [run for run in runs if run.done]) else []
     away = sorted({rank.absence for rank in ranks if rank.state == "unreachable"})
     notes += [*away, *(text for text in absences if not any(said.startswith(text) for said in away))]
+    notes += [way_on] if way_on and (away or absences) else []
     notes += [*(_other_line(other) for other in others), *bare]
     if waiting:
         notes.append(line_sentence(waiting))
@@ -148,7 +151,9 @@ def status_table(
     reservation = mesh.reservation
     whose = "" if reservation.is_mine else f" of {reservation.owner}"
     size = "" if mesh.flag else f" · {shape(reservation)}"
-    title = f"{mesh_called(mesh)}{whose}{size} · {alive} of {len(ranks)} ranks alive"
+    is_away = all(rank.state == "unreachable" for rank in ranks)
+    lives = "no node answers" if is_away else f"{alive} of {len(ranks)} ranks alive"
+    title = f"{mesh_called(mesh)}{whose}{size} · {lives}"
     if job:
         title += f" · {job}"
     if left:
@@ -239,7 +244,8 @@ def _state(rank: RankInfo, titles: dict[str, str], at_work: ActorInfo | None) ->
     if rank.state == "dead":
         return f"dead: {_how(rank)}" if rank.death else "dead"
     if rank.run_id:
-        return f"running {titles.get(rank.run_id, '')}".rstrip()
+        was = "unreachable, was " if rank.state == "unreachable" else ""
+        return f"{was}running {titles.get(rank.run_id, '')}".rstrip()
     if rank.state == "idle" and at_work is not None:
         return f"running {at_work.name}.{at_work.running}"
     return rank.state

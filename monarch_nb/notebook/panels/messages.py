@@ -20,6 +20,7 @@ from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.live import Deliver, Subscription
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
+from monarch_nb.provision.known import no_such_pool
 
 LEASE_S = 100.0
 """A view that was not heard of for so long has gone; it says a word every 30 s."""
@@ -213,7 +214,8 @@ class PoolsMessages:
         if messages := self._of(pool) if isinstance(pool, str) else self._first:
             messages.receive(content)
         elif isinstance(content, dict) and "request" in content:
-            error = {"status": 404, "message": f"there is no pool {pool!r} (any more)", "errors": {}}
+            message = Refused(404, no_such_pool(str(pool))).message
+            error = {"status": 404, "message": message, "errors": {}}
             self._send({"id": content.get("id"), "error": error, "pool": pool})
 
     def expect_view(self) -> None:

@@ -111,7 +111,7 @@ class Panels:
     def _summary(self, pool: str | None, held: Holder | Mesh | None) -> Shown:
         from monarch_nb.notebook.panels.summaries import pool_summary, reservation_summary
 
-        view = call(_view(_panel(pool)), VIEW_TIMEOUT_S)
+        view = call(_asked(_panel(pool), "view", {}), VIEW_TIMEOUT_S)
         if held is None:
             return pool_summary(view)
         reservation = _reservation_of(held)
@@ -121,6 +121,8 @@ class Panels:
         name = body.get("name")
         if not isinstance(name, str) or not name:
             raise UsageError("attach what?")
+        meant = {"reservation": body.get("reservation")}
+        call(_asked(_panel(body.get("pool")), "attach_lines", meant), VIEW_TIMEOUT_S)  # raises where it is refused
         ranks = len(self._session.attach(name, body.get("pool")).mesh.ranks)
         on = "its rank" if ranks == 1 else f"its {ranks} ranks"
         return {"text": f"This notebook uses {name} now: a cell with %%mesh at its top runs on {on}."}
@@ -152,12 +154,12 @@ def _panel(pool: str | None) -> Panel:
     return _panels().of(pool or default_pool())
 
 
-async def _view(panel: Panel) -> Json:
-    answer = await asyncio.wrap_future(panel.handle("view", {}))
+async def _asked(panel: Panel, request: str, body: Json) -> Json:
+    answer = await asyncio.wrap_future(panel.handle(request, body))
     if "error" in answer:
         raise MonarchNbError(answer["error"]["message"])
-    view: Json = answer["result"]
-    return view
+    result: Json = answer["result"]
+    return result
 
 
 def _reservation_of(held: Holder | Mesh) -> Holder:

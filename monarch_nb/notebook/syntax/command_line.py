@@ -113,7 +113,7 @@ class Words:
 @dataclass(frozen=True, slots=True)
 class Command:
     """A magic, or a subcommand of one. `magic` is what stands before `name`: "%mesh " or "". What stands after a -- is
-    another program's when `passes_on` says what that is."""
+    another program's when `passes_on` says what that is; `about_unknown` is said of a flag like no other."""
 
     name: str
     summary: str
@@ -125,6 +125,7 @@ class Command:
     examples: tuple[tuple[str, str], ...] = ()
     section: str = ""
     passes_on: str = ""
+    about_unknown: str = ""
 
     @property
     def title(self) -> str:
@@ -437,7 +438,7 @@ def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:
     suggestion = _suggestion(spelling, known)
     if not suggestion and known and not hint:
         listed = [each for flag in command.flags if not flag.hidden for each in flag.spellings if each[:2] == "--"]
-        suggestion = f"; it has {', '.join(listed)}"
+        suggestion = f"; it has {', '.join(listed)}{command.about_unknown}"
     raise UsageError(f"{command.title} has no flag {spelling}{suggestion}{hint}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.scripts.torchrun_flags import FLAGS
+from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN, FLAGS
 from monarch_nb.config import LOG_LINES
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
 from monarch_nb.notebook.syntax.holding import (
@@ -72,6 +72,7 @@ RUN = Command(
     notes="Its processes have torchrun's environment, sys.argv and __main__ of their own, and end with it.\n"
     "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …; not -t, which is --targets) and PET_\n"
     "variables are checked against what is held: docs/scripts.md has a table.",
+    about_unknown=ABOUT_UNKNOWN,
     examples=(
         ("%mesh run train.py --lr 3e-4", "on all ranks"),
         ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),
@@ -206,8 +207,9 @@ DEBUG = Command(
             choices=ON_BREAKPOINT,
         ),
     ),
-    notes="Shows where ranks have stopped and reads commands below: list, attach NAME RANK (then all of pdb; detach\n"
-    "comes back), cast NAME ranks(...) COMMAND, continue, quit, help. NAME is an actor's, or `cell`.\n"
+    notes="Shows where ranks have stopped and reads commands below: list, attach [NAME] RANK (then all of pdb; detach\n"
+    "comes back), cast [NAME] RANKS COMMAND, continue, quit, help. p x, w, n and other lines for pdb go to all\n"
+    "stopped ranks. NAME is an actor's, or `cell`. RANKS is what -t takes.\n"
     "The cell that waits for ranks which stop opens the same by itself.",
     examples=(
         ("%mesh debug", "from another cell or notebook, also after a kernel restart"),

@@ -33,7 +33,7 @@ RESERVE = Command(
         Flag("--nodes", "how many nodes (1 when not said)", value="N", kind="count"),
         Flag("--gpus", "GPUs per node, one rank each", value="N", kind="count"),
         Flag("--procs", "CPU ranks per node", value="N", kind="count"),
-        Flag("--pool", "the pool to take them from (the local one, started when it is not up)", value="POOL"),
+        Flag("--pool", "the pool to take them from (the local one, which is started when it is not up)", value="POOL"),
         Flag(
             "--on",
             "the engine to ask for nodes instead: slurm, lsf, k8s, ray, ssh:lab, ...",

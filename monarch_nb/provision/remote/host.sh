@@ -16,6 +16,7 @@ fail() {
 # ---- Python ----
 
 probe() { # CLIENT_PYTHON CHECK EXPECTED VENV CODE: is what is needed there?
+    [ "$(uname -s)" = Linux ] || fail "nodes run on Linux only, and this host has $(uname -s)"
     echo "now $(date +%s)"
     echo "root $ROOT"
     echo "from ${SSH_CONNECTION%% *}"

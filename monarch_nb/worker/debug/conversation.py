@@ -23,6 +23,7 @@ GOES_ON_S = 0.3
 """Code that was told to continue has so long to come to the next breakpoint before it is said to be gone."""
 MAX_TEXT_CHARACTERS = 200_000
 _PROMPT_CHARACTERS = 16
+NOT_DONE = "not executed: the line before is not done yet\n"
 
 
 class State(Enum):
@@ -65,6 +66,7 @@ class Conversation:
         self._sleeper = allocate_lock()
         self._sleeper.acquire()
         self._order: DebugCommand | None = None
+        self._executes = False
         self._state = State.FREE
         self._text: list[str] = []
         self._characters = 0
@@ -114,6 +116,7 @@ class Conversation:
         by_s = time.monotonic() + GOES_ON_S
         with self._lock:
             self._state = state
+            self._executes = self._executes and state is State.RUNNING
             if state is State.FREE:
                 self._waiting = [(min(deadline, by_s), answer) for deadline, answer in self._waiting]
         if state is State.OVER:
@@ -126,7 +129,7 @@ class Conversation:
             if self._characters > MAX_TEXT_CHARACTERS:
                 text += f"\n… {self._characters - len(text):,} characters left out …"
             self._text, self._characters = [text + newline], 0
-            self._state = State.ASKING
+            self._state, self._executes = State.ASKING, False
             waiting, self._waiting = self._waiting, []
             answer_with = self._answer() if waiting else None
         for _, answer in waiting:
@@ -149,6 +152,7 @@ class Conversation:
         stop = Stop()
         stop.CopyFrom(self.at)
         stop.since_s = time.monotonic() - self._stopped_at
+        stop.executes = self._executes
         return stop
 
     def take(self, command: DebugCommand, answer: Answer) -> None:
@@ -156,11 +160,14 @@ class Conversation:
         is_question = command.action == DebugCommand.ACTION_LINE and not command.line
         with self._lock:
             if self._state is State.ASKING and not is_question:
-                self._order, self._state = command, State.RUNNING
+                self._order, self._state, self._executes = command, State.RUNNING, True
                 self._text, self._last_text = [], ""  # the answer is what comes of this line
                 self._sleeper.release()
             elif self._state is not State.RUNNING:
                 answer(self._answer())
+                return
+            elif self._executes and command.action == DebugCommand.ACTION_LINE and not is_question:
+                answer(DebugAnswer(state=DebugAnswer.STATE_RUNNING, text=NOT_DONE, at=self.stop_now()))
                 return
             self._waiting.append((time.monotonic() + command.wait_s, answer))
 

@@ -1,6 +1,7 @@
 """A pdb for the user's code in a rank: it shows and steps through the user's frames alone, and reads a conversation."""
 
 import bdb
+import cmd
 import code
 import codeop
 import ctypes
@@ -14,6 +15,7 @@ from opcode import opname
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_nb.ground.pdb_lines import COMMANDS, is_command
 from monarch_nb.proto.run_pb2 import DebugCommand, Stop
 from monarch_nb.worker.debug.conversation import Conversation, State, Told
 from monarch_nb.worker.shell import streams
@@ -22,6 +24,9 @@ from monarch_nb.worker.user_code import UserCode
 
 _SUSPENDS = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 _MORE = "...   "
+LOCALS_ARE_COPIED_BEFORE_PYTHON_3_13 = sys.version_info < (3, 13)
+"""The dictionary of a frame is made anew each time, without what was changed in it. Only frames that are traced are
+given the changes, and the one that calls `breakpoint()` is not."""
 
 
 class RankPdb(pdb.Pdb):
@@ -43,6 +48,7 @@ class RankPdb(pdb.Pdb):
     ) -> None:
         stream: Any = talk
         super().__init__(completekey="", stdin=stream, stdout=stream, nosigint=True, readrc=False)
+        self.identchars = cmd.Cmd.identchars  # from Python 3.13 on pdb takes p(x) for Python, and there is no p
         self.talk = talk
         self.executes = False
         """Whether it executes a command: a breakpoint in there is passed."""
@@ -185,6 +191,12 @@ class RankPdb(pdb.Pdb):
             return None
         return next_trace
 
+    def dispatch_exception(self, frame: FrameType, arg: Any) -> Any:
+        if issubclass(arg[0], KeyboardInterrupt):  # it ends what was stepped through: pdb would stop there again
+            self.end()
+            return None
+        return super().dispatch_exception(frame, arg)
+
     def _is_statement(self, frame: FrameType) -> bool:
         """Return whether a frame executes a statement of a cell: the next one has another."""
         return frame.f_code.co_name == "<module>" and self._user_code.is_cell(frame.f_code.co_filename)
@@ -193,6 +205,11 @@ class RankPdb(pdb.Pdb):
         return self._is_shown(frame) and (frame.f_back is None or not self._is_shown(frame.f_back))
 
     # ---- commands ----
+
+    def parseline(self, line: str) -> tuple[str | None, str | None, str]:
+        """As pdb's, but `c[0]` or `n = 5` is Python: nobody wants such a line to let the code go on."""
+        command, argument, line = super().parseline(line)
+        return (None, None, line) if command in COMMANDS and not is_command(line) else (command, argument, line)
 
     def default(self, line: str) -> None:
         """Execute a statement, which may go on over several lines."""
@@ -211,13 +228,11 @@ class RankPdb(pdb.Pdb):
         return self.curframe
 
     def _locals(self) -> Any:
-        # Before Python 3.13 the dictionary of a frame is made anew each time, without what was changed in it.
-        return self.curframe_locals if sys.version_info < (3, 13) else self._frame().f_locals
+        return self.curframe_locals if LOCALS_ARE_COPIED_BEFORE_PYTHON_3_13 else self._frame().f_locals
 
     def _keep_locals(self) -> None:
-        """Give a function's variables the values that they were set to. Before Python 3.13 only frames that are traced
-        are given them, and the one that calls `breakpoint()` is not."""
-        if sys.version_info < (3, 13):
+        """Give a function's variables the values that they were set to."""
+        if LOCALS_ARE_COPIED_BEFORE_PYTHON_3_13:
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame()), ctypes.c_int(0))
 
     def _error_exc(self) -> None:

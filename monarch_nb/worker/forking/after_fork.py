@@ -12,7 +12,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,25 @@ def _restore_threads(environment: Mapping[str, str]) -> None:
     """Undo the template's restriction to one thread."""
     wanted = environment.get("OMP_NUM_THREADS", "")
     count = int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != count:
-        torch.set_num_threads(count)
+    if torch := sys.modules.get("torch"):
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+        _restore_threads_in_each(torch.get_num_threads)
     blas_wanted = environment.get("OPENBLAS_NUM_THREADS", "")
     blas_count = int(blas_wanted) if blas_wanted.isdecimal() and int(blas_wanted) else count
     if blas_count > 1 and "numpy" in sys.modules:
         from threadpoolctl import ThreadpoolController
 
         ThreadpoolController().select(internal_api="openblas").limit(limits=blas_count)
+
+
+def _restore_threads_in_each(get_num_threads: Callable[[], int]) -> None:
+    """Have threads that start later compute with as many threads as the main one: OpenMP counts by thread, and what
+    it starts with is the template's, one a core. To ask torch for the number sets it (3 µs)."""
+    bootstrap = threading.Thread._bootstrap  # type: ignore[attr-defined]
+
+    def bootstrap_counted(thread: threading.Thread) -> None:
+        get_num_threads()
+        bootstrap(thread)
+
+    threading.Thread._bootstrap = bootstrap_counted  # type: ignore[attr-defined]

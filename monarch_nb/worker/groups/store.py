@@ -30,7 +30,6 @@ def serve(host: str, report_port: Callable[[int], None], port: int = 0) -> NoRet
     inherited = _open_descriptors()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     port = listener.getsockname()[1]

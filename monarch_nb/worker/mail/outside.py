@@ -46,7 +46,7 @@ class RankOutside:
 
     Args:
         post: of this rank.
-        executing, interrupt: see `Outside`.
+        executing, interrupt, python: see `Outside`.
     """
 
     questions = None
@@ -56,9 +56,10 @@ class RankOutside:
         post: Post,
         executing: Callable[[Execution], AbstractContextManager[None]],
         interrupt: Callable[[Execution], None],
+        python: str,
     ) -> None:
         self._post = post
-        self.executing, self.interrupt = executing, interrupt
+        self.executing, self.interrupt, self.python = executing, interrupt, python
         self._nobody = RankTag({})
         self._programs: dict[str, Address] = {}  # by mesh, who has started its processes
 
@@ -84,12 +85,12 @@ class RankOutside:
             engine.process().undelivered(call, processes, node, str(error), None)
 
     def spawn_procs(
-        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
+        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
         """Have processes started by the program that has spawned the actor: only that knows its reservations."""
         owner = engine.process().owner()
         program = owner.birth.root if owner is not None else None
-        started = _asked(program, spawn_procs_here, list(hosts), dict(per_host), name)
+        started = _asked(program, spawn_procs_here, list(hosts), dict(per_host), name, python)
 
         def note(done: concurrent.futures.Future[Sequence[Address]]) -> None:
             if program is not None and done.exception() is None:

@@ -27,7 +27,11 @@ class SpawnError(RuntimeError):
 
 _plain_input, _plain_getpass = builtins.input, getpass.getpass
 _plain_dump = multiprocessing.reduction.dump
+_contexts: Any = multiprocessing.context._default_context
+_plain_context: multiprocessing.context.BaseContext = _contexts._default_context
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+PYTHON_3_14_DOES_NOT_FORK = sys.version_info >= (3, 14)
+"""Unless it is told to: `multiprocessing` begins its processes anew, without what a cell defines."""
 
 
 def install() -> None:
@@ -45,6 +49,8 @@ def install() -> None:
     reduction.dump = _dump_for_spawn(reduction.dump)
     util: Any = multiprocessing.util
     util.spawnv_passfds = _with_a_store_of_their_own(util.spawnv_passfds)
+    if PYTHON_3_14_DOES_NOT_FORK:
+        _begin_processes_with(multiprocessing.get_context("fork"))
 
 
 def undo() -> None:
@@ -52,6 +58,12 @@ def undo() -> None:
     builtins.input, getpass.getpass = _plain_input, _plain_getpass
     reduction: Any = multiprocessing.reduction
     reduction.dump = _plain_dump
+    _begin_processes_with(_plain_context)
+
+
+def _begin_processes_with(context: multiprocessing.context.BaseContext) -> None:
+    """Make `context` what a program gets that chooses no start method; it can still choose one, once."""
+    _contexts._default_context = context
 
 
 def _refuse_input(*_: Any, **__: Any) -> NoReturn:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from processor_time import used_s
+
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import reserve
@@ -27,12 +29,6 @@ def spent_s(function: Callable[[], object], times: int) -> float:
     for _ in range(times):
         function()
     return (time.process_time() - began_s) / times
-
-
-def used_s(pid: int) -> float:
-    """Return the processor time of a process so far, which the kernel counts in ns for each thread."""
-    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def run_listening(mesh: Mesh, code: str) -> None:

@@ -64,6 +64,29 @@ def test_a_cell_that_waits_for_a_call_asks(trainers: Kernel) -> None:
     assert "\n7\n" in trainers.wait(cell)
 
 
+def test_a_name_can_be_left_out_while_no_other_has_stopped(trainers: Kernel) -> None:
+    trainers.run('others = mesh.spawn("others", Trainer)')
+    trainers.start("first = trainers.step.call(10)")
+    cell = trainers.start("print(list(first.get().values()))")
+    trainers.asked(cell, DBG)
+    assert "[0] 10\n[1] 11\n" in type_in(trainers, cell, "p loss", DBG)
+    trainers.answer("continue")
+    assert "[10, 11, 12, 13]" in trainers.wait(cell)
+    cell = trainers.start(
+        "print([list(call.get().values()) for call in [trainers.step.call(10), others.step.call(20)]])"
+    )
+    trainers.asked(cell, DBG)
+    while type_in(trainers, cell, "list", DBG).count("| others ") < 4:
+        pass
+    several = "stopped are others, trainers: name one, as in "
+    assert f"{several}cast others all p loss\n" in type_in(trainers, cell, "p loss", DBG)
+    assert f"{several}attach others 2\n" in type_in(trainers, cell, "attach 2", DBG)
+    assert "[0] 20\n[1] 21\n" in type_in(trainers, cell, "cast others all p loss", DBG)
+    assert "[2] 12\n[3] 13\n" in type_in(trainers, cell, "cast trainers hosts=1 p loss", DBG)
+    trainers.answer("continue")
+    assert "[[10, 11, 12, 13], [20, 21, 22, 23]]" in trainers.wait(cell)
+
+
 def test_a_cell_that_awaits_asks_too(trainers: Kernel) -> None:
     cell = trainers.start(
         "steps = [trainers.slice(hosts=host, procs=0).step.call_one(host) for host in (0, 1)]\n"

@@ -3,6 +3,8 @@ and it is released when they are back."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,9 +16,27 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections import tree
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import NodeUnreachable, ReservationReleased
 from monarch_nb.ground.rank_sets import format_ranks
 from network import Network
+
+PANEL = """
+import queue
+from monarch_nb.panel.requests import Panel
+panel, ended = Panel("lab"), queue.Queue()
+async def deliver(events):
+    for event in events:
+        if event["type"] == "job" and event["job"]["state"] != "running":
+            ended.put(event["job"])
+panel.subscribe(deliver).result()
+[held] = panel.handle("view", {}).result()["result"]["reservations"]
+print(held)
+sys.stdin.readline()
+panel.handle("release", {"reservation": held}).result()
+job = ended.get()
+print(repr(job["result"] or job["error"]))
+"""
+"""A panel that has seen one reservation, and releases it when it is told to."""
 
 
 def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callable[[int], Network]) -> None:
@@ -58,7 +78,7 @@ def test_cells_run_on_the_others_whichever_node_is_lost(
     assert run.number > before.number
     eventually(lambda: not mesh.core.is_node_up(number))
     leave_out = f"-t {format_ranks(others)} leaves rank {number} out"
-    ways = f"{leave_out}; %mesh replace puts a free node in its place, %mesh release works without it"
+    ways = f"{leave_out}; %mesh release works without it"  # the pool has no other node
     with pytest.raises(NodeUnreachable, match=f"{lost.name} unreachable since .*, with rank {number}: {ways}"):
         mesh.run("rank")
     with pytest.raises(NodeUnreachable, match=leave_out):
@@ -133,6 +153,10 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     hosts = [one.host for one in apart.allocators if one.host]
     for host in hosts:
         host.swallow()
+    assert main(["release", "devv"]) == 1
+    names = ", ".join(host.name for host in hosts)
+    said = f"{names} do not answer, and held dev of yours when they last did; did you mean dev?"
+    assert capsys.readouterr().err == f"monarch-nb: no reservation 'devv': {said}\n"
     assert main(["release", "dev"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("dev: no node of the pool lab answers; ")
@@ -143,3 +167,41 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     for host in hosts:
         host.pass_on()
     eventually(lambda: not any(map(lives, pids.values())))
+
+
+def test_a_run_learns_that_its_reservation_was_released_elsewhere_while_no_node_answers(apart: Lab) -> None:
+    dev = reserve("dev", nodes=3, procs=1, preload=[])
+    pids, hosts = pids_of(dev.mesh), [one.host for one in apart.allocators if one.host]
+    run, _ = started(dev.mesh, "import time\nwhile True: time.sleep(0.01)")
+    with client(PANEL) as other:
+        assert other.line() == dev.id
+        for host in hosts:
+            host.swallow()
+        other.tell()
+        assert "the next command or panel here that asks the pool lab has it end them" in other.line()
+        other.finish()
+    assert run.wait(TIMEOUT_S)
+    said = r"^dev was released at .* in the panel: %mesh reserve dev makes a new one$"
+    for ask in (run.raise_failures, dev.status, lambda: dev.mesh.run("rank"), dev.mesh.status, dev.mesh.restart):
+        with pytest.raises(ReservationReleased, match=said):
+            ask()
+    for host in hosts:
+        host.pass_on()
+    eventually(lambda: _held() == [] and not any(map(lives, pids.values())))
+    with pytest.raises(ReservationReleased, match=said):
+        dev.status()
+
+
+def test_a_new_process_calls_nodes_that_are_away_by_their_names(apart: Lab) -> None:
+    reserve("dev", nodes=3, procs=1, preload=[]).detach()
+    hosts = [one.host for one in apart.allocators if one.host]
+    for host in hosts:
+        host.swallow()
+    for words in (["status"], ["logs", "dev"]):
+        command = [sys.executable, "-m", "monarch_nb.cli.main", *words]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        said = told.stdout + told.stderr
+        assert told.returncode == 1, said
+        for host in hosts:
+            assert host.name in said
+            assert host.address not in said

@@ -31,7 +31,7 @@ def test_list_asks_every_node(lab: Lab, capsys: pytest.CaptureFixture[str], monk
     with pytest.raises(CapacityError, match=r"127\.0\.0\.1:1: does not answer \(connection refused\)"):
         reserve("dev", nodes=2, procs=1, preload=[])
     change_hosts(make_paths("lab"), lambda hosts: hosts.removed(node.address))
-    with pytest.raises(NodeUnreachable, match=r"no node of .* answers \(127\.0\.0\.1: connection refused\)"):
+    with pytest.raises(NodeUnreachable, match=r"no node of .* answers \(127\.0\.0\.1:1: connection refused\)"):
         reserve("dev", nodes=2, procs=1, preload=[])
 
 

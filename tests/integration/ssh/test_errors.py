@@ -79,6 +79,12 @@ def test_a_clock_that_is_wrong(make_lab: Callable[..., SshLab], stand_in: Callab
     assert re.match(r"lab-1: its clock is 2 h (29|30) min behind this computer's.*timedatectl", refused("ssh:lab-1"))
 
 
+def test_a_host_that_is_a_mac(make_lab: Callable[..., SshLab], stand_in: Callable[[str, str], str]) -> None:
+    lab = make_lab(1, environment={"PATH": stand_in("uname", "echo Darwin")})
+    assert refused("ssh:lab-1") == "lab-1: nodes run on Linux only, and this host has Darwin"
+    assert lab.left() == []
+
+
 def test_an_allocator_that_never_comes_up_shows_its_log(make_lab: Callable[..., SshLab]) -> None:
     lab = make_lab(1, environment={HOME_VARIABLE: "/proc/nowhere"})
     said = refused("ssh:lab-1")

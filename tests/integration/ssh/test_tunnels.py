@@ -9,6 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+import mac
 from integration.live import eventually
 from integration.ways import ALL_REDUCE
 from monarch_nb.cli.main import main
@@ -48,6 +49,20 @@ def test_cells_run_through_ssh_and_the_way_comes_back(
     assert attach("dev").mesh.run("rank").values == [0, 1]
     dev.release()
     assert tunnels() == []
+
+
+FROM_A_MAC = """
+import monarch_nb
+dev = monarch_nb.reserve("dev", procs=1, preload=[], on="ssh:lab-1")
+print(dev.mesh.run("import sys; sys.platform").values)
+dev.release()
+"""
+
+
+@pytest.mark.slow
+def test_a_mac_has_ssh_start_nodes_and_goes_through_it(make_lab: Callable[..., SshLab]) -> None:
+    make_lab(1).fence("lab-1")
+    assert mac.run(FROM_A_MAC) == ["['linux']"]
 
 
 @pytest.mark.slow

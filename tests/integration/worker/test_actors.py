@@ -25,7 +25,7 @@ class Tag:
     interrupt = left = was_interrupted = aftermath = lambda self: None
 
 class Outside:
-    questions = None
+    questions, python = None, ""
     executions = next(each for each in gc.get_objects() if isinstance(each, Executions))
     executing = executions.executing
     def interrupt(self, execution):

@@ -505,7 +505,7 @@ def test_the_last_error_stays_as_in_ipython(rank: RankProcess) -> None:
     assert rank.text("err").rstrip("\n") == failed.failure.traceback
     assert rank.ok("sys.last_type is ZeroDivisionError and sys.last_type is type(sys.last_value)") is True
     assert rank.ok("getattr(sys, 'last_exc', sys.last_value) is sys.last_value") is True
-    assert rank.ok("sys.last_traceback.tb_next.tb_frame.f_locals") == {"batch": 0}
+    assert rank.ok("dict(sys.last_traceback.tb_next.tb_frame.f_locals)") == {"batch": 0}
     rank.ok("6 * 7")
     assert rank.ok("repr(sys.last_value)") == "ZeroDivisionError('division by zero')"
     rank.ok("%tb")

@@ -200,6 +200,28 @@ def test_an_interrupt_frees_a_stopped_rank(rank: RankProcess, code: str) -> None
     assert rank.ok("40 + 2") == 42
 
 
+def test_an_interrupt_ends_what_is_stepped_over(rank: RankProcess) -> None:
+    spec = rank.submit("import threading\ndef f():\n    breakpoint()\n    threading.Event().wait()\nf()")
+    stop = stopped(rank)
+    say(rank, stop, "n")
+    assert send(rank, stop, DebugCommand.ACTION_LINE, "n", 0.2).state == DebugAnswer.STATE_RUNNING
+    assert rank.ask(interrupt=InterruptRun(run_id=spec.run_id)).ok
+    assert rank.result().outcome == OUTCOME_INTERRUPTED
+    assert stops(rank, 0) == []
+
+
+def test_a_variable_with_the_name_of_a_command_is_python(rank: RankProcess) -> None:
+    rank.submit("c, n, b = [7], 8, 'text'\nbreakpoint()\nc, n, b")
+    stop = stopped(rank)
+    assert say(rank, stop, "c[0]") == "7\n"
+    assert say(rank, stop, "n + 1") == "9\n"
+    assert say(rank, stop, "b.upper()") == "'TEXT'\n"
+    assert say(rank, stop, "n = 5") == ""
+    assert say(rank, stop, "p(n)") == "5\n"
+    go_on(rank, stop)
+    assert rank.value(rank.result()) == ([7], 5, "text")
+
+
 @pytest.mark.parametrize("line", ["import time; time.sleep(3600)", "interact"])
 def test_an_interrupt_of_what_the_debugger_executes(rank: RankProcess, line: str) -> None:
     spec = rank.submit("breakpoint()")
@@ -218,7 +240,12 @@ def test_what_takes_long_is_asked_for_again(rank: RankProcess, tmp_path: Path) -
     stop = stopped(rank)
     assert send(rank, stop, DebugCommand.ACTION_LINE, "wait()", 0.1).state == DebugAnswer.STATE_RUNNING
     assert send(rank, stop, DebugCommand.ACTION_LINE, "", 0.1).state == DebugAnswer.STATE_RUNNING
-    assert len(stops(rank)) == 1
+    assert [stop.executes for stop in stops(rank)] == [True]
+    refused = send(rank, stop, DebugCommand.ACTION_LINE, "p 1")
+    assert (refused.state, refused.text) == (
+        DebugAnswer.STATE_RUNNING,
+        "not executed: the line before is not done yet\n",
+    )
     path.touch()
     assert send(rank, stop, DebugCommand.ACTION_LINE).state == DebugAnswer.STATE_PROMPT
     go_on(rank, stop)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
 
 def test_the_environment_is_exactly_what_was_asked_for(template: TemplateProcess) -> None:
@@ -96,6 +98,29 @@ def test_thread_counts(template: TemplateProcess) -> None:
     assert two.ok(backward) == 300
 
 
+def test_threads_that_a_cell_starts_compute_with_as_many_threads_as_the_cell(template: TemplateProcess) -> None:
+    rank = template.fork(1, {"OMP_NUM_THREADS": "3"})[0]  # not the template's number, one a core, and a rare one
+    code = """
+import asyncio, os, threading, torch
+from concurrent.futures import ThreadPoolExecutor
+matrix = torch.rand(600, 600)
+def count():
+    before = os.listdir("/proc/self/task")
+    matrix @ matrix
+    return len(set(os.listdir("/proc/self/task")) - set(before)) + 1, torch.get_num_threads()
+def in_thread():
+    counted = []
+    thread = threading.Thread(target=lambda: counted.append(count()))
+    thread.start()
+    thread.join()
+    return counted[0]
+def in_executor():
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(count).result()
+[count(), in_thread(), in_executor(), await asyncio.to_thread(count)]"""
+    assert rank.ok(code) == [(3, 3)] * 4
+
+
 def test_the_garbage_collector_works(rank: RankProcess) -> None:
     code = """
 import gc, weakref
@@ -114,6 +139,18 @@ def test_signal_handlers_are_the_defaults(rank: RankProcess) -> None:
     )
     assert rank.ok(code) == [True, True, True]
     os.kill(rank.pid, signal.SIGTERM)
+    assert rank.work.recv(1) == b""
+
+
+def test_signals_are_the_defaults_whatever_started_the_template(own_template: Callable[..., TemplateProcess]) -> None:
+    with inherited():
+        template = own_template()
+    template.wait_ready()
+    rank = template.fork(1)[0]
+    assert ignored_and_blocked(Path(f"/proc/{rank.pid}/status").read_text()) == (PYTHON_IGNORES, set())
+    of_a_child = rank.ok("import subprocess; subprocess.check_output(['cat', '/proc/self/status'], text=True)")
+    assert ignored_and_blocked(of_a_child) == (set(), set())
+    os.kill(rank.pid, signal.SIGHUP)
     assert rank.work.recv(1) == b""
 
 

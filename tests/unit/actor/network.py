@@ -41,6 +41,7 @@ class Wire:
     """What a process has around it: its network."""
 
     questions = None
+    python = ""
 
     def __init__(self, network: Network, address: Address | None) -> None:
         self.network, self.address = network, address
@@ -77,10 +78,13 @@ class Wire:
         execution.interrupt()
 
     def spawn_procs(
-        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str
+        self, hosts: Sequence[str], per_host: Mapping[str, int], name: str, python: str
     ) -> concurrent.futures.Future[Sequence[Address]]:
         done: concurrent.futures.Future[Sequence[Address]] = concurrent.futures.Future()
-        done.set_result(self.network.start(hosts, math.prod(per_host.values())))
+        addresses = self.network.start(hosts, math.prod(per_host.values()))
+        for address in addresses:
+            self.network.wire(self.network.processes[address]).python = python
+        done.set_result(addresses)
         return done
 
     def stop_procs(self, mesh_id: str) -> concurrent.futures.Future[None]:

@@ -1,6 +1,5 @@
 """What travels: ports, meshes, classes of cells, large arrays."""
 
-import asyncio
 import gc
 import linecache
 import operator
@@ -136,6 +135,19 @@ class TestMeshes:
         assert sorted(middle.controller.call().get(TIMEOUT_S).values()) == [101, 102]
         assert get_or_spawn_controller("one", Counter, 0).get(TIMEOUT_S).add.call_one(1).get(TIMEOUT_S) == 103
 
+    def test_actors_of_all_nodes_reach_their_program(self, network: Network) -> None:
+        """It has another address on each node, and they are told the one of the first."""
+        counters = network.mesh(hosts=2).spawn("counters", Counter)
+        middle = network.mesh(hosts=2).spawn("middle", Middle, counters)
+        assert sorted(middle.controller.call().get(TIMEOUT_S).values()) == [101, 102]
+
+
+class AsksHost(Actor):
+    @endpoint
+    def ask(self) -> tuple[str, str]:
+        host = this_host()
+        return host._python, host._hosts[0]
+
 
 class TestHosts:
     def test_processes_of_any_shape(self, network: Network) -> None:
@@ -151,31 +163,24 @@ class TestHosts:
         with pytest.raises(UsageError, match="bootstrap="):
             this_host().spawn_procs({"a": 1}, proc_bind=[{}])
 
-    def test_bootstrap_comes_before_actors(self, network: Network) -> None:
-        set_up.clear()
+    def test_processes_with_another_python_start_others_with_it(self, network: Network) -> None:
+        hosts = this_host().with_python_executable("/envs/eval/bin/python")
+        assert repr(hosts) == "<HostMesh 1 host with /envs/eval/bin/python>"
+        mesh = pickle.loads(pickle.dumps(hosts)).spawn_procs({"a": 2}).slice(a=1)
+        rank = network.ranks(mesh)[0]
+        assert network.wire(rank).python == "/envs/eval/bin/python"
+        assert mesh.host_mesh._python == "/envs/eval/bin/python"
+        assert mesh.spawn("asks", AsksHost).ask.call_one().get(TIMEOUT_S) == ("/envs/eval/bin/python", "node0")
+        assert network.wire(network.ranks(this_host().spawn_procs())[0]).python == "", "the hosts are as they were"
 
-        mesh = this_host().spawn_procs({"a": 1}, bootstrap=_slowly_set_up)
-        assert len(mesh.spawn("looks", Counter).rank.call().get(TIMEOUT_S)) == 1
-        assert set_up == ["rank 0"]
-        assert network.ranks(mesh)[0].instances().keys() == {"looks"}
-
-    def test_a_bootstrap_that_fails_fails_all(self, network: Network) -> None:
-        mesh = this_host().spawn_procs({"a": 1}, bootstrap=_fail)
-        assert "can not be set up" in str(mesh.spawn("counter", Counter).rank.call().exception(TIMEOUT_S))
+    def test_a_python_has_a_path(self, network: Network) -> None:
+        with pytest.raises(UsageError, match="the path of a Python on the hosts"):
+            this_host().with_python_executable("")
 
     async def test_the_forms_of_first_releases(self, network: Network) -> None:
         mesh = await proc_mesh(gpus=2)
         counters = await mesh.spawn("counters", Counter)
         assert (await counters.rank.call()).sizes == {"hosts": 1, "gpus": 2}
-
-
-async def _slowly_set_up() -> None:
-    await asyncio.sleep(0)
-    set_up.append(f"rank {current_rank().rank}")
-
-
-def _fail() -> None:
-    raise OSError("can not be set up")
 
 
 class TestChannels:

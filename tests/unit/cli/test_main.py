@@ -11,14 +11,14 @@ from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.main import main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
 from monarch_nb.client.connections.events import Result
-from monarch_nb.client.pools import others
-from monarch_nb.client.pools.pool import not_found
+from monarch_nb.client.pools.missing import not_found
 from monarch_nb.client.reservations import lists
 from monarch_nb.client.reservations.lists import Holdings
-from monarch_nb.config import HOME_VARIABLE, VERSION
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.provision import Node, daemons, jobs
+from monarch_nb.provision import Node, daemons, jobs, known
+from monarch_nb.trust.membership import make_pool
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "home"
     directory.mkdir(mode=0o700)
     monkeypatch.setenv(HOME_VARIABLE, str(directory))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
     return directory
 
 
@@ -52,7 +53,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["up", "--gpus", "4"], "invalid choice: '4'"),
         (["up", "--pool", "../x"], "'../x' is no name for a pool"),
         (["release", "dev", "--all"], "not allowed with"),
-        (["run"], "the following arguments are required: SCRIPT, ..."),
+        (["run"], "the following arguments are required: SCRIPT"),
         (["run", "train.py"], "nothing is held: --nodes 2 --procs 4 reserves ranks"),
         (["run", "dev"], "there is no reservation dev; a script of that name is ./dev"),
         (["run", "dev", "--procs", "2", "train.py"], "dev is held already: leave out --nodes, --procs and --gpus"),
@@ -61,6 +62,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["run", "--procs", "2", "--gpus", "2", "train.py"], "not allowed with"),
         (["run", "--nproc", "2", "train.py"], "unknown flag --nproc"),
         (["run", "dev", "--nproc", "2", "train.py"], "unknown flag --nproc"),
+        (["run", "--use-env", "train.py"], "torchrun's flags are known up to torch 2"),
         (["status", "extra"], "unrecognized arguments: extra"),
         ([], "the following arguments are required: COMMAND"),
     ],
@@ -91,11 +93,39 @@ def test_without_a_pool_there_is_nothing_to_do(
     assert list(home.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--json"], ["list"], ["list", "--json"]])
-def test_a_pool_that_is_named_must_be_there(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main([*words, "--pool", "x"]) == 1
-    up, join = "monarch-nb up --pool x starts one", "a pool of hosts is joined with monarch-nb pool join FILE"
-    assert capsys.readouterr() == ("", f"monarch-nb: no pool 'x' is up: {up}; {join}\n")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status"],
+        ["status", "--json"],
+        ["list"],
+        ["list", "--json"],
+        ["run", "--procs", "1", "train.py"],
+        ["run", "train.py"],
+        ["run", "dev", "train.py"],
+        ["logs", "dev"],
+        ["debug", "dev"],
+        ["doctor"],
+        ["doctor", "dev"],
+        ["release"],
+        ["release", "--all"],
+        ["release", "dev"],
+        ["release", "alice/dev"],
+        ["replace", "dev"],
+        ["grow", "dev", "--nodes", "2"],
+        ["shrink", "dev", "--nodes", "1"],
+        ["stop", "dev", "--mesh", "grown"],
+        ["extend", "dev", "2h"],
+        ["share", "dev"],
+    ],
+)
+def test_a_pool_that_is_named_must_be_there(home: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    make_pool("lab", "alice")
+    assert main([words[0], "--pool", "labb", *words[1:]]) == 1
+    there = "there is no pool 'labb'; did you mean lab? there are local, lab"
+    makes = "monarch-nb up --pool labb makes a local pool of that name, monarch-nb pool join FILE joins one of hosts"
+    assert capsys.readouterr() == ("", f"monarch-nb: {there}; {makes}\n")
+    assert list(home.iterdir()) == []
 
 
 def test_nothing_held_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +143,7 @@ def test_errors_are_one_line_without_a_traceback(capsys: pytest.CaptureFixture[s
 
 def test_to_release_in_a_pool_that_there_is_not_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["release", "dev", "--pool", "nosuch"]) == 1
-    assert "no pool 'nosuch' is up" in capsys.readouterr().err
+    assert "there is no pool 'nosuch'; " in capsys.readouterr().err
 
 
 def test_to_release_what_is_not_held_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +256,7 @@ def test_list_says_the_pool_unless_it_is_the_default_one(
 def test_status_shows_the_pools_that_there_are_when_there_is_no_default_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(others, "known_pools", lambda: ["far", "lab"])
+    monkeypatch.setattr(known, "known_pools", lambda: ["far", "lab"])
     assert main(["status"]) == 1
     told = capsys.readouterr()
     assert told.out == "pool far\n\npool lab\n"

@@ -13,6 +13,7 @@ from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)]
 FACTS = {
     "node": "node1",
+    "pool": "lab",
     "nodes": ["node1", "node3"],
     "client": "0.1",
     "module": "torch",
@@ -23,6 +24,7 @@ FACTS = {
     "collective": "all_reduce",
     "reason": "interrupted",
     "why": "its time of 8 h was up",
+    "by": "in the panel",
     "ended_at": 1e9,
     "waiting_helps": True,
     "failures": [

@@ -86,6 +86,9 @@ class TestTargets:
             ("hosts=0,procs=0:2", (0, 1)),
             ("hosts = -1, procs = ::3", (4, 7)),
             ("procs=1", (1, 5)),
+            ("hosts=0, procs=(1, 3)", (1, 3)),  # as in Monarch
+            ("hosts=(-1,1),procs=1::2", (5, 7)),
+            ("procs=(2)", (2, 6)),
         ],
     )
     def test_forms(self, text: str, ranks: tuple[int, ...] | None) -> None:
@@ -101,14 +104,25 @@ class TestTargets:
             *("", "   ", "[]", ",", "0,", ",0", "0,,1", "0-", "--1", "0--1", "1-2-3", "3-2", "x", "0x1", "1.0", "1e0"),
             *("0;1", "0 1", "1 2", "0:1:2:3", "::0", ":x", "rank 0", "all,0", "[0", "0]", "(0]", "None", "½", "+1"),
             *("hosts", "hosts=", "=0", "hosts=x", "hosts=0,", "hosts=0,1", "0,hosts=0", "hosts==0", "hosts=0=0"),
-            *("gpus=0", "HOSTS=0", "hosts=0,hosts=1", "hosts=0 1", "hosts=::0"),
+            *(
+                "gpus=0",
+                "HOSTS=0",
+                "hosts=0,hosts=1",
+                "hosts=0 1",
+                "hosts=::0",
+                "hosts=(0,1",
+                "hosts=()",
+                "hosts=(0:1)",
+            ),
         ],
     )
     def test_malformed(self, text: str) -> None:
         with pytest.raises(TargetError):
             parse_targets(text, EXTENT)
 
-    @pytest.mark.parametrize("text", ["8", "-9", "0-8", "7,8", "8:", "0,8:", "5:5", "hosts=2", "procs=-5", "hosts=2:"])
+    @pytest.mark.parametrize(
+        "text", ["8", "-9", "0-8", "7,8", "8:", "0,8:", "5:5", "hosts=2", "procs=-5", "hosts=2:", "hosts=(0,2)"]
+    )
     def test_out_of_range(self, text: str) -> None:
         with pytest.raises(TargetError):
             parse_targets(text, EXTENT)

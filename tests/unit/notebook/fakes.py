@@ -168,6 +168,7 @@ class FakeMesh:
             },
             node_names=lambda ranks: [f"node{node}" for node in dict.fromkeys(rank // per_node for rank in ranks)],
             connection_of=lambda rank: SimpleNamespace(name=f"node{rank // per_node}"),
+            way_on=lambda said: "",
         )
 
     def select(self, ranks: Iterable[int]) -> "FakeMesh":

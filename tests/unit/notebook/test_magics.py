@@ -434,7 +434,7 @@ def test_a_cell_is_free_when_what_is_left_can_not_be_reached(held: Notebook, cli
     client.on_submit, client.ctrl_c = cut_off, 1
     error = held.error("%%mesh -o late\ntrain()")
     assert isinstance(error, RunInterrupted)
-    assert str(error).startswith("interrupted ranks 0-1; ranks 2-3 can not be reached: node1 does not answer")
+    assert str(error).startswith("interrupted ranks 0-1; ranks 2-3 can not be reached and go on: node1 does not answer")
     assert not client.runs[0].seen, "%mesh attach follows it"
     client.runs[0].finish()
 

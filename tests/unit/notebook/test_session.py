@@ -12,6 +12,7 @@ from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook import session as session_module
 from monarch_nb.notebook.session import Session, bounded, notebook_path
+from monarch_nb.trust.membership import make_pool
 from unit.notebook.fakes import FakeClient
 
 
@@ -97,6 +98,8 @@ def test_what_a_notebook_held_is_not_forgotten_while_its_nodes_are_away(
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "config"))
+    make_pool("lab", "alice")
     remember(Memory("/a.ipynb", "id", "lab"))
     silent = ["n1", "n2"]
     monkeypatch.setattr("monarch_nb.notebook.session._silent_nodes", lambda pool: silent if pool == "lab" else [])
@@ -105,6 +108,18 @@ def test_what_a_notebook_held_is_not_forgotten_while_its_nodes_are_away(
     assert recall("/a.ipynb") == Memory("/a.ipynb", "id", "lab")
     silent.clear()
     assert Session(FakeClient(), "/a.ipynb").reattach() == ""
+    assert recall("/a.ipynb") is None
+
+
+def test_what_was_in_a_pool_that_was_ended_since_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "config"))
+    remember(Memory("/a.ipynb", "id", "mine"))
+    session = Session(FakeClient(), "/a.ipynb")
+    assert session.reattach() == ""
+    assert session.pool is None
     assert recall("/a.ipynb") is None
 
 

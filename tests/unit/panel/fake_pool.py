@@ -38,7 +38,7 @@ class FakeNode:
         self.reply, self.asked = reply, 0
         self.alive, self.hangs, self.refuses = True, False, False
         self.reason = f"{self.name} does not answer"
-        self.up, self.client_id = True, "client"
+        self.up, self.client_id, self.identity = True, "client", None
 
     def is_known_as(self, name: str, node_address: str) -> None:
         self.name = name
@@ -94,7 +94,7 @@ def panel_on(pool: FakePool, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
     for module in (live, actions, waiting):
         monkeypatch.setattr(module, "provisioner_of", lambda _: pool)
     monkeypatch.setattr(live, "BETWEEN_DELIVERIES_S", 0.001)
-    monkeypatch.setattr(requests, "pool_named", lambda _: pool)
+    monkeypatch.setattr(requests, "pool_object", lambda _: pool)
     monkeypatch.setattr(ways, "launcher_names", list)
     return Panel(**{"refresh_s": 3600.0, "notice_s": 7200.0, **options})
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from monarch_nb.allocator.state.limits import released
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
-from monarch_nb.client.pools.pool import not_found
+from monarch_nb.client.pools.missing import not_found
 from monarch_nb.client.runs.interrupt_report import InterruptReport
 from monarch_nb.errors import CapacityError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.provision.known import why_no_local_pool
 
 FREE, TAKEN = (
     pb.DescribeReply(address="unix:/a", node_id="a", procs=4, procs_free=4),
@@ -29,6 +32,12 @@ def too_much(shape: Shape) -> Callable[[], str]:
     return message
 
 
+def why_no_local_pool_on_a_mac() -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        return why_no_local_pool()
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [
@@ -36,9 +45,12 @@ def too_much(shape: Shape) -> Callable[[], str]:
         (too_much(Shape(3, 4, 0)), "Add nodes… (at Nodes) makes a local pool 4 nodes"),
         (too_much(Shape(1, 8, 0)), "release all that is held (Release… on its card)"),
         (too_much(Shape(1, 1, 1)), "choose CPU ranks as Kind"),
+        (lambda: str(released(pb.Ended(name="dev", by="in eval.ipynb"))), ": Reserve… makes a new one"),
         (lambda: str(not_found("dev", [])), "you hold none: Reserve… makes one"),
+        (why_no_local_pool_on_a_mac, "have ssh start nodes (Reserve…)"),
         (lambda: f"node1 {ALLOCATOR_DOWN}", "Start again… (at Nodes) starts its allocator again"),
-        (lambda: str(InterruptReport(unreachable={1: "node1"})), "Start again… (at Nodes) starts its allocator again"),
+        (lambda: str(InterruptReport(unreachable={1: "node1"})), "and goes on: node1 does not answer"),
+        (lambda: str(InterruptReport(stuck={1: "a.py:1", 2: "b.py:1"})), "in 2 places: Stacks… shows where"),
         (lambda: str(InterruptReport(stuck={1: "a.py:1"})), "Restart… kills it and starts anew"),
     ],
 )

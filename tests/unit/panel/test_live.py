@@ -12,9 +12,11 @@ import pytest
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.panel import live as live_module
+from monarch_nb.panel import ways
 from monarch_nb.panel.live import Live, Subscription
+from monarch_nb.panel.panels import Panels
 from monarch_nb.panel.requests import Panel
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.trust.membership import make_pool
@@ -85,6 +87,23 @@ def test_where_no_pool_is_up_those_of_hosts_are_named(
     assert message == (
         "no pool 'local' is up; you have the pool lab: JupyterLab's panel shows it when it is chosen at its top"
     )
+
+
+def test_nothing_can_be_had_under_a_name_that_means_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As $MONARCH_NB_POOL may have one."""
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setattr(ways, "launcher_names", list)
+    make_pool("lab", "alice")
+    refusal = "there is no pool 'labb'; did you mean lab? there are local, lab"
+    panel = Panel("labb", refresh_s=3600.0)
+    view = panel.handle("view", {}).result()["result"]
+    assert (view["pool"]["state"], view["pool"]["message"]) == ("down", refusal)
+    values = {"name": "dev", "nodes": 1, "kind": "procs", "per_node": 1, "time": "", "idle": "", "wait": False}
+    told = panel.handle("check", {"action": "reserve", "values": values}).result()["result"]
+    assert (told["ok"], told["message"]) == (False, refusal)
+    error = Panels().handle("view", {"pool": "labb"}).result()["error"]
+    assert (error["status"], error["message"]) == (404, refusal)
 
 
 def test_a_pool_whose_certificate_can_not_be_used_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,12 @@ def test_what_ended_is_told_unless_it_ended_before() -> None:
     assert texts(None, view) == texts(view, view) == []
 
 
+def test_what_a_person_has_released_is_no_news() -> None:
+    reply, owner = node(), view_of()["owner"]
+    reply.ended.add(reservation_id="a", name="dev", owner=owner, ended_at=NOW, by="in the panel")
+    assert texts(view_of(node()), view_of(reply)) == []
+
+
 def test_others_reservations_are_their_own_business() -> None:
     theirs = {"owner": "somebody"}
     assert texts(held(**theirs), held(1, **theirs)) == []

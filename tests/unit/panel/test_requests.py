@@ -318,7 +318,8 @@ def test_what_no_node_tells_of_any_more_is_released_on_those_that_did(
             raise error
         return []
 
-    async def release(nodes: Iterable[FakeNode], _: str) -> Released:
+    async def release(nodes: Iterable[FakeNode], _: str, *, by: str) -> Released:
+        assert by == "in the panel"
         return Released(later=[ReleasedLater(node.name, pool="lab") for node in nodes])
 
     hold([pool.fakes[0].reply], procs=2)
@@ -339,7 +340,8 @@ def test_nodes_that_are_away_are_told_of_a_release_as_well(
         held.absent[1] = pool.fakes[1]  # type: ignore[assignment]
         return [held]
 
-    async def release(nodes: Iterable[FakeNode], _: str) -> Released:
+    async def release(nodes: Iterable[FakeNode], _: str, *, by: str) -> Released:
+        assert by == "in the panel"
         told.extend(node.name for node in nodes)
         return Released()
 
@@ -378,7 +380,10 @@ def test_the_reservation_must_be_named(panel: Panel, name: str) -> None:
 def test_others_reservations_are_not_touched(panel: Panel, pool: FakePool, name: str) -> None:
     hold([pool.fakes[0].reply], procs=2, owner="somebody")
     error = refused(panel, name, reservation="id-dev", by="1h")
-    assert (error["status"], error["message"]) == (403, "dev is held by somebody")
+    assert (error["status"], error["message"]) == (
+        403,
+        "dev is held by somebody, and only its holder can do this",
+    )
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -410,6 +415,33 @@ def test_a_reservation_whose_nodes_are_away_is_not_used(panel: Panel, pool: Fake
     pool.fakes.pop()
     job = finished(panel, "stacks", reservation="id-dev")
     assert (job["state"], job["error"]) == ("failed", "'dev' is held, but 1 of its 2 nodes do not answer")
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("attach_lines", {}),
+        ("restart", {}),
+        ("resize", {"values": {"nodes": 2, "mesh": "main"}}),
+        ("check", {"action": "resize", "values": {"nodes": 2, "mesh": "main"}}),
+        ("lost", {"action": "restart"}),
+        ("lost", {"action": "resize", "values": {"nodes": 2, "mesh": "main"}}),
+    ],
+)
+def test_what_needs_a_node_is_refused_until_one_answers_as_the_button_says(
+    panel: Panel, pool: FakePool, name: str, body: Json
+) -> None:
+    hold([pool.fakes[0].reply], procs=2)
+    ask(panel, "view")
+    pool.fakes[0].refuses = True
+    call(panel.live.refresh())
+    shown = ask(panel, "view")["reservations"]["id-dev"]["refusals"]
+    error = refused(panel, name, reservation="id-dev", **body)
+    assert (error["status"], error["message"]) == (409, shown[{"attach_lines": "attach"}.get(name, "restart")])
+    pool.fakes[0].refuses = False
+    call(panel.live.refresh())
+    assert ask(panel, "view")["reservations"]["id-dev"]["refusals"] == {}
+    assert "code" in ask(panel, "attach_lines", reservation="id-dev")
 
 
 # ---- what is told before ----

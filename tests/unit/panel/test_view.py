@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.held import current_owner
 from monarch_nb.client.reservations.memory import Memory, memory_of_this_kernel
 from monarch_nb.config import POOL_VARIABLE
 from monarch_nb.panel.view import Before, CpuSlots, Json, NodeAnswer, build_view
@@ -453,6 +454,15 @@ def test_without_limits_there_is_no_time_left() -> None:
         None,
         False,
     ]
+
+
+def test_what_a_person_has_released_is_told_and_until_it_is_gone_it_can_not_be_used() -> None:
+    reply = node()
+    hold([reply], procs=1)
+    reply.ended.add(reservation_id="id-dev", name="dev", owner=current_owner(), ended_at=NOW, by="in eval.ipynb")
+    view = view_of(reply)
+    assert set(the_only(view)["refusals"].values()) == {"dev is being released"}
+    assert [(one["by"], one["text"].endswith(" in eval.ipynb")) for one in view["ended"]] == [("in eval.ipynb", True)]
 
 
 def test_what_ended_is_told_to_its_owner_only() -> None:

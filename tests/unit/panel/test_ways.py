@@ -344,7 +344,7 @@ async def test_an_engine_that_takes_its_time_holds_no_view_of_nodes_up(
 def test_a_job_is_ended_also_when_none_of_its_nodes_answers(
     panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unreachable(*_: object) -> Released:
+    async def unreachable(*_: object, by: str) -> Released:
         return Released(failed=[NodeUnreachable("n1 does not answer", "n1")])
 
     hold([pool.fakes[0].reply], "dev", procs=1)

@@ -207,5 +207,5 @@ def kernels(client: Client, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Non
 
 async def test_a_pool_that_there_is_not_is_refused(client: Client) -> None:
     status, answer = await client.fetch("api/view", {"pool": "nowhere"})
-    assert (status, answer["message"]) == (404, "there is no pool 'nowhere' (any more)")
+    assert (status, answer["message"]) == (404, "there is no pool 'nowhere'; there is only local")
     assert (await client.fetch("api/view", {"pool": "local"}))[0] == 200

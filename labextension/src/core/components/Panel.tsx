@@ -136,6 +136,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
   const { pool } = view;
   const isKnown = isUp || (pool.state === 'silent' && Object.keys(view.nodes).length > 0); // how it was is shown
   const current = form && forms?.[form];
+  const end = view.ended.find(each => each.id === only)?.text; // also told of by who can not be asked
   return (
     <div ref={box} className={`mnb-content${isLive ? '' : ' mnb-stale'}`}>
       {only === null && (
@@ -196,7 +197,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           onClose={() => setForm(null)}
         />
       )}
-      {!isUp && !form && (
+      {!isUp && !form && !end && (
         <div className="mnb-empty">
           <p className="mnb-pre-line">{pool.message ?? 'No pool is up.'}</p>
           {pool.state === 'down' && (
@@ -218,7 +219,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
               isCurrent={notebook !== null && reservation.used_by.includes(notebook)}
             />
           ))}
-          {isUp && !ours.length && !form && (
+          {(isUp || end) && !ours.length && !form && (
             <div className="mnb-empty">
               {only === null ? (
                 <>
@@ -228,9 +229,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
                   <EndedList view={view} />
                 </>
               ) : (
-                <p>
-                  {view.ended.find(each => each.id === only)?.text ?? 'This reservation has been released.'}
-                </p>
+                <p>{end ?? 'This reservation has been released.'}</p>
               )}
             </div>
           )}
@@ -334,7 +333,10 @@ function Other({ reservation }: { reservation: Reservation }) {
 }
 
 function EndedList({ view }: { view: View }) {
-  const newest = view.ended.slice(-3).reverse();
+  const newest = view.ended
+    .filter(each => !each.by)
+    .slice(-3)
+    .reverse(); // what a person did is no news
   return newest.length ? (
     <ul className="mnb-ended">
       {newest.map(each => (

@@ -41,6 +41,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
 }) {
   const { reservation, intent } = props;
   const { store, host } = useSurroundings();
+  const { refusals } = reservation;
   const [meshId, setMeshId] = useState<string | null>(null);
   const [picked, setChosen] = useState<ReadonlySet<number>>(new Set<number>());
   const [aside, setAside] = useState<Aside | null>(null);
@@ -110,7 +111,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
   };
 
   useEffect(() => {
-    if (intent?.action === 'release' || intent?.action === 'restart') {
+    const refused = intent?.action as keyof typeof refusals;
+    if (refusals[refused]) {
+      const holds: Holds = now => refusals[refused] === now.refusals[refused];
+      setAside({ kind: 'message', text: refusals[refused], isBad: true, holds });
+    } else if (intent?.action === 'release' || intent?.action === 'restart') {
       void ask(intent.action, ALL);
     } else if (intent?.action === 'extend' && reservation.time_s === null) {
       setAside({ kind: 'message', text: NO_LIMIT, isBad: false });
@@ -220,6 +225,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               <Button
                 label="Attach notebook"
                 title="Attach the current notebook"
+                refusal={refusals.attach}
                 onClick={() => void attach()}
                 disabled={pending === 'attach'}
               >
@@ -247,22 +253,29 @@ export const ReservationCard = memo(function ReservationCard(props: {
                 >
                   Interrupt
                 </Button>
-                <Button
-                  label={`Restart…${of}`}
-                  onClick={() => void ask('restart', { ranks })}
-                  disabled={pending === 'restart'}
-                >
-                  Restart…
-                </Button>
-                {forms?.resize && (
-                  <Button
-                    onClick={() => setAside({ kind: 'form', action: 'resize' })}
-                    disabled={pending === 'resize'}
-                    title="More nodes, or fewer"
-                  >
-                    Resize…
-                  </Button>
-                )}
+              </>
+            )}
+            {/* Also where they are refused: then they say why. */}
+            <Button
+              label={`Restart…${of}`}
+              onClick={() => void ask('restart', { ranks })}
+              refusal={refusals.restart}
+              disabled={pending === 'restart'}
+            >
+              Restart…
+            </Button>
+            {forms?.resize && (
+              <Button
+                onClick={() => setAside({ kind: 'form', action: 'resize' })}
+                disabled={pending === 'resize'}
+                refusal={refusals.resize}
+                title="More nodes, or fewer"
+              >
+                Resize…
+              </Button>
+            )}
+            {isOwn && (
+              <>
                 {forms?.extend && (
                   <Button
                     onClick={() => setAside({ kind: 'form', action: 'extend' })}

@@ -90,19 +90,23 @@ interface ButtonProps {
   label?: string;
   title?: string;
   disabled?: boolean;
+  /** Why it can not be pressed now: it says so, also to who comes to it by the keyboard. */
+  refusal?: string;
   pressed?: boolean;
   expanded?: boolean;
 }
 
-export function Button({ children, onClick, kind, label, title, disabled, pressed, expanded }: ButtonProps) {
+export function Button(props: ButtonProps) {
+  const { children, onClick, kind, label, title, disabled, refusal, pressed, expanded } = props;
   return (
     <button
       type="button"
       className={`mnb-button${kind ? ` mnb-button-${kind}` : ''}`}
-      onClick={onClick}
+      onClick={refusal ? undefined : onClick}
       aria-label={label}
-      title={title ?? (kind === 'icon' ? label : undefined)}
+      title={refusal ?? title ?? (kind === 'icon' ? label : undefined)}
       disabled={disabled}
+      aria-disabled={refusal ? true : undefined}
       aria-pressed={pressed}
       aria-expanded={expanded}
     >

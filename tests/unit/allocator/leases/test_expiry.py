@@ -14,9 +14,10 @@ from monarch_nb.allocator.recovery.read_state import read_state
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.errors import ReservationExpired
+from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
+from monarch_nb.rpc.status import error_from_json
 from unit.allocator.idle_node import (
     NodeWithoutProcesses,
     assert_nothing_left,
@@ -134,6 +135,31 @@ class TestLimits:
         await node.leases.release("r", "its time was up")
         assert events(session, "time_left")[-1].ended.why == "its time was up"
         assert not events(stranger, "time_left")
+
+
+class TestReleasedByAPerson:
+    async def test_whoever_is_attached_is_told_where_and_so_is_who_waits_for_a_run(
+        self, node: NodeWithoutProcesses
+    ) -> None:
+        await spawn(node)
+        session = submit(node, "run")
+        node.leases.expiry.attach(session, "r")
+        await node.leases.release("r", by="in the panel", asked_at=1e9)
+        ended = events(session, "time_left")[-1].ended
+        assert (ended.name, ended.by, ended.ended_at) == ("r", "in the panel", 1e9)
+        [refused] = events(session, "refused")
+        assert isinstance(error_from_json(refused.error_json), ReservationReleased)
+        again = NodeState(4)
+        read_state(node.records.database, [], again, {})
+        assert again.ended["r"] == ended, "an allocator that is started again knows it"
+        late = Session()
+        node.leases.expiry.attach(late, "r")
+        assert [event.ended for event in events(late, "time_left")] == [ended]
+
+    async def test_what_was_never_confirmed_nobody_uses(self, node: NodeWithoutProcesses) -> None:
+        reserve(node)
+        await node.leases.release("r", by="in the panel")
+        assert not node.state.ended
 
 
 class TestProvisionalLease:

@@ -156,6 +156,12 @@ class TestOwners:
             access.admit("Release", caller, request)
             assert request.why == why
 
+    async def test_who_made_the_pool_is_named_where_somebody_elses_is_released(self, access: Access) -> None:
+        for caller, by in ((ALICE, "in the panel"), (MADE_THE_POOL, f"in the panel by {MADE_THE_POOL.name}")):
+            request = pb.ReleaseRequest(reservation_id="r", by="in the panel")
+            access.admit("Release", caller, request)
+            assert request.by == by
+
     async def test_only_people_have_nodes_tell_others_of_a_release_and_in_their_own_name(self, access: Access) -> None:
         for caller, told in ((ALICE, 1), (FOR_ALICE, 0)):
             request = pb.ReleaseRequest(reservation_id="r", owner="bob", absent=[files_pb2.Peer(node_id="host2")])
@@ -177,7 +183,7 @@ class TestOwners:
         access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="unknown"))
 
     async def test_how_anothers_reservation_ended_is_not_told(self, node: NodeWithoutProcesses, access: Access) -> None:
-        node.state.end("r", "its time was up", now=1.0)
+        node.state.end("r", 1.0, why="its time was up")
         node.state.release("r")
         with pytest.raises(ReservationNotFound) as of_stranger:
             access.admit("Extend", BOB, pb.ExtendRequest(reservation_id="r"))

@@ -4,7 +4,7 @@ import pytest
 
 from monarch_nb.allocator.state.limits import LOOK_EVERY_S, Limits
 from monarch_nb.allocator.state.state import MAX_ENDED, NodeState
-from monarch_nb.errors import ReservationExpired
+from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 
 HOUR_S = 3600.0
@@ -105,7 +105,7 @@ class TestEnded:
         state = NodeState(4)
         state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2, time_s=HOUR_S))
         state.add_mesh(pb.SpawnRequest(mesh_id="m", reservation_id="r", ranks=2))
-        state.end("r", "its time of 1 h was up", now=1e9)
+        state.end("r", 1e9, why="its time of 1 h was up")
         state.release("r")
         for ask in (lambda: state.lease("r"), lambda: state.mesh("m")):
             with pytest.raises(
@@ -114,11 +114,22 @@ class TestEnded:
                 ask()
             assert (caught.value.name, caught.value.ended_at) == ("dev", 1e9)
 
+    def test_whoever_asks_for_what_a_person_has_released_learns_where(self) -> None:
+        state = NodeState(4)
+        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2))
+        state.end("r", 1e9, by="in the panel")
+        state.release("r")
+        with pytest.raises(
+            ReservationReleased, match=r"^dev was released at .* in the panel: %mesh reserve dev makes a new one$"
+        ) as caught:
+            state.lease("r")
+        assert (caught.value.name, caught.value.by, caught.value.ended_at) == ("dev", "in the panel", 1e9)
+
     def test_only_the_newest_are_remembered(self) -> None:
         state = NodeState(1)
         for number in range(MAX_ENDED + 1):
             state.reserve(pb.ReserveRequest(reservation_id=f"r{number}", name="dev", owner="me", procs=1))
-            state.end(f"r{number}", "nobody used it for 2 h", now=1e9)
+            state.end(f"r{number}", 1e9, why="nobody used it for 2 h")
             state.release(f"r{number}")
         assert len(state.ended) == MAX_ENDED
         assert "r0" not in state.ended

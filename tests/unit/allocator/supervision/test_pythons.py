@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monarch_nb.allocator.supervision.pythons import template_key
+import pytest
+
+from monarch_nb.allocator.supervision.pythons import template_key, what_is_wrong
 
 
 def test_names_of_one_python_share_a_template_and_environments_do_not(tmp_path: Path) -> None:
@@ -23,3 +25,22 @@ def test_names_of_one_python_share_a_template_and_environments_do_not(tmp_path: 
 
 def test_a_python_that_is_not_there_has_a_key_too() -> None:
     assert template_key("/no/such/python", []) != template_key("/no/such/other", [])
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("/bin/cat: invalid option -- 'm'", ": is it a Python?"),
+        ("", ": is it a Python?"),
+        ("Traceback (most recent call last):\n  File …\nModuleNotFoundError: No module named 'rich'", "it has no rich"),
+        (
+            "/envs/a/bin/python: No module named monarch_nb",
+            "it has no monarch_nb, which ranks need: /envs/a/bin/python -m",
+        ),
+        ("Traceback (most recent call last):\n  File …\nOSError: disk full", ""),
+    ],
+)
+def test_what_is_wrong_with_a_python_that_does_not_start(said: str, wrong: str) -> None:
+    told = what_is_wrong("/envs/a/bin/python", said)
+    assert wrong in told
+    assert bool(wrong) == bool(told)

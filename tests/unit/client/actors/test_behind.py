@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,15 @@ class TestBehind:
             behind(call(0), "m", {0: [old, actor(0, running="step", running_s=4.0)]})
             == "trainers.step: rank 0 runs it for 4.0 s"
         )
+
+    def test_a_bootstrap_is_said_to_hold_all_up(self) -> None:
+        kind = "monarch_nb.actor.bootstrap.Bootstrap"
+        first = ActorInfo("main", 0, "bootstrap", kind, "b-1", running="run", running_s=12.0, where="setup.py:3")
+        told = "trainers.step: rank 0 is not made yet, while the bootstrap runs at setup.py:3"
+        infos = {0: [first, actor(0, waiting=1)]}
+        assert behind(call(0), "m", infos) == f"{told} for 12 s, 1 message waits there"
+        made_by_it = replace(call(0), title="bootstrap.run")
+        assert behind(made_by_it, "m", infos) == "bootstrap.run: rank 0 runs it at setup.py:3 for 12 s"
 
     def test_ranks_of_other_meshes_are_not_spoken_of(self) -> None:
         assert behind(call(0), "another", {}) == ""

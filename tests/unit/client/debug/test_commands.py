@@ -1,86 +1,107 @@
-"""What can be typed at the debugger's prompt: Monarch's grammar."""
+"""What can be typed at the debugger's prompt: Monarch's forms, shorter ones, and lines for pdb."""
 
 from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.debug.commands import parse, parse_ranks
+from monarch_nb.client.debug.commands import WORDS, completions, meant, parse
+from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.errors import UsageError
-from monarch_nb.shape import Extent
-
-MESH = Extent({"hosts": 4, "gpus": 4})
 
 
-def chosen(text: str) -> list[int]:
-    ranks = parse_ranks(text)
-    return [rank for rank in range(MESH.size) if ranks.has(rank, MESH.point(rank))]
+def stop(actor: str, rank: int) -> StopInfo:
+    return StopInfo(1, actor, rank, {"hosts": rank}, "localhost", "f", "f.py", 1, "", "run")
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("line", "word"),
     [
-        ("3", [3]),
-        ("1,4,6", [1, 4, 6]),
-        ("1, 4 ,6", [1, 4, 6]),
-        ("2:7:2", [2, 4, 6]),
-        (":", list(range(16))),
-        ("::", list(range(16))),
-        (":3", [0, 1, 2]),
-        ("14:", [14, 15]),
-        ("::5", [0, 5, 10, 15]),
-        ("4::4", [4, 8, 12]),
-        (":9:4", [0, 4, 8]),
-        ("123", []),
-        ("hosts=2", [8, 9, 10, 11]),
-        ("hosts=2:4, gpus=(1,3)", [9, 11, 13, 15]),
-        ("hosts=(0,3),gpus=1::2", [1, 3, 13, 15]),
-        ("pipeline=0", []),
+        *[("l", "list"), ("list ", "list"), ("c", "continue"), ("cont", "continue"), ("h", "help"), ("?", "help")],
+        *[("q", "quit"), ("exit", "quit"), ("exit()", "quit"), ("quit()", "quit"), ("", ""), ("  ", "")],
     ],
 )
-def test_ranks(text: str, expected: list[int]) -> None:
-    assert chosen(text) == expected
+def test_words_and_their_short_forms(line: str, word: str) -> None:
+    assert parse(line).word == word
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "1,", ",1", "1,,2", "1:2:3,4", ":::", "hosts=", "hosts=(3)", "hosts=1,2", "-1", "a", "hosts=1:2:3:4", "=1"],
+    ("line", "name", "ranks"),
+    [
+        ("attach 2", "", "2"),
+        ("a 2", "", "2"),
+        ("attach -1", "", "-1"),
+        ("attach hosts=1, procs=0", "", "hosts=1, procs=0"),
+        ("a my-actor_1 13", "my-actor_1", "13"),
+        ("attach 3 2", "3", "2"),
+        ("attach trainers hosts=1,procs=0", "trainers", "hosts=1,procs=0"),
+    ],
 )
-def test_ranks_that_can_not_be_read(text: str) -> None:
-    with pytest.raises(UsageError, match=r"can not read ranks\("):
-        parse_ranks(text)
+def test_attach(line: str, name: str, ranks: str) -> None:
+    command = parse(line)
+    assert (command.word, command.name, command.ranks) == ("attach", name, ranks)
 
 
-def test_a_dimension_twice_and_a_step_of_nothing() -> None:
-    with pytest.raises(UsageError, match="names hosts twice"):
-        parse_ranks("hosts=1,hosts=2")
-    with pytest.raises(UsageError, match="step of 0"):
-        parse_ranks("1:2:0")
+@pytest.mark.parametrize(
+    ("line", "name", "ranks", "sent"),
+    [
+        ("cast 0-3 p x", "", "0-3", "p x"),
+        ("cast 0,2 p x", "", "0,2", "p x"),
+        ("cast 0, 2-3 p x", "", "0, 2-3", "p x"),
+        ("cast [0, 2] p x", "", "[0, 2]", "p x"),
+        ("cast ::2 w", "", "::2", "w"),
+        ("cast -1 n", "", "-1", "n"),
+        ("cast all p x", "", "all", "p x"),
+        ("cast hosts=0 p x", "", "hosts=0", "p x"),
+        ("cast hosts=2:4, procs=(1,3) p x", "", "hosts=2:4, procs=(1,3)", "p x"),
+        ("cast trainers 0-3 p x", "trainers", "0-3", "p x"),
+        ("cast trainers all x + 1", "trainers", "all", "x + 1"),
+        ("cast ranks(0-3) p x", "", "0-3", "p x"),
+        ("cast cell ranks(:) l", "cell", ":", "l"),
+        ("cast all ranks(0) n", "all", "0", "n"),
+        ("cast debugee ranks(hosts=(0,1), gpus=1) p (a, b)", "debugee", "hosts=(0,1), gpus=1", "p (a, b)"),
+        ("cast cell ranks( 1 )!x = 1", "cell", " 1 ", "!x = 1"),
+    ],
+)
+def test_cast(line: str, name: str, ranks: str, sent: str) -> None:
+    command = parse(line)
+    assert (command.word, command.name, command.ranks, command.line) == ("cast", name, ranks, sent)
 
 
-def test_words_and_their_short_forms() -> None:
-    for line, word in [("l", "list"), ("list ", "list"), ("c", "continue"), ("q", "quit"), ("h", "help"), ("", "")]:
-        assert parse(line).word == word
-    attach = parse("a my-actor_1 13")
-    assert (attach.word, attach.name, attach.rank) == ("attach", "my-actor_1", 13)
-    cast = parse("cast debugee ranks(hosts=(0,1), gpus=1) p (a, b)")
-    assert (cast.name, cast.line) == ("debugee", "p (a, b)")
-    assert cast.ranks.has(5, MESH.point(5))
-    assert parse("cast cell ranks( 1 )!x = 1").line == "!x = 1"
+@pytest.mark.parametrize(
+    "line",
+    [
+        *["p x", "w", "bt", "n", "b 12", "p (1,", "x", "x + 1", "x.shape", "x = 1", "print(x)", "[i for i in x]"],
+        *["!x", "!c", "c = 5", "c[0]", "list = 3", "l == 2", "a.mean()", "p x ;; n", "'a', 2", "-x", "args"],
+    ],
+)
+def test_any_other_line_is_for_all_that_have_stopped(line: str) -> None:
+    command = parse(f" {line} ")
+    assert (command.word, command.name, command.ranks, command.line) == ("cast", "", "all", line)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("foo", "no command 'foo'"),
-        ("lsit", "did you mean list?"),
-        ("detach", "detach is for what is attached"),
-        ("list 1", "list takes nothing"),
-        ("attach", "attach is: attach NAME RANK"),
-        ("attach cell 1 x", "attach is: attach NAME RANK"),
-        ("attach cell 1abc", "attach is: attach NAME RANK"),
-        ("cast cell p x", "cast is: cast NAME"),
-        ("cast ranks(1) n", "cast is: cast NAME"),
-        ("cast cell ranks(1)", "cast is: cast NAME"),
+        ("atach 2", "'atach 2' is no command, and no Python: did you mean attach?"),
+        ("xyz 2", "help shows the commands"),
+        ("next 5", "no command, and no Python: next takes nothing"),
+        ("a + 1", "for pdb in all stopped ranks: !a + 1"),
+        ("detach", "detach is for a rank that is attached"),
+        ("list 1", "list takes nothing here, not '1'; for pdb in all stopped ranks: cast all list 1"),
+        ("c + 1", "for pdb in all stopped ranks: !c + 1"),
+        ("interact", "interact asks for more lines: attach a rank first"),
+        ("for i in x:", "is not finished"),
+        ("cast 0-3 for i in x:", "is not finished"),
+        ("cast all interact", "attach a rank first"),
+        ("attach", "attach is: attach [NAME] RANK"),
+        ("attach cell", "attach is: attach [NAME] RANK"),
+        ("attach cell 1 x", "attach is: attach [NAME] RANK"),
+        ("attach cell 1abc", "attach is: attach [NAME] RANK"),
+        ("cast", "cast is: cast [NAME] RANKS COMMAND"),
+        ("cast cell p x", "cast is: cast [NAME] RANKS COMMAND"),
+        ("cast p x", "a command without cast goes to all stopped ranks"),
+        ("cast 0-3", "cast is: cast [NAME]"),
+        ("cast cell ranks(1)", "cast is: cast [NAME]"),
         ("cast cell ranks(1 n", "never closed"),
     ],
 )
@@ -88,3 +109,22 @@ def test_lines_that_can_not_be_read(line: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse(line)
     assert message in str(raised.value)
+
+
+def test_a_word_that_no_rank_knows_may_have_been_meant_for_the_prompt() -> None:
+    unknown = "*** NameError: name 'lsit' is not defined\n"
+    assert meant("lsit", [unknown, unknown]) == "lsit is no command either: did you mean list?"
+    assert "help shows the commands" in meant("xyz", ["*** NameError: name 'xyz' is not defined\n"])
+    assert meant("lsit", [unknown, "5\n"]) == ""
+    assert meant("x.y", ["*** NameError: name 'x' is not defined\n"]) == ""
+
+
+def test_tab_knows_commands_names_and_ranks() -> None:
+    stops = [stop("cell", 0), stop("cell", 2), stop("trainers", 3)]
+    assert {*WORDS, "where", "pp"} <= set(completions("", stops))
+    assert completions("attach ", stops) == ["cell", "trainers", "0", "2", "3"]
+    assert completions("a cell ", stops) == ["0", "2"]
+    assert completions("cast ", stops) == ["cell", "trainers", "all", "0", "2", "3"]
+    assert completions("cast trainers ", stops) == ["all", "3"]
+    assert completions("cast all ", stops) == []
+    assert completions("p ", stops) == []

@@ -25,6 +25,25 @@ class FakeDebugger:
         return list(self.there)
 
 
+class FakeDebuggerOfWords(FakeDebugger):
+    """Whose rank knows no name, and of which Ctrl-C ends the waiting for `n`."""
+
+    def cast(self, ranks: str, line: str, name: str) -> dict[int, str]:
+        assert (ranks, name) == ("all", "")
+        if line == "n":
+            raise KeyboardInterrupt
+        return {0: f"*** NameError: name '{line}' is not defined\n"}
+
+
+def typed(*lines: str) -> list[str]:
+    """Type lines, then quit; return what is shown."""
+    debugger: Any = FakeDebuggerOfWords()
+    coming = iter([*lines, "quit"])
+    shown: list[str] = []
+    assert Console(debugger, lambda _: next(coming), shown.append, lambda _: None).run() == "quit"
+    return shown
+
+
 def test_who_sits_at_the_prompt_is_told_that_somebody_else_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "ANSWERED_EVERY_S", 0.01)
     debugger: Any = FakeDebugger()
@@ -50,3 +69,14 @@ def test_what_is_typed_after_that_reaches_nobody() -> None:
         return "continue"
 
     assert Console(debugger, read, lambda _: None, lambda _: None).run() == "continued"
+
+
+def test_a_word_that_no_rank_knows_is_answered_with_the_nearest_command() -> None:
+    error, hint = typed("lsit")
+    assert error == "[0] *** NameError: name 'lsit' is not defined\n"
+    assert hint == "lsit is no command either: did you mean list?\n"
+    assert len(typed("cast all lsit")) == 1, "cast sends what it is told"
+
+
+def test_ctrl_c_ends_only_the_waiting_for_answers() -> None:
+    assert typed("n") == ["not waited for: ranks go on executing it; list shows where they are\n"]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from monarch_nb.client.debug.stops import HEADERS, StopInfo, folded, stops_table
+import pytest
+
+from monarch_nb.client.debug.stops import HEADERS, StopInfo, actor_of, folded, stops_table
+from monarch_nb.errors import UsageError
 
 
-def stop(rank: int, line_number: int = 61) -> StopInfo:
+def stop(rank: int, line_number: int = 61, *, actor: str = "debugee", executes: bool = False) -> StopInfo:
     at = {"host": rank // 2, "gpu": rank % 2}
-    return StopInfo(1, "debugee", rank, at, "localhost", "dbgex.to_debug", "dbgex.py", line_number, "", "run")
+    return StopInfo(
+        *(1, actor, rank, at, "localhost", "dbgex.to_debug", "dbgex.py", line_number, "", "run"), executes=executes
+    )
 
 
 def test_the_table_looks_as_monarchs() -> None:
@@ -26,6 +31,23 @@ def test_an_empty_table_has_its_headers() -> None:
     lines = stops_table([]).splitlines()
     assert len(lines) == 4
     assert [cell.strip() for cell in lines[1].strip("|").split("|")] == list(HEADERS)
+
+
+def test_the_table_says_which_rank_is_not_done_with_a_line() -> None:
+    assert "dbgex.to_debug (running)" in stops_table([stop(0, executes=True)])
+
+
+def test_the_only_name_that_has_stopped_can_be_left_out() -> None:
+    assert actor_of([stop(0), stop(3)], "", ("attach", "3")) == "debugee"
+    assert actor_of([stop(0), stop(3, actor="cell")], "cell", ("attach", "3")) == "cell"
+
+
+def test_of_several_names_one_must_be_said() -> None:
+    stops = [stop(0), stop(3, actor="cell"), stop(1)]
+    with pytest.raises(UsageError, match=r"^stopped are cell, debugee: name one, as in cast cell all p x$"):
+        actor_of(stops, "", ("cast", "all p x"))
+    with pytest.raises(UsageError, match="No debug sessions for actor trainers; stopped are cell, debugee"):
+        actor_of(stops, "trainers", ("attach", "3"))
 
 
 def test_equal_answers_once() -> None:

@@ -25,7 +25,7 @@ class Core:
     """Two nodes with a rank each."""
 
     def __init__(self, *away: int) -> None:
-        self.ranks_per_node = 1
+        self.ranks_per_node, self.reservation_id = 1, "r"
         self.connections = {node: SimpleNamespace(name=f"n{node}", absence=f"n{node} unreachable") for node in (0, 1)}
         self._away = away
 
@@ -34,6 +34,9 @@ class Core:
 
     def connection_of(self, rank: int) -> Any:
         return self.connections[rank]
+
+    def going_on(self) -> list[Any]:
+        return []
 
     def is_node_up(self, node: int) -> bool:
         return node not in self._away

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools.choosing import Shape, choose_nodes
-from monarch_nb.client.pools.pool import (
-    HeldReservation,
-    environment_option,
-    not_found,
-    not_whole,
-    working_directory,
-)
+from monarch_nb.client.pools.missing import not_found, not_whole
+from monarch_nb.client.pools.pool import HeldReservation
+from monarch_nb.client.reservations.arguments import environment_option, working_directory
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb

@@ -9,7 +9,8 @@ import pytest
 
 from monarch_nb.client.pools.held import HeldReservation, current_owner
 from monarch_nb.client.pools.infos import reservation_info
-from monarch_nb.client.pools.pool import Pool, not_whole
+from monarch_nb.client.pools.missing import not_whole
+from monarch_nb.client.pools.pool import Pool
 from monarch_nb.errors import NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 

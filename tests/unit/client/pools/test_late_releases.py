@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from monarch_nb.trust.pools import change_hosts, make_paths
 from monarch_nb.trust.private_files import write_private
 
 REQUEST = pb.StatusRequest()
+BY = "in the panel"
 
 
 class FakeNode:
@@ -96,7 +98,7 @@ def remembered() -> object:
 
 
 async def released(*nodes: FakeNode) -> Any:
-    return await release(nodes, "r")  # type: ignore[arg-type]
+    return await release(nodes, "r", by=BY)  # type: ignore[arg-type]
 
 
 class TestNoNodeAnswers:
@@ -111,7 +113,8 @@ class TestNoNodeAnswers:
         node.is_away = False
         assert await node.asked(LateReleases("lab")) == ["other"], "by another process too"
         assert [(one.reservation_id, [peer.address for peer in one.absent]) for one in node.told] == [("r", ["n2"])]
-        assert node.told[0].owner == "alice"
+        assert (node.told[0].owner, node.told[0].by) == ("alice", BY)
+        assert node.told[0].asked_at <= time.time(), "when it was asked for, not when the node was back"
         assert not remembered(), "it is done"
 
     async def test_one_that_answers_tells_the_others_by_itself(self, late: LateReleases, node: FakeNode) -> None:
@@ -137,7 +140,7 @@ class TestNoNodeAnswers:
 
 class TestByName:
     async def test_it_is_what_we_held_under_it_until_then(self, late: LateReleases, node: FakeNode) -> None:
-        assert await late.add(name="dev")
+        assert await late.add(name="dev", by=BY)
         node.holds("bobs", owner="bob")
         node.holds("newer", created_at=late.time_of_new("dev"))
         assert await node.asked(late) == ["other", "bobs", "newer"]
@@ -145,7 +148,7 @@ class TestByName:
     async def test_what_is_made_later_is_spared_also_when_the_clock_was_set_back(
         self, late: LateReleases, node: FakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        await late.add(name="dev")
+        await late.add(name="dev", by=BY)
         now = late_releases.time.time()
         monkeypatch.setattr(late_releases.time, "time", lambda: now - 3600.0)
         assert late.time_of_new("dev") > now - 1.0
@@ -156,14 +159,14 @@ class TestByName:
 
 class TestRemembering:
     async def test_one_that_a_node_does_not_take_is_tried_again(self, late: LateReleases, node: FakeNode) -> None:
-        await late.add(reservation_id="r")
+        await late.add(reservation_id="r", by=BY)
         node.refuses = True
         assert await node.asked(late) == ["r", "other"]
         node.refuses = False
         assert await node.asked(late) == ["other"]
 
     async def test_it_stays_until_a_node_has_it(self, late: LateReleases, node: FakeNode) -> None:
-        await late.add(reservation_id="elsewhere")
+        await late.add(reservation_id="elsewhere", by=BY)
         assert await node.asked(late) == ["r", "other"]
         assert not node.told
         assert remembered()
@@ -172,15 +175,15 @@ class TestRemembering:
         self, late: LateReleases, node: FakeNode, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(late_releases, "MOST", 1)
-        await late.add(reservation_id="r")
-        await late.add(reservation_id="other")
+        await late.add(reservation_id="r", by=BY)
+        await late.add(reservation_id="other", by=BY)
         assert await node.asked(late) == ["r"]
 
     async def test_the_same_again_is_remembered_once_as_of_now(self, late: LateReleases, node: FakeNode) -> None:
-        await late.add(name="dev")
+        await late.add(name="dev", by=BY)
         node.holds("newer", created_at=late.time_of_new("dev"))
-        await late.add(name="dev")
-        await late.add(name="another")
+        await late.add(name="dev", by=BY)
+        await late.add(name="another", by=BY)
         assert [one.name for one in LateReleases("lab")._all()] == ["dev", "another"]
         assert await node.asked(late) == ["other"]
 
@@ -189,13 +192,21 @@ class TestRemembering:
     ) -> None:
         write_private(file, b'[{"what": 1}]')
         assert await node.asked(late) == ["r", "other"]
-        assert await late.add(reservation_id="r")
+        assert await late.add(reservation_id="r", by=BY)
         assert await node.asked(late) == ["other"]
 
     async def test_what_a_node_said_before_it_was_away_is_shown_without_it(
         self, late: LateReleases, node: FakeNode
     ) -> None:
-        await late.add(reservation_id="r")
+        await late.add(reservation_id="r", by=BY)
         left = late.without(node, node.reply)  # type: ignore[arg-type]
         assert [held.reservation_id for held in left.reservations] == ["other"]
+        assert [(end.reservation_id, end.name, end.by) for end in left.ended] == [("r", "dev", BY)]
         assert len(node.reply.reservations) == 2, "what it said is as it was"
+
+    async def test_whoever_holds_it_learns_where_it_was_released(self, late: LateReleases, node: FakeNode) -> None:
+        await late.add(name="dev", by=BY)
+        released, other = (late.end_of(held, node.identity) for held in node.reply.reservations)
+        assert released is not None
+        assert (released.reservation_id, released.name, released.by) == ("r", "dev", BY)
+        assert other is None

@@ -53,7 +53,8 @@ def _held(name: str, owner: str = "", right: str = "") -> HeldReservation:
 
 def given(monkeypatch: pytest.MonkeyPatch, **pools: Held) -> None:
     monkeypatch.setattr(lists, "known_pools", lambda: list(pools))
-    monkeypatch.setattr(lists, "pool_named", pools.__getitem__)
+    for name in ("pool_named", "pool_object"):
+        monkeypatch.setattr(lists, name, pools.__getitem__)
 
 
 def names(held: Sequence[lists.ReservationInfo]) -> list[tuple[str, str]]:

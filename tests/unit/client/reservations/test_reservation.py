@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ def test_a_released_reservation_watches_no_files_and_is_used_no_longer(monkeypat
     closed: list[str] = []
     released: Any = Reservation.__new__(Reservation)
     released.id, released.owner, released._connections = "r", "alice", {}
-    released._pool = SimpleNamespace(name="local")
+    released._pool = SimpleNamespace(name="local", revive=lambda say: None)
     released.files = SimpleNamespace(close=lambda: closed.append("files"))
     released.meshes = SimpleNamespace(close=lambda: None)
+    released._attachment = SimpleNamespace(ends_here=contextlib.nullcontext)
     released._detach = lambda: closed.append("attachment")
     monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
     released.release()

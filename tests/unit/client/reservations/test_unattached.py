@@ -8,11 +8,23 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.pools.releasing import Released, ReleasedLater
+from monarch_nb.client.presenting import where_here
 from monarch_nb.client.reservations import taking, unattached
 from monarch_nb.client.reservations.unattached import release_unattached
-from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationExpired, ReservationNotFound
+from monarch_nb.errors import (
+    AccessDenied,
+    MonarchNbError,
+    NodeUnreachable,
+    ReservationExpired,
+    ReservationNotFound,
+    ReservationReleased,
+)
+from monarch_nb.proto import allocator_pb2 as pb
 
 SILENT = NodeUnreachable("no node of the pool 'lab' answers")
+
+
+LATE = {"name": "dev", "by": where_here()}
 
 
 class FakePool:
@@ -21,11 +33,19 @@ class FakePool:
     def __init__(self, silent: list[str], others: list[str]) -> None:
         self.name, self.silent, self.listed = "lab", silent, [*silent, *others]
         self.held: Any = None
+        self.held_before: list[str] | None = None
         self.late: list[dict[str, str]] = []
+        self.ended: dict[str, pb.Ended] = {}
         self.late_releases = self
 
     def away(self, reservation_id: str) -> list[str]:
         return self.silent if reservation_id == "r" else []
+
+    def end_of(self, reservation_id: str) -> pb.Ended | None:
+        return self.ended.get(reservation_id)
+
+    def held_on_silent(self) -> list[str] | None:
+        return self.held_before
 
     async def find(self, _: str) -> Any:
         return self.held
@@ -56,19 +76,51 @@ class TestReleasing:
             "dev: no node of the pool lab answers; n1, n2 do not answer: what they hold under that name goes on until "
             "they do, for then the next command or panel here that asks the pool lab releases it"
         )
-        assert pool.late == [{"name": "dev"}]
+        assert pool.late == [LATE]
 
     def test_also_when_other_nodes_answer(self, pool: FakePool) -> None:
         pool.silent, pool.listed = ["n1"], ["n1", "n2"]
         said = release(ReservationNotFound("no reservation 'dev' on the nodes that answer (n1 does not)"))
         assert said.startswith("dev: no node that answers holds it; n1 does not answer: what it holds under that name")
-        assert pool.late == [{"name": "dev"}]
+        assert pool.late == [LATE]
+
+    @pytest.mark.parametrize(
+        ("name", "held", "said"),
+        [
+            ("dvv", ["dev", "eval"], "dev, eval of yours when they last did; did you mean dev?"),
+            ("xyz", ["dev"], "dev of yours when they last did"),
+            ("dev", [], "nothing of yours when they last did"),
+        ],
+    )
+    def test_a_name_that_they_did_not_hold_is_refused(
+        self, name: str, held: list[str], said: str, pool: FakePool
+    ) -> None:
+        pool.held_before = held
+        with pytest.raises(ReservationNotFound) as refused:
+            release(SILENT, name)
+        assert str(refused.value) == f"no reservation {name!r}: n1, n2 do not answer, and held {said}"
+        assert not pool.late
+
+    def test_also_when_other_nodes_answer_which_say_what_they_hold(self, pool: FakePool) -> None:
+        pool.silent, pool.listed, pool.held_before = ["n1"], ["n1", "n2"], ["dev"]
+        with pytest.raises(ReservationNotFound) as refused:
+            release(ReservationNotFound("no reservation 'dvv' on the nodes that answer (n1 does not)"), "dvv")
+        assert str(refused.value).endswith(
+            "; n1 does not answer, and held dev of yours when it last did; did you mean dev?"
+        )
+        assert not pool.late
+
+    def test_a_name_that_they_held_is_released_later(self, pool: FakePool) -> None:
+        pool.held_before = ["dev", "eval"]
+        release(SILENT)
+        assert pool.late == [LATE]
 
     @pytest.mark.parametrize(
         ("error", "name", "silent"),
         [
             (ReservationNotFound("no reservation 'dev'"), "dev", []),
             (ReservationExpired("its time was up", "dev"), "dev", ["n1"]),
+            (ReservationReleased("it was released in the panel", "dev"), "dev", ["n1"]),
             (AccessDenied("dev is bob's"), "dev", ["n1"]),
             (ReservationNotFound("bob holds no dev"), "bob/dev", ["n1"]),
         ],
@@ -91,7 +143,7 @@ class TestReleasing:
     def test_what_can_not_be_used_without_its_lost_nodes_is_released(
         self, pool: FakePool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def released(nodes: Any, reservation_id: str) -> Released:
+        async def released(nodes: Any, reservation_id: str, *, by: str) -> Released:
             assert (list(nodes), reservation_id) == (["n1", "n2"], "r")
             return Released(later=[ReleasedLater("n1", ("n2",))])
 
@@ -107,7 +159,7 @@ class TestBeginningAnew:
     def released(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made: list[str] = []
 
-        async def release(nodes: Any, reservation_id: str) -> Released:
+        async def release(nodes: Any, reservation_id: str, *, by: str) -> Released:
             made.append(reservation_id)
             return Released(later=[ReleasedLater("n1", pool="lab")])
 
@@ -132,7 +184,14 @@ class TestBeginningAnew:
 
     async def test_what_another_process_made_is_known_by_its_name(self, pool: FakePool, released: list[str]) -> None:
         await self.let_go(pool, replace=True, here={})
-        assert (released, pool.late) == ([], [{"name": "dev"}])
+        assert (released, pool.late) == ([], [LATE])
+
+    async def test_what_was_released_elsewhere_meanwhile_keeps_nobody(
+        self, pool: FakePool, released: list[str]
+    ) -> None:
+        pool.ended["r"] = pb.Ended(name="dev", by="in the panel")
+        await self.let_go(pool, replace=False, here={"r": ["n1"]})
+        assert not released
 
     async def test_what_was_on_nodes_that_answer_is_gone(self, pool: FakePool, released: list[str]) -> None:
         await self.let_go(pool, replace=False, here={"other": ["n3"]})

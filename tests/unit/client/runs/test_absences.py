@@ -11,7 +11,8 @@ import pytest
 from monarch_nb.client.connections import events
 from monarch_nb.client.runs import absences
 from monarch_nb.client.runs.absences import Absences
-from monarch_nb.errors import PoolError
+from monarch_nb.errors import PoolError, ReservationReleased
+from monarch_nb.proto import allocator_pb2 as pb
 
 CANCELLED = "engine job 1 was cancelled: %mesh reserve dev --on engine asks for another"
 
@@ -28,14 +29,20 @@ class Harness:
         self.tasks: list[asyncio.Task[None]] = []
         self.asked: list[str] = []
         self._says = says
+        self.ends: list[pb.Ended | None] = []
         monkeypatch.setattr(absences, "ASK_AFTER_S", 0.0)
+        monkeypatch.setattr(absences, "LOOK_AGAIN_S", 0.0)
+        monkeypatch.setattr(absences, "pool_object", lambda _: SimpleNamespace(end_of=self._end_of))
         monkeypatch.setattr(absences.jobs, "job_of_pool", lambda _: object() if has_job else None)
         monkeypatch.setattr(absences.jobs, "what_became", self._became)
         run: Any = SimpleNamespace(
             emit=self._emit,
-            left=lambda: [0, 1],
+            left=lambda: [] if self.refusals else [0, 1],
             on_refused=lambda _, error: self.refusals.append(error),
-            mesh=SimpleNamespace(reservation=SimpleNamespace(pool="engine-dev")),
+            mesh=SimpleNamespace(
+                reservation=SimpleNamespace(pool="engine-dev", id="r"),
+                core=SimpleNamespace(way_on=lambda _: "they are replaced"),
+            ),
         )
         nodes: Any = SimpleNamespace(
             away=lambda: [self.nodes[node] for node in sorted(self.is_away)],
@@ -45,7 +52,9 @@ class Harness:
 
     def _emit(self, event: events.Event) -> None:
         assert isinstance(event, events.Notice)
-        self.lines[event.key] = event.text
+        self.lines.pop(event.key, None)
+        if event.text:
+            self.lines[event.key] = event.text
 
     def _became(self, pool: str) -> tuple[str, bool]:
         self.asked.append(pool)
@@ -53,6 +62,10 @@ class Harness:
             self.is_away.clear()  # else it is asked for ever
             return self._says[0]
         return self._says.pop(0)
+
+    def _end_of(self, reservation_id: str) -> pb.Ended | None:
+        assert reservation_id == "r"
+        return self.ends.pop(0) if self.ends else None
 
     def lose(self, *nodes: int) -> None:
         for node in nodes:
@@ -77,11 +90,12 @@ async def test_a_run_ends_when_no_job_has_nodes_any_more(monkeypatch: pytest.Mon
 async def test_what_became_of_a_job_is_said_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(monkeypatch, [("engine job 2 was preempted", False), ("engine job 2 was preempted", False)])
     harness.lose(1)
-    assert harness.lines == {"link n2": "n2 unreachable"}
+    assert list(harness.lines.values()) == ["n2 unreachable", "they are replaced"]
     await harness.is_told()
-    assert harness.lines == {"link n2": "n2 unreachable; engine job 2 was preempted"}
+    assert list(harness.lines.values()) == ["n2 unreachable", "they are replaced; engine job 2 was preempted"]
+    harness.is_away.clear()
     harness.absences.on_link(harness.nodes[1], up=True)
-    assert harness.lines == {"link n2": ""}
+    assert harness.lines == {}
     assert harness.refusals == []
 
 
@@ -96,5 +110,30 @@ async def test_a_rank_that_still_answers_keeps_the_run(monkeypatch: pytest.Monke
 async def test_nobody_is_asked_about_a_pool_of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(monkeypatch, [("", False)], has_job=False)
     harness.lose(1)
-    assert harness.tasks == []
-    assert harness.lines == {"link n2": "n2 unreachable"}
+    assert list(harness.lines.values()) == ["n2 unreachable", "they are replaced"]
+    harness.is_away.clear()
+    await harness.is_told()
+    assert harness.asked == []
+
+
+async def test_a_run_ends_when_its_reservation_is_released_while_no_node_can_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(monkeypatch, [("", False)], has_job=False)
+    harness.ends = [None, None, pb.Ended(name="dev", ended_at=1e9, by="in the panel")]
+    harness.lose(0, 1)
+    await harness.is_told()
+    [error] = harness.refusals
+    assert isinstance(error, ReservationReleased)
+    assert str(error).endswith(" in the panel: %mesh reserve dev makes a new one")
+
+
+async def test_what_to_do_is_said_once_below_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(monkeypatch, [("", False)], has_job=False)
+    harness.lose(1, 0)
+    assert list(harness.lines.values()) == ["n2 unreachable", "n1 unreachable", "they are replaced"]
+    harness.is_away.discard(1)
+    harness.absences.on_link(harness.nodes[1], up=True)
+    assert list(harness.lines.values()) == ["n1 unreachable", "they are replaced"]
+    harness.is_away.clear()
+    await harness.is_told()

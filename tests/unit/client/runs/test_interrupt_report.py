@@ -45,12 +45,33 @@ class TestInterruptReport:
             ),
             (
                 InterruptReport(dropped=tuple(f"run {number}" for number in range(1, 13))),
-                "dropped 12 that waited: " + "; ".join(f"run {number}" for number in range(1, 11)) + "; and 2 more",
+                "dropped 12 that waited: run 1; run 2; run 3; and 9 more",
+            ),
+            (
+                InterruptReport(stuck={3: "at a.py:7", 4: "at b.py:1", 5: "at a.py:7"}),
+                "ranks 3-5 do not stop (in 2 places: %mesh stacks): interrupt again to kill and restart them",
+            ),
+            (
+                InterruptReport(unreachable={1: "host2"}),
+                "rank 1 can not be reached and goes on: host2 does not answer (%mesh status)",
+            ),
+            (
+                InterruptReport(unreachable={1: "host2", 2: "host3"}),
+                "ranks 1-2 can not be reached and go on: host2 and 1 more node do not answer (%mesh status)",
             ),
         ],
     )
     def test_it_reads_well(self, report: InterruptReport, says: str) -> None:
         assert str(report) == says
+
+    @pytest.mark.parametrize("is_aborted", [False, True])
+    def test_an_interrupted_cell_says_two_lines_at_most(self, is_aborted: bool) -> None:
+        stuck = {rank: f"in all_reduce at train.py:{rank}" for rank in range(4)} if not is_aborted else {}
+        unreachable = {rank: f"host{rank}" for rank in range(8, 64)}
+        report = InterruptReport(
+            stopped=(4, 5), free=(6, 7), stuck=stuck, unreachable=unreachable, aborted=(4, 5) if is_aborted else ()
+        )
+        assert len(f"KeyboardInterrupt: {report}") <= 2 * 130, str(report)
 
     def test_several_are_told_as_one(self) -> None:
         first = InterruptReport(stopped=(0, 1), free=(5,), stuck={2: "at a.py:1"}, unreachable={3: "node1"})

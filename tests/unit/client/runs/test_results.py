@@ -47,3 +47,8 @@ def test_a_script_begins_anew(results: RunResults) -> None:
     results.clear()
     assert not results
     assert results.notable == []
+
+
+def test_a_rank_that_is_told_of_again_counts_once(results: RunResults) -> None:
+    results[0] = results[3] = failed(0)
+    assert len(results) == len(list(results)) == 3

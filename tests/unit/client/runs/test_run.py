@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import signal
 from typing import Any
@@ -47,6 +48,15 @@ class TestSubmit:
         [(_, second)] = harness.nodes[1].sent
         assert (second.give_number, second.run.number, second.after, list(second.ranks)) == (False, 5, 3, [4, 5, 6, 7])
         assert (harness.run.number, second.title) == (5, "title")
+
+    async def test_the_system_is_asked_once_who_submits_it_to_all_nodes(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = iter(["alice"])
+        monkeypatch.setattr("getpass.getuser", lambda: next(names))
+        harness.start()
+        harness.queued()
+        assert [submit.owner for node in harness.nodes for _, submit in node.sent] == ["alice", "alice"]
 
     async def test_another_gives_it_when_the_first_is_lost_and_runs_nothing_of_it(self) -> None:
         harness = Harness([5])
@@ -344,8 +354,15 @@ class TestResults:
         assert (failure.signal, failure.exit_code) == (death.get("signal"), death.get("exit_code"))
 
     def test_signals_are_named(self) -> None:
+        assert {signal_name(each) for each in range(1, 32)} == {each.name for each in signal.Signals if each < 32}
         assert signal_name(11) == "SIGSEGV"
         assert signal_name(signal.SIGRTMIN + 5) == "SIGRTMIN+5"
+
+    def test_signals_are_those_of_the_ranks_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a Mac 7 is SIGEMT, and 10 is SIGBUS."""
+        monkeypatch.setattr(signal, "Signals", enum.IntEnum("Signals", {"SIGEMT": 7, "SIGBUS": 10}))
+        monkeypatch.delattr(signal, "SIGRTMIN")
+        assert (signal_name(7), signal_name(36)) == ("SIGBUS", "SIGRTMIN+2")
 
     async def test_values_that_could_not_be_pickled_are_named(self, harness: Harness) -> None:
         harness.finished(*range(6), value_error="can not pickle the result['gen'], a generator")
@@ -416,8 +433,7 @@ class TestResults:
         report = await asyncio.wait_for(interrupt, 10.0)
         assert (report.stopped, report.free, report.stuck) == ((1, 2, 3), (0,), {})
         assert report.unreachable == dict.fromkeys(range(4, 8), "node1")
-        assert "ranks 4-7 can not be reached: node1 does not answer" in str(report)
-        assert str(report).endswith("rank 0 had finished before")
+        assert "ranks 4-7 can not be reached and go on: node1 does not answer" in str(report)
         assert harness.core.asked_where == []
 
     async def test_a_node_that_goes_away_meanwhile_is_waited_for_no_longer(

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Given, Held, Launch, held_by, read
@@ -15,11 +16,14 @@ ONE_GPU_NODE = Held(nodes=1, ranks_per_node=8, kind="gpus")
 
 
 def test_the_table_has_every_flag_of_torchrun_and_no_other() -> None:
+    import torch
     from torch.distributed.run import get_args_parser
 
+    installed = Version(torch.__version__)
+    ours = {flag.name: flag for flag in FLAGS if not flag.since or installed >= Version(flag.since)}
     theirs = {action.option_strings[-1].replace("_", "-"): action for action in get_args_parser()._actions[1:-2]}
-    assert {flag.name for flag in FLAGS} == theirs.keys()
-    for flag in FLAGS:
+    assert ours.keys() == theirs.keys()
+    for flag in ours.values():
         assert bool(flag.value) == (theirs[flag.name].nargs != 0), flag.name
         assert flag.variable == ("env" in type(theirs[flag.name]).__name__), flag.name
 
@@ -64,6 +68,7 @@ CONTRADICTIONS = [
     ({"logs_specs": "mine"}, "nodes keep the logs"),
     ({"numa_binding": "node"}, "not bound to processors"),
     ({"virtual_local_rank": True}, "LOCAL_RANK of its own"),
+    ({"print_completion": "bash"}, "--print-completion bash: it is about torchrun's own command line"),
     ({"module": True, "run_path": True}, "leave one out"),
     ({"local_ranks_filter": "0,4"}, "4 CPU ranks on each node, 0 to 3"),
 ]
@@ -112,6 +117,7 @@ def test_what_changes_nothing_is_said_once() -> None:
     for key, value in {"rdzv_conf": "timeout=9", "monitor_interval": ".5", "shutdown_timeout": "30"}.items():
         assert len(read({key: value}, {}, TWO_BY_FOUR).notes) == 1
     assert len(read({"start_method": "spawn"}, {}, TWO_BY_FOUR).notes) == 1
+    assert len(read({"log_line_prefix_template": "${rank}: "}, {}, TWO_BY_FOUR).notes) == 1
 
 
 def test_what_is_honoured() -> None:

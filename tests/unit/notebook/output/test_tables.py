@@ -88,6 +88,23 @@ def test_nodes_that_do_not_answer_are_named_once_also_where_the_mesh_is_not() ->
     assert shown.plain.splitlines()[-2:] == ["host2 does not answer; the job was preempted", "host3 does not answer"]
 
 
+def test_what_to_do_about_nodes_that_do_not_answer_is_said_once_and_only_then() -> None:
+    away = [rank_info(rank, state="unreachable", absence=f"host{rank} unreachable") for rank in (1, 2)]
+    some = status_table(Main(), [rank_info(0), *away], [], way_on="replace them")  # type: ignore[arg-type]
+    assert some.plain.splitlines()[-3:] == ["host1 unreachable", "host2 unreachable", "replace them"]
+    assert "1 of 3 ranks alive" in some.plain
+    none = status_table(Main(), [rank_info(0)], [], way_on="replace them")  # type: ignore[arg-type]
+    assert "replace them" not in none.plain
+
+
+def test_what_was_running_where_no_node_answers_is_shown() -> None:
+    away = [rank_info(0, state="unreachable", run_id="a", running_s=90.0, absence="host0 unreachable since 14:03:05")]
+    shown = status_table(Main(), away, [run_info(run_id="a", number=46, running=(0,))])  # type: ignore[arg-type]
+    assert "no node answers" in shown.plain.splitlines()[0]
+    assert "unreachable, was running run 46" in shown.plain
+    assert "1 min 30 s" in shown.plain
+
+
 def test_nodes_without_ranks_are_named() -> None:
     shown = status_table(Main(), [rank_info(0)], [], bare=["node3: held, no ranks"])  # type: ignore[arg-type]
     assert shown.plain.splitlines()[-1] == "node3: held, no ranks"

@@ -7,14 +7,16 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
-from monarch_nb.notebook.panels.showing import _view
+from monarch_nb.notebook.panels.showing import _asked
 from monarch_nb.panel.view import Json
 
 WAIT_S = 10.0
@@ -205,11 +207,13 @@ def test_a_view_hears_how_its_job_ended_even_when_it_is_silent(panel: FakePanel,
     def event(state: str) -> dict[str, Any]:
         return {"type": "job", "job": {"id": "j", "state": state}}
 
-    with closing(PanelMessages(panel, heard, lease_s=0.04)) as messages:
+    busy = True  # until the view has a job to hear of: its lease may be over before
+    with closing(PanelMessages(panel, heard, is_busy=lambda: busy, lease_s=0.04)) as messages:
         look(messages, "a")
         panel.wait_until(lambda: bool(panel.subscriptions))
         (subscription,) = panel.subscriptions
         call(subscription.deliver([event("running")]))
+        busy = False
         call(asyncio.sleep(0.1))
         assert subscription.open
         call(subscription.deliver([event("done")]))
@@ -217,7 +221,11 @@ def test_a_view_hears_how_its_job_ended_even_when_it_is_silent(panel: FakePanel,
     assert heard.messages == [{"event": event("running")}, {"event": event("done")}]
 
 
-def test_each_pool_has_its_own_messages_and_is_there_when_somebody_looks(panel: FakePanel, heard: Heard) -> None:
+def test_each_pool_has_its_own_messages_and_is_there_when_somebody_looks(
+    panel: FakePanel, heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, variable in enumerate((HOME_VARIABLE, CONFIG_VARIABLE)):
+        monkeypatch.setenv(variable, str(tmp_path / str(number)))
     lab, asked = FakePanel(), []
 
     def others(pool: str) -> FakePanel | None:
@@ -243,7 +251,7 @@ def test_each_pool_has_its_own_messages_and_is_there_when_somebody_looks(panel: 
         lab.wait_until(lambda: not lab.subscriptions[0].open)
         assert panel.subscriptions[0].open
     panel.wait_until(lambda: not panel.subscriptions[0].open)
-    error = {"status": 404, "message": "there is no pool 'gone' (any more)", "errors": {}}
+    error = {"status": 404, "message": "there is no pool 'gone'; there is only local", "errors": {}}
     assert heard.messages == [
         {"event": {"type": "notice"}, "pool": "lab"},
         {"event": {"type": "notice"}},
@@ -263,4 +271,4 @@ def test_a_view_that_can_not_be_had_says_why() -> None:
 
     panel: Any = Refusing()
     with pytest.raises(MonarchNbError, match="not what it seems"):
-        call(_view(panel))
+        call(_asked(panel, "view", {}))

@@ -315,8 +315,11 @@ class TestRest:
             ("", "%mesh run needs SCRIPT"),
             ("--nnodes 2", "%mesh run needs SCRIPT"),
             ("--", "%mesh run needs SCRIPT"),
-            ("--nproc 4 train.py", "did you mean --nproc-per-node"),
-            ("--use-env train.py", "has no flag --use-env; it has --targets, .*, --timeout$"),
+            (
+                "--use-env train.py",
+                r"has no flag --use-env; it has --targets, .*, --timeout\. torchrun's flags are known up to torch 2",
+            ),
+            ("--nproc 4 train.py", "did you mean --nproc-per-node\\?$"),
             ("-r3 train.py", "has no flag -r3"),
         ],
     )
