@@ -115,7 +115,7 @@ class TestPython:
             assert other.line() == "cancelled"
         assert report.stopped == tuple(range(8))
         names = [f"run {first.number + 1}, cell [4]", f"run {first.number + 2}, cell [5]"]
-        names += [f"run {first.number + 3}", f"run {first.number + 4}"]
+        names += [f"run {first.number + 3}", "and 1 more"]
         assert str(report) == (
             f"interrupted run {first.number}, cell [3], on ranks 0-7; dropped 4 that waited: {'; '.join(names)}"
         )

@@ -8,6 +8,7 @@ import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,10 @@ def until_full(take: Callable[[], object]) -> None:
 def no_descriptors(pid: int) -> Iterator[None]:
     """A process can open next to nothing more."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = max(int(entry) for entry in os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+    used = {int(entry) for entry in os.listdir(f"/proc/{pid}/fd")}
+    # Not above the largest one: what was closed below it would be room, as much as there happened to be.
+    lowest_free = next(number for number in count() if number not in used)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free + 1, before[1]))
     try:
         yield
     finally:
