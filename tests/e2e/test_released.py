@@ -8,12 +8,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from playwright.sync_api import expect
 
 from e2e.lab import OpenNotebook
 from e2e.panel import PanelPage
-from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.provision import Node
+from monarch_nb.provision.local import LocalProvisioner
 
 FOR_EVER = "%%mesh\nimport time\nprint('begun')\nwhile True:\n    time.sleep(0.01)"
 RELEASED = re.compile(r"dev was released at \d\d:\d\d in the panel: %mesh reserve dev makes a new one")
@@ -21,9 +21,9 @@ AWAY = "no node of dev answers: this can be done again as soon as one does"
 
 
 @contextmanager
-def silent(nodes: list[Node]) -> Iterator[None]:
-    """The allocators of nodes stand still: they are there, and do not answer."""
-    pids = [node.pid for node in nodes if node.pid]
+def silent() -> Iterator[None]:
+    """The allocators stand still: they are there, and do not answer."""
+    pids = [node.pid for node in LocalProvisioner().nodes() if node.pid]  # of now: tests before may have ended some
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -47,12 +47,11 @@ def test_a_release_reaches_the_cell_that_runs_and_those_after_it(open_notebook: 
         assert RELEASED.search(notebook.run(place))
 
 
-def test_what_needs_a_node_says_so_until_one_answers(
-    panel: PanelPage, held: Reservation, shared_pool: list[Node]
-) -> None:
+@pytest.mark.usefixtures("held")
+def test_what_needs_a_node_says_so_until_one_answers(panel: PanelPage) -> None:
     panel.wait_for_state("idle", 0, 1, 2, 3)
     refused = [panel.button(name) for name in ("Attach notebook", "Restart…", "Resize…")]
-    with silent(shared_pool):
+    with silent():
         for button in refused:
             expect(button).to_have_attribute("aria-disabled", "true")
             expect(button).to_have_accessible_description(AWAY)
