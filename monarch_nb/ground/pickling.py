@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -53,10 +53,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if self.on_function is not None and type(value) is FunctionType:
             self.on_function(value)
+        if type(value) is CodeType:
+            return _reduce_code(value)
         torch: Any = sys.modules.get("torch.storage")
         if torch is not None and type(value) in (torch.TypedStorage, torch.UntypedStorage):
             return _reduce_storage(value)
         return super().reducer_override(value)
+
+
+def _reduce_code(code: CodeType) -> Any:
+    """As cloudpickle, which names the file "<dynamic-code>" from 3.1.3 on, for equal bytes: tracebacks, breakpoints
+    and `inspect.getsource` need its name."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    name = "".join(code.co_filename)  # a string of its own, as cloudpickle's: equal pickles for equal code
+    return make, tuple(name if each == "<dynamic-code>" else each for each in arguments)
 
 
 def _reduce_storage(storage: Any) -> Any:

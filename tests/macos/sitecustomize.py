@@ -82,6 +82,7 @@ import socket  # noqa: E402
 import sysconfig  # noqa: E402
 
 sysconfig.get_config_vars()  # of this Python
+os.process_cpu_count = os.cpu_count  # type: ignore[attr-defined] # as where no affinity is known; since 3.13
 for name in TAKE_PATHS:
     setattr(os, name, _without(getattr(os, name)))
 _linux_bind = socket.socket.bind
