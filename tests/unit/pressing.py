@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
+
+TRACES_MISS_INSTRUCTIONS_SINCE_PYTHON_3_12 = sys.version_info >= (3, 12)
 
 
 class Press:
@@ -23,24 +26,65 @@ class Press:
 
     def during(self, work: Callable[[], object]) -> BaseException | None:
         """Do `work`; return the KeyboardInterrupt that it raised, or None."""
-        before = sys.gettrace()
-        sys.settrace(self._trace)
         try:
-            work()
+            work_telling(work, self._told, self._files)
         except KeyboardInterrupt as interrupt:
             return interrupt
-        finally:
-            sys.settrace(before)
         return None
 
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "call" and not frame.f_code.co_filename.endswith(self._files):
+    def _told(self, frame: FrameType) -> None:
+        if self.came:
+            return
+        self._left -= 1
+        if self._left == 0:
+            self.came = True
+            handler: Any = signal.getsignal(signal.SIGINT)
+            handler(signal.SIGINT, frame)
+
+
+def work_telling(work: Callable[[], object], told: Callable[[FrameType], None], files: tuple[str, ...] = ("",)) -> None:
+    """Do `work`, and call `told` before each bytecode instruction of it that this thread executes in these files; what
+    `told` raises is raised there."""
+    if TRACES_MISS_INSTRUCTIONS_SINCE_PYTHON_3_12:
+        _work_monitored(work, told, files)
+    else:
+        _work_traced(work, told, files)
+
+
+def _work_monitored(work: Callable[[], object], told: Callable[[FrameType], None], files: tuple[str, ...]) -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    tool, thread = monitoring.DEBUGGER_ID, threading.get_ident()
+
+    def instruction(code: CodeType, _: int) -> object:
+        if not code.co_filename.endswith(files) or code.co_filename == __file__:
+            return monitoring.DISABLE
+        if threading.get_ident() == thread:
+            told(sys._getframe(1))
+        return None
+
+    monitoring.use_tool_id(tool, "pressing")
+    monitoring.restart_events()  # what another test had disabled
+    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, instruction)
+    monitoring.set_events(tool, monitoring.events.INSTRUCTION)
+    try:
+        work()
+    finally:
+        monitoring.set_events(tool, monitoring.events.NO_EVENTS)
+        monitoring.free_tool_id(tool)
+
+
+def _work_traced(work: Callable[[], object], told: Callable[[FrameType], None], files: tuple[str, ...]) -> None:
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and not frame.f_code.co_filename.endswith(files):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and not self.came:
-            self._left -= 1
-            if self._left == 0:
-                self.came = True
-                handler: Any = signal.getsignal(signal.SIGINT)
-                handler(signal.SIGINT, frame)
-        return self._trace
+        if event == "opcode":
+            told(frame)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from monarch_nb.client.connections import bridge
 from monarch_nb.client.connections.bridge import background_loop, call
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.flag import Flag
+from unit.pressing import work_telling
 
 
 async def value_of(thing: object) -> object:
@@ -130,54 +130,18 @@ def test_a_forked_child_has_a_loop_of_its_own() -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-@contextlib.contextmanager
-def told_of_instructions(told: Callable[[], None]) -> Iterator[None]:
-    """Call `told` before each bytecode instruction that this thread executes; what it raises is raised there."""
-    if sys.version_info >= (3, 12):  # whose trace functions hear of instructions only now and then
-        monitoring, thread = sys.monitoring, threading.get_ident()
-
-        def instruction(*_: object) -> None:
-            if threading.get_ident() == thread:
-                told()
-
-        monitoring.use_tool_id(monitoring.DEBUGGER_ID, "test_bridge")
-        monitoring.register_callback(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION, instruction)
-        monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION)
-        try:
-            yield
-        finally:
-            monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.NO_EVENTS)
-            monitoring.free_tool_id(monitoring.DEBUGGER_ID)
-        return
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            told()
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 def interrupted_at(step: int, work: Callable[[], object]) -> bool:
     """Do `work` with a Ctrl-C at its `step`-th bytecode instruction; return whether it had that many."""
-    is_working, left = False, step
+    left = step
 
-    def told() -> None:
+    def told(_: FrameType) -> None:
         nonlocal left
-        if is_working and (left := left - 1) == 0:
+        left -= 1
+        if left == 0:
             raise KeyboardInterrupt
 
-    with told_of_instructions(told), contextlib.suppress(KeyboardInterrupt):
-        is_working = True
-        work()
-        is_working = False
-    is_working = False
+    with contextlib.suppress(KeyboardInterrupt):
+        work_telling(work, told)
     return left <= 0
 
 
