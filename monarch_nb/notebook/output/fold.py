@@ -9,7 +9,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from monarch_nb.client.connections.events import (
     Text,
 )
 from monarch_nb.errors import RankFailure, RunFailed
+from monarch_nb.lines.templates import FoldBy, default_fold, key_of
 from monarch_nb.notebook.output.placing import Cursor, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
@@ -50,6 +51,9 @@ MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
 _SHORT_CHARACTERS, _SHORT_REACH = 4, 8
 _MAX_END_LINES = 20_000
+MAX_TEXTS = 200_000
+"""Of rows whose ranks wrote different lines so many are kept; of older rows only what is shown of them."""
+_UNSETTLED_ROWS = 50
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
@@ -66,7 +70,7 @@ class ResultGroup:
 class _Rank(Cursor):
     """One rank: where it is, and what it is in the middle of."""
 
-    __slots__ = ("behind", "clear_next", "flood", "number", "screens")
+    __slots__ = ("behind", "clear_next", "flood", "lines", "number", "screens")
 
     def __init__(self, number: int) -> None:
         super().__init__(1 << number)
@@ -74,8 +78,9 @@ class _Rank(Cursor):
         self.screens: dict[Stream, Screen] = {}
         self.clear_next = False
         self.flood: _Flood | None = None
+        self.lines = 0  # that it began, as its log counts them
         # The newest lines since others' rows at its position were dropped, and so were these.
-        self.behind: deque[tuple[Stream, str]] = deque(maxlen=_LAST_ROWS_OF_ALL)
+        self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=_LAST_ROWS_OF_ALL)
 
 
 @dataclass(slots=True)
@@ -106,8 +111,11 @@ class Fold:
         [((0, 1), 'hello'), ((0,), 'I am 0'), ((1,), 'I am 1')]
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], by: FoldBy | None = None) -> None:
+        """Args: by: in what lines of one row may differ; None for what is usual on so many ranks."""
         self._ranks = {rank: _Rank(rank) for rank in ranks}
+        self._by: FoldBy = by or default_fold(len(self._ranks))
+        self._texts = 0  # about so many lines are kept that differ from their rows'
         self.ranks = bits(self._ranks)
         self.ended = 0
         self.finished = False
@@ -165,33 +173,48 @@ class Fold:
         screen = rank.screens.get(stream)
         if screen is None:
             screen = rank.screens[stream] = Screen(lambda: self._recall(rank, stream))
-        for line in screen.write(text):
-            self._add_line(rank, stream, line)
+        first, rank.lines = rank.lines, rank.lines + text.count("\n")
+        for number, line in enumerate(screen.write(text), first):
+            self._add_line(rank, stream, line, number)
 
-    def _add_line(self, rank: _Rank, stream: Stream, text: str) -> None:
+    def _add_line(self, rank: _Rank, stream: Stream, text: str, number: int) -> None:
         in_gap = rank.following and not rank.flood and self._gap_begin <= rank.position < self._gap_end
         if in_gap and rank.position[0] >= self._places.closed:
             rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
             self._dropped[rank.bit] += 1
-            rank.behind.append((stream, text))
+            rank.behind.append((stream, text, number))
             return
         rank.behind.clear()
         digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
-        key = (stream, text, digest)
+        key = (stream, rank.number if self._by == "off" else key_of(text, self._by), digest)
         reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
         row, variant = self._places.find(rank, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
-            row = TextRow(0, self._places.place(rank, variant, reach), self._sequence, key, stream, text)
+            place = self._places.place(rank, variant, reach)
+            row = TextRow(0, place, self._sequence, key, stream, text, number=number)
             self._insert(row)
         rank.enter(row, variant)
+        if isinstance(row, TextRow):
+            row.put(rank.number, text, number)
+            self._note_texts(len(row.texts) > 0)
         if rank.flood:
             rank.flood.passing.append(row)
             if len(rank.flood.passing) > _FLOOD_LINES:
                 rank.flood = None
 
+    def _note_texts(self, count: int) -> None:
+        """Bound what is kept of rows whose ranks wrote different lines."""
+        self._texts += count
+        if self._texts > MAX_TEXTS:
+            rows = sorted((row for row in self._rows if isinstance(row, TextRow) and row.ranks), key=order)
+            for row in rows[:-_UNSETTLED_ROWS]:
+                row.settle()
+            self._texts = sum(len(row.texts) for row in rows)
+
     def _add_elided(self, rank: _Rank, event: Elided, now_s: float) -> None:
         self._flush(rank, event.stream)
+        rank.lines += event.lines
         rank.behind.clear()
         flood = rank.flood
         if flood and flood.row.ranks & rank.bit and now_s - flood.seen_s <= _FLOOD_S:
@@ -231,7 +254,7 @@ class Fold:
         for each, screen in rank.screens.items():
             if stream is None or each == stream:
                 for line in screen.flush():
-                    self._add_line(rank, each, line)
+                    self._add_line(rank, each, line, rank.lines)
 
     def _flush_all(self) -> None:
         for rank in self._ranks.values():
@@ -260,7 +283,7 @@ class Fold:
         rank.recent.pop()
         row.ranks &= ~rank.bit
         rank.position = before
-        return row.text
+        return row.text_of(rank.number)
 
     def _bring_back(self, rank: _Rank) -> None:
         """Show the newest lines of a rank that was in step with dropped lines to the end."""
@@ -270,8 +293,8 @@ class Fold:
         self._dropped[rank.bit] -= len(newest)
         rank.following = False
         rank.position = max(rank.position, self._gap_end)
-        for stream, text in newest:
-            self._add_line(rank, stream, text)
+        for stream, text, number in newest:
+            self._add_line(rank, stream, text, number)
 
     def _fold_end(self) -> None:
         """Fold the lines after the gap once more, from the end backwards: there, ranks that come seconds apart do not
@@ -286,10 +309,13 @@ class Fold:
         ends = {rank: [row for row in lines if row.ranks & rank.bit] for rank in self._ranks.values()}
         if len({row.key for row in lines}) == len(lines) or sum(map(len, ends.values())) > _MAX_END_LINES:
             return
-        again = Fold(self._ranks)
+        if any(row.is_settled for row in lines):
+            return
+        again = Fold(self._ranks, self._by)
         for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
             for row in reversed(of_rank):
-                again._add_line(again._ranks[rank.number], row.stream, row.text)
+                number = rank.number
+                again._add_line(again._ranks[number], row.stream, row.text_of(number), row.number_of(number))
         if again._dropped or len(again._rows) >= len(lines):
             return
         for row in lines:
@@ -450,6 +476,10 @@ class Fold:
 
     def rows(self) -> list[Row]:
         """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
+        return [*_shown(self._kept()), *self._live_rows()]
+
+    def _kept(self) -> list[Row]:
+        """Return the finished rows, in order, and the gap."""
         if len(self._rows) > HEAD_ROWS + TAIL_ROWS:
             self._trim()
         rows = sorted((row for row in self._rows if row.ranks), key=order)
@@ -460,7 +490,7 @@ class Fold:
                     by_rank.update(dict.fromkeys(members(ranks), count))
             gap.ranks = bits((*gap.lines, *gap.displays))
             rows.insert(bisect_right(rows, self._gap_begin, key=position_of), gap)
-        return rows + self._live_rows()
+        return rows
 
     def take(self, now_s: float = 0.0) -> list[Row]:
         """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
@@ -468,8 +498,8 @@ class Fold:
         last = max((rank.position for rank in self._ranks.values()), default=(0, 0))
         waiting = [rank.position for rank in self._ranks.values() if not self.ended & rank.bit]
         settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
-        taken = [row for row in self.rows() if row.position <= settled and not (isinstance(row, TextRow) and row.live)]
-        copies = [replace(row) for row in taken]
+        taken = [row for row in self._kept() if row.position <= settled]
+        copies = [replace(row) for row in _shown(taken)]
         for row in taken:
             row.ranks = 0
         if settled >= self._gap_begin:
@@ -495,18 +525,26 @@ class Fold:
         return RunFailed(failures=list(self.failures.values())).groups()
 
     def _live_rows(self) -> list[Row]:
-        ranks: dict[tuple[int, Stream, str], int] = {}
+        rows: dict[Hashable, TextRow] = {}
         for rank in self._ranks.values():
             for stream, screen in rank.screens.items():
                 for depth, line in enumerate(screen.open_lines()):
-                    key = (depth, stream, line)
-                    ranks[key] = ranks.get(key, 0) | rank.bit
-        rows = [
-            TextRow(bit_set, (_END, depth), 0, None, stream, text, live=True)
-            for (depth, stream, text), bit_set in ranks.items()
-            if text
-        ]
-        return sorted(rows, key=order)
+                    if not line:
+                        continue
+                    key = (depth, stream, rank.number if self._by == "off" else key_of(line, self._by))
+                    row = rows.setdefault(key, TextRow(0, (_END, depth), 0, None, stream, line, live=True))
+                    row.ranks |= rank.bit
+                    row.put(rank.number, line, rank.lines)
+        return [*_shown(sorted(rows.values(), key=order))]
+
+
+def _shown(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield what is shown of rows."""
+    for row in rows:
+        if isinstance(row, TextRow):
+            yield from row.shown()
+        else:
+            yield row
 
 
 def _digest(content: Any) -> bytes:

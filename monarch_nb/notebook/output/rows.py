@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
 
 from monarch_nb.client.connections.events import Stream
+from monarch_nb.lines.spreads import Folded, spread
 
 Position = tuple[int, int]
 """Number of the line, and number of the line put in behind it."""
@@ -36,11 +37,96 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class TextRow(Row):
-    """A line; `live` when it is still being written."""
+    """A line; `live` when it is still being written.
+
+    Attributes:
+        text: as its first rank wrote it, or what stands for the lines of several.
+        number: of that rank's line, in the order in which it wrote them.
+        texts, numbers: those of ranks whose line or number is another one, by rank.
+        is_folded: `text` stands for lines that differ.
+        is_apart: it is one that must not be overlooked, of a row whose other ranks have other values.
+    """
 
     stream: Stream
     text: str
     live: bool = False
+    number: int = -1
+    texts: dict[int, str] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    is_folded: bool = False
+    is_apart: bool = False
+    _shown: list[TextRow] | None = field(default=None, init=False)
+    _shown_ranks: int = field(default=0, init=False)
+    _settled: list[TextRow] | None = field(default=None, init=False)
+    _settled_ranks: int = field(default=0, init=False)
+
+    def put(self, rank: int, text: str, number: int) -> None:
+        """Say what a rank of it wrote, and in which of its lines."""
+        self._shown = None
+        if text != self.text:
+            self.texts[rank] = text
+        elif self.texts:
+            self.texts.pop(rank, None)
+        if number != self.number:
+            self.numbers[rank] = number
+        elif self.numbers:
+            self.numbers.pop(rank, None)
+
+    def text_of(self, rank: int) -> str:
+        """Return what a rank of it wrote."""
+        return self.texts.get(rank, self.text)
+
+    def number_of(self, rank: int) -> int:
+        """Return the number of the line of a rank."""
+        return self.numbers.get(rank, self.number)
+
+    def shown(self) -> list[TextRow]:
+        """Return the rows to show for it: one, and one more for each rank that is apart."""
+        if self._settled is not None:
+            parts = [part.part(part.ranks & self.ranks) for part in self._settled]
+            late = self.ranks & ~self._settled_ranks
+            if late:
+                parts += replace(self, ranks=late).shown()
+            return [part for part in parts if part.ranks]
+        if not self.texts:
+            return [self]
+        if self._shown is None or self._shown_ranks != self.ranks:
+            self._shown, self._shown_ranks = [*map(self._part, spread(self._lines()))], self.ranks
+        return self._shown
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        equal = self.ranks
+        for rank, text in self.texts.items():
+            if self.ranks >> rank & 1:
+                equal &= ~(1 << rank)
+                yield 1 << rank, text
+        if equal:
+            yield equal, self.text
+
+    def _part(self, folded: Folded) -> TextRow:
+        return replace(
+            self,
+            ranks=folded.ranks,
+            key=None,
+            text=folded.text,
+            number=self.number_of((folded.ranks & -folded.ranks).bit_length() - 1),
+            texts={},
+            is_folded=folded.is_many,
+            is_apart=folded.is_apart,
+        )
+
+    def settle(self) -> int:
+        """Keep what it shows and no longer what each rank wrote; return how many lines were let go."""
+        count = len(self.texts)
+        if count:
+            self._settled, self._settled_ranks = self.shown(), self.ranks
+            self.texts = {}
+        return count
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is no longer known what each rank wrote."""
+        return self._settled is not None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,223 @@
+"""Alike lines of several ranks become one: equal numbers stand as they are, different ones as a range.
+
+A rank does not hide in a range when it has nan or inf where others have numbers, or when its number is far outside: with
+at least 8 others, further away from them than twice the distance between their least and their greatest, and than 2 %
+of their median. At most one rank in eight can be outside: more of them are no exception, and stay in the range.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.lines.templates import Kind, Token, shape_of
+
+LEAST_OTHERS = 8
+"""So many other ranks are needed to tell that one is far outside."""
+FAR = 2.0
+"""Times the distance between the least and the greatest of the others."""
+FAR_SHARE = 0.02
+"""Of the median of the others: the distance is at least so much."""
+MOST_APART = 8
+"""At most one rank in so many is apart."""
+_NEAR_SHARE = 0.1
+"""Durations that differ by less are the same for who reads them."""
+_DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
+_RANGE = "–"
+_OF_RANKS = re.compile(r"(?:\b(?:rank|local_rank|node|host|gpu|device)s?[\s:=#]*|\bcuda:)$", re.IGNORECASE)
+
+
+class Folded(NamedTuple):
+    """A line of several ranks.
+
+    Attributes:
+        ranks: bit set of them.
+        text: with ranges where they differ; the line itself where they do not.
+        is_many: they differ.
+        is_apart: it must not be overlooked: others have other values.
+    """
+
+    ranks: int
+    text: str
+    is_many: bool = False
+    is_apart: bool = False
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line, and the ranks that have it."""
+
+    ranks: int
+    text: str
+    tokens: tuple[Token, ...]
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The text of each token."""
+        return tuple(self.text[start:end] for _, start, end in self.tokens)
+
+    @cached_property
+    def unbounded(self) -> tuple[int, ...]:
+        """Which of the tokens are nan or inf."""
+        return tuple(
+            place for place, part in enumerate(self.parts) if self.tokens[place].kind is Kind.NUMBER and _is_word(part)
+        )
+
+
+def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
+    """Return lines that have the same template as one, and behind it those of ranks that are apart.
+
+    Args:
+        lines: bit sets of ranks, each with its line; no rank is in two of them.
+
+    Example:
+        >>> spread([(0b01, "step 5: loss 2.31"), (0b10, "step 5: loss 2.35")])
+        [Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, is_apart=False)]
+    """
+    ranks_of: dict[str, int] = defaultdict(int)
+    for ranks, text in lines:
+        ranks_of[text] |= ranks
+    if len(ranks_of) == 1:
+        return [Folded(ranks, text) for text, ranks in ranks_of.items()]
+    parsed = [_Line(ranks, text, shape_of(text).tokens) for text, ranks in ranks_of.items()]
+    parsed.sort(key=lambda line: line.ranks & -line.ranks)
+    main, *others = _by_unbounded(parsed)
+    main, outside = _without_outside(main)
+    apart = [_joined(group) for group in others] + [Folded(line.ranks, line.text) for line in outside]
+    apart.sort(key=lambda folded: folded.ranks & -folded.ranks)
+    return [_joined(main), *(folded._replace(is_apart=True) for folded in apart)]
+
+
+# ---- who is apart ----
+
+
+def _by_unbounded(lines: Sequence[_Line]) -> list[list[_Line]]:
+    """Return lines grouped by where they have nan or inf, those of most ranks first."""
+    groups: dict[tuple[int, ...], list[_Line]] = defaultdict(list)
+    for line in lines:
+        groups[line.unbounded].append(line)
+    return sorted(groups.values(), key=lambda group: -sum(line.ranks.bit_count() for line in group))
+
+
+def _without_outside(lines: list[_Line]) -> tuple[list[_Line], list[_Line]]:
+    """Return the lines of most ranks, and of those whose numbers are far outside."""
+    count = sum(line.ranks.bit_count() for line in lines)
+    if count <= LEAST_OTHERS:
+        return lines, []
+    outside: set[int] = set()
+    for place, token in enumerate(lines[0].tokens):
+        if token.kind in (Kind.NUMBER, Kind.DURATION) and not _is_of_ranks(lines, place):
+            outside |= _outside(lines, place, count)
+    return (
+        [line for index, line in enumerate(lines) if index not in outside],
+        [line for index, line in enumerate(lines) if index in outside],
+    )
+
+
+def _outside(lines: Sequence[_Line], place: int, count: int) -> set[int]:
+    """Return which lines have a number there that is far from all others'."""
+    if len({line.parts[place] for line in lines}) == 1:
+        return set()
+    ordered = sorted((_number(line.parts[place]), index) for index, line in enumerate(lines))
+    values = [value for value, _ in ordered]
+    most = min(count // MOST_APART or 1, count - LEAST_OTHERS)
+    sizes = [lines[index].ranks.bit_count() for _, index in ordered]
+    below, above = _ends(sizes, most), _ends(sizes[::-1], most)
+    best: set[int] = set()
+    for low in range(below + 1):
+        for high in range(above + 1):
+            kept = slice(low, len(values) - high)
+            removed = sum(sizes[:low]) + sum(sizes[len(sizes) - high :] if high else ())
+            if removed <= most and _is_far(values, kept) and removed > sum(
+                lines[index].ranks.bit_count() for index in best
+            ):
+                best = {index for _, index in (*ordered[:low], *ordered[len(ordered) - high :][:high])}
+    return best
+
+
+def _ends(sizes: Sequence[int], most: int) -> int:
+    """Return how many of the first have `most` ranks together, at most."""
+    total = ends = 0
+    for size in sizes[:-1]:
+        total += size
+        if total > most or ends == LEAST_OTHERS:
+            break
+        ends += 1
+    return ends
+
+
+def _is_far(values: Sequence[float], kept: slice) -> bool:
+    """Whether those that are not kept are far from all that are."""
+    others = values[kept]
+    if not others or kept.start == 0 and kept.stop == len(values):
+        return False
+    least, greatest = others[0], others[-1]
+    far = max(FAR * (greatest - least), FAR_SHARE * abs(others[len(others) // 2]))
+    is_below = kept.start == 0 or least - values[kept.start - 1] > far
+    return is_below and (kept.stop == len(values) or values[kept.stop] - greatest > far)
+
+
+# ---- what they have together ----
+
+
+def _joined(lines: Sequence[_Line]) -> Folded:
+    """Return lines as one."""
+    first = lines[0]
+    if len(lines) == 1:
+        return Folded(first.ranks, first.text)
+    ranks = 0
+    for line in lines:
+        ranks |= line.ranks
+    pieces: list[str] = []
+    at = 0
+    for place, (kind, start, end) in enumerate(first.tokens):
+        pieces += (first.text[at:start], _together(lines, place, kind))
+        at = end
+    return Folded(ranks, "".join((*pieces, first.text[at:])), is_many=True)
+
+
+def _together(lines: Sequence[_Line], place: int, kind: Kind) -> str:
+    """Return what stands for a token of all lines."""
+    first = lines[0].parts[place]
+    if all(line.parts[place] == first for line in lines):
+        return first
+    if kind is Kind.HEX:
+        return "0x…"
+    if kind is Kind.PID:
+        return "…"
+    if kind in (Kind.MOMENT, Kind.BAR):
+        return f"{_DIM}{first}{_NOT_DIM}"
+    if _is_of_ranks(lines, place):
+        return format_ranks(int(line.parts[place]) for line in lines)
+    if all(_is_word(line.parts[place]) for line in lines):
+        return "/".join(dict.fromkeys(line.parts[place] for line in lines))
+    numbers = [(_number(line.parts[place]), line.parts[place]) for line in lines]
+    least, greatest = min(numbers, key=lambda number: number[0]), max(numbers, key=lambda number: number[0])
+    if least[0] == greatest[0]:
+        return first
+    if kind is Kind.DURATION and greatest[0] - least[0] <= _NEAR_SHARE * abs(greatest[0]):
+        return f"{_DIM}{first}{_NOT_DIM}"
+    return f"{least[1]}{_RANGE}{greatest[1]}"
+
+
+def _is_of_ranks(lines: Sequence[_Line], place: int) -> bool:
+    """Whether the numbers are the ranks themselves, or are said to be those of ranks, nodes or devices."""
+    if not all(line.parts[place].isdecimal() and len(line.parts[place]) < 7 for line in lines):
+        return False
+    first = lines[0]
+    return all(line.ranks == 1 << int(line.parts[place]) for line in lines) or bool(
+        _OF_RANKS.search(first.text, max(0, first.tokens[place].start - 16), first.tokens[place].start)
+    )
+
+
+def _is_word(part: str) -> bool:
+    return part[-1].isalpha()
+
+
+def _number(part: str) -> float:
+    return float(part.replace(",", ""))
