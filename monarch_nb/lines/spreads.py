@@ -133,8 +133,10 @@ def _outside(lines: Sequence[_Line], place: int, count: int) -> set[int]:
         for high in range(above + 1):
             kept = slice(low, len(values) - high)
             removed = sum(sizes[:low]) + sum(sizes[len(sizes) - high :] if high else ())
-            if removed <= most and _is_far(values, kept) and removed > sum(
-                lines[index].ranks.bit_count() for index in best
+            if (
+                removed <= most
+                and _is_far(values, kept)
+                and removed > sum(lines[index].ranks.bit_count() for index in best)
             ):
                 best = {index for _, index in (*ordered[:low], *ordered[len(ordered) - high :][:high])}
     return best

@@ -402,7 +402,7 @@ def test_elisions_align_ranks_by_line_number() -> None:
 
 
 def test_of_a_flood_on_many_ranks_most_are_only_counted() -> None:
-    fold = Fold(range(64))
+    fold = Fold(range(64), "equal")
     for burst in range(5):
         now_s = burst / 2
         fold.add(ElidedOfMany(tuple(range(8, 64)), "stdout", (1_000,) * 56, (9_000,) * 56), now_s)
