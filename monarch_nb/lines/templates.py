@@ -156,6 +156,11 @@ def _without_moments(text: str, shape: Shape) -> str:
     return "".join((*pieces, text[at:]))
 
 
+def checked_fold(text: str) -> FoldBy | None:
+    """Return the way to fold that a text names, None if it is none."""
+    return next((by for by in FOLDS_BY if by == text), None)
+
+
 def default_fold(ranks: int) -> FoldBy:
     """Return how lines of so many ranks fold unless something else is asked for."""
     return "numbers" if ranks > FEW_RANKS else "times"
