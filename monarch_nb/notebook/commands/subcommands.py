@@ -151,7 +151,6 @@ class Subcommands:
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise _interrupted(what, interrupt) from None
             self._session.hold(reservation, parsed.text("pool"))
-            self._session.look(fold=checked_fold(parsed.text("fold") or ""))
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
             lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]

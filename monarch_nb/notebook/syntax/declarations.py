@@ -427,7 +427,7 @@ CELL = Command(
         FOLD_FLAG,
         Flag(
             "--show",
-            "whose output is shown, as -t takes it; of the others how much they wrote on stderr",
+            "whose output is shown, as -t takes it (%mesh help show)",
             value="T",
             completes="target",
         ),
