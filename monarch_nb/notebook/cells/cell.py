@@ -89,7 +89,7 @@ class CellRunner:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
-        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(mesh)
+        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks))
         shown = self._session.shown_ranks(mesh, parsed.text("show"))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
         self._execute(
@@ -142,7 +142,7 @@ class CellRunner:
             noblock=noblock,
             timeout_s=timeout_s,
             out=out,
-            by=self._session.folds_by(mesh),
+            by=self._session.folds_by(len(mesh.ranks)),
             shown=self._session.shown_ranks(mesh) if shown is None else shown,
             on_breakpoint=on_breakpoint,
         )
@@ -217,7 +217,7 @@ class CellRunner:
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
         mesh = self._session.mesh(name=info.mesh or None).select(info.ranks)
         shown = self._session.shown_ranks(mesh)
-        by = self._session.folds_by(mesh)
+        by = self._session.folds_by(len(mesh.ranks))
         view = self._view(info.ranks, by=by, shown=shown, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
         if run is not None and run.refusal:
