@@ -463,7 +463,8 @@ def _out(label: str, width: int, markup: str) -> str:
 def _folded_result(row: FoldedRow, width: int) -> _Piece:
     """Return many ranks' values as a few lines."""
     label = f"Out{_label(row.ranks)}:"
-    plain = "\n".join(f"{' ' * len(label) if place else label} {line}" for place, line in enumerate(row.lines))
+    indent = " " * min(len(label), _MAX_LABEL_CHARACTERS)
+    plain = "\n".join(f"{indent if place else label} {line}" for place, line in enumerate(row.lines))
     return _Piece.of(_out(f"Out{_short_label(row.ranks)}:", width, html.escape("\n".join(row.lines))), plain)
 
 
@@ -480,7 +481,8 @@ def _more_results(more: MoreRows, width: int, room: _Room) -> _Piece:
     plain = f"{text} not shown: `-o NAME` keeps them"
     line = f'<summary style="cursor:pointer"><span style="{_QUIET}">{html.escape(text)}</span></summary>'
     hidden, spent = _hidden(more.groups, width, room)
-    return _Piece(f"<details>{line}{hidden}</details>", plain, _stored_bytes(line + plain) + spent)
+    style = f"margin-left:{width + 1}ch"
+    return _Piece(f'<details style="{style}">{line}{hidden}</details>', plain, _stored_bytes(line + plain) + spent)
 
 
 def _hidden(groups: Sequence[ResultGroup], width: int, room: _Room) -> tuple[str, int]:
@@ -491,23 +493,22 @@ def _hidden(groups: Sequence[ResultGroup], width: int, room: _Room) -> tuple[str
     for index, group in enumerate(groups):
         label = f"Out{_short_label(group.ranks)}:"
         is_rich = mime.is_rich(group.bundle)
-        content = "" if is_rich else f"{label:>{width}} {ansi.to_html(mime.best_text(group.bundle))}"
+        content = "" if is_rich else f"{label} {ansi.to_html(mime.best_text(group.bundle))}"
         piece = _result(group, width, room) if is_rich else _Piece.of(content, "")
         spent += piece.cost
         if spent > _MAX_HIDDEN_BYTES:
             rest = _not_shown(rank for left in groups[index:] for rank in members(left.ranks))
-            return "".join([*parts, _hidden_text(lines, width), rest.markup]), spent - piece.cost + rest.cost
+            return "".join([*parts, _hidden_text(lines), rest.markup]), spent - piece.cost + rest.cost
         if is_rich:
-            parts += [_hidden_text(lines, width), piece.markup]
+            parts += [_hidden_text(lines), piece.markup]
             lines = []
         else:
             lines.append(content)
-    return "".join([*parts, _hidden_text(lines, width)]), spent
+    return "".join([*parts, _hidden_text(lines)]), spent
 
 
-def _hidden_text(lines: list[str], width: int) -> str:
-    style = f"{_PRE};padding:0 0 0 {width + 1}ch;text-indent:-{width + 1}ch"
-    return f'<pre style="{style}">{_newline(lines)}</pre>' if lines else ""
+def _hidden_text(lines: list[str]) -> str:
+    return f'<pre style="{_PRE};padding:0">{_newline(lines)}</pre>' if lines else ""
 
 
 def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[_Piece]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.config import UNFOLDED_RANKS
 from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.notebook.output.rows import ResultGroup, bits, members
+from monarch_nb.notebook.output.rows import ResultGroup
 from monarch_nb.notebook.output.values.spread import Number, Spread, some_ranks
 
 UNFOLDED_VALUES = 3
@@ -45,7 +47,7 @@ class MoreRows:
 
     @property
     def ranks(self) -> int:
-        return bits(rank for group in self.groups for rank in members(group.ranks))
+        return _ranks(self.groups)
 
 
 Part = ResultGroup | FoldedRow | MoreRows
@@ -131,7 +133,7 @@ def _facts(groups: Iterable[ResultGroup]) -> Iterator[tuple[int, Mapping[str, An
 
 
 def _ranks(groups: Iterable[ResultGroup]) -> int:
-    return bits(rank for group in groups for rank in members(group.ranks))
+    return functools.reduce(operator.or_, (group.ranks for group in groups))
 
 
 # ---- tensors ----

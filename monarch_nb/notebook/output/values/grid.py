@@ -24,8 +24,8 @@ _MANY_RANKS = 256
 _PALETTE = ("#427", "#438", "#359", "#278", "#288", "#298", "#3b7", "#6c5", "#ad3", "#fe2")
 _FIRST_LIGHT = 5
 _ODD = {"nan": "nan", "inf": "inf", "-inf": "-∞ "}
-_HATCHED = "color:#000;background:repeating-linear-gradient(45deg,#ccc 0 2px,#fff 2px 5px) #ddd"
-_MANY_ODD = "color:#000;background:#ddd"
+_HATCHED = "color:#000;background:repeating-linear-gradient(45deg,#999 0 1px,#fff 1px 4px)"
+_MANY_ODD = "color:#000;background:#ccc"
 _MAX_HATCHED = 64
 _MAX_COLUMNS, _COLUMNS_WITHOUT_HOSTS, _MAX_LINES = 32, 8, 32
 _MAX_DIGITS = 24
@@ -47,7 +47,7 @@ def markup(picture: Picture, hosts: Hosts) -> str:
     blocks = _blocks(picture.spread, hosts)
     count = len(picture.spread.numbers)
     drawn = _grid(picture, blocks) if count <= MAX_RANKS else ""
-    title = f"all {count:,} numbers{picture.name and f' of {html.escape(picture.name)}'}"
+    title = f"{html.escape(picture.name or 'number')} of each rank"
     return (
         f'{drawn}<details><summary style="cursor:pointer"><span style="{_QUIET}">{title}</span></summary>'
         f'<pre tabindex="0" style="{_TABLE}">{_table(picture.spread, blocks)}</pre></details>'
@@ -59,8 +59,7 @@ def _blocks(spread: Spread, hosts: Hosts) -> list[tuple[str, Sequence[int]]]:
     blocks: list[tuple[str, Sequence[int]]] = []
     known: set[int] = set()
     for host, ranks in hosts.items():
-        if not spread.numbers.keys().isdisjoint(ranks):
-            blocks += [(host, part) for part in _parts(sorted(ranks), _MAX_COLUMNS)]
+        blocks += [(host, part) for part in _parts(sorted(ranks), _MAX_COLUMNS)]
         known.update(ranks)
     left = [rank for rank in sorted(spread.numbers) if rank not in known]
     return blocks + [(format_ranks(part), part) for part in _parts(left, _COLUMNS_WITHOUT_HOSTS)]
@@ -107,7 +106,7 @@ class _Cells:
             return f"<i title='rank {rank}: no number'> · </i>"
         title = f"title='{self._rank}{rank}: {html.escape(self._spread.text_of(number))}'"
         if not number.is_finite:
-            return f"<i style='{self._odd_style}' {title}>{_ODD[str(number.value)]}</i>"
+            return f"<b style='{self._odd_style}' {title}>{_ODD[str(number.value)]}</b>"
         level = self._level(number)
         if rank in self._far:
             text = "#000" if level >= _FIRST_LIGHT else "#fff"
