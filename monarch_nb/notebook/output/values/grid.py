@@ -29,10 +29,12 @@ _MANY_ODD = "color:#000;background:#ccc"
 _MAX_HATCHED = 64
 _MAX_COLUMNS, _COLUMNS_WITHOUT_HOSTS, _MAX_LINES = 32, 8, 32
 _MAX_DIGITS = 24
+_COLUMNS_THAT_FIT = 16
+"""Of more, a narrow page shows a part, and scrolls."""
 _PRE = "margin:0;border:0;background:none;color:inherit;font:inherit;padding:0;white-space:pre"
 _GRID = f"{_PRE};line-height:1.35;overflow-x:auto"
 _TABLE = f"{_PRE};max-height:24em;overflow:auto"
-_QUIET = "opacity:.6"
+_QUIET = "opacity:.75"
 
 Hosts = Mapping[str, Sequence[int]]
 """The ranks of each node, by what it is called."""
@@ -88,7 +90,10 @@ def _grid(picture: Picture, blocks: Sequence[tuple[str, Sequence[int]]]) -> str:
         ]
         lines.append("  ".join(drawn).rstrip())
     name = f"<b>{html.escape(picture.name)}</b>\n" if picture.name else ""
-    return f'<pre style="{_GRID}">{name}' + "\n".join([*lines, cells.legend(width)]) + "</pre>"
+    what = f"{html.escape(picture.name or 'numbers')} of {len(spread.numbers):,} ranks in colours; the table has them"
+    scrolls = ' tabindex="0"' if across * columns > _COLUMNS_THAT_FIT else ""
+    drawn_lines = "\n".join([*lines, cells.legend(width)])
+    return f'<pre role="img" aria-label="{what}"{scrolls} style="{_GRID}">{name}{drawn_lines}</pre>'
 
 
 class _Cells:
