@@ -21,12 +21,11 @@ def measure(bench: Bench) -> Outcome:
     told, reached = [], True
     for ranks in SIZES:
         found = _found(bench, ranks)
-        spent = {name: duration(each["spent_s"]) for name, each in found.items()}
-        told.append(
-            f"{ranks} ranks: equal {spent['equal']}, different {spent['different']} "
-            f"({found['different']['rows']} row, {found['different']['stored_bytes'] / 1000:.0f} kB stored), dicts of three "
-            f"{spent['dicts']} ({found['dicts']['rows']} rows, {found['dicts']['stored_bytes'] / 1000:.0f} kB)"
-        )
+        parts = [
+            f"{name} {duration(each['spent_s'])} ({each['rows']} rows, {each['stored_bytes'] / 1000:.0f} kB)"
+            for name, each in found.items()
+        ]
+        told.append(f"{ranks} ranks: {', '.join(parts)}")
         reached &= all(
             each["rows"] <= _MOST_ROWS and each["stored_bytes"] <= _MOST_STORED_BYTES for each in found.values()
         )
