@@ -22,6 +22,10 @@ NUMBERS = "%%mesh\nfloat('nan') if rank == 5 else 9.5 if rank == 11 else 2 + ran
 ROW = "Out[0-15]: 15 numbers from 2.0 (rank 0) to 9.5 (rank 11), median 2.0625 · nan on rank 5 · far from the others: "
 
 
+RANKS = (0, 5, 7, 15)
+COLOUR = "cell => getComputedStyle(cell).backgroundColor"
+
+
 @pytest.fixture(params=[LIGHT, DARK])
 def theme(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[str]:
     """A page keeps the theme that it was loaded with."""
@@ -69,8 +73,9 @@ def test_the_grid_by_mouse_and_by_keyboard(notebook: NotebookPage, lab: Lab, the
         assert under == f"rank {rank}: {text}"
     assert _cell(output, 11).inner_text() == " ○ "
     assert _cell(output, 5).inner_text() == "nan"
-    colours = [_cell(output, rank).evaluate("cell => getComputedStyle(cell).backgroundColor") for rank in (0, 7, 15)]
-    assert len(set(colours)) == 3
+    colours = [_cell(output, rank).evaluate(COLOUR) for rank in RANKS]
+    assert len(set(colours)) == len(RANKS)
+    expect(output.locator("[tabindex]")).to_have_count(1)
 
     table = output.locator("details pre")
     expect(table).to_be_hidden()
@@ -90,11 +95,13 @@ def test_the_grid_by_mouse_and_by_keyboard(notebook: NotebookPage, lab: Lab, the
 
     saved = notebook.save()  # somebody else's is not trusted: JupyterLab takes out what it does not know
     saved.cells.append(nbformat.v4.new_markdown_cell("From a colleague"))
-    nbformat.write(saved, notebook.path)
-    lab.shut_kernels_down()
-    page.reload()
-    expect(page.get_by_role("paragraph")).to_be_visible()
-    there = [_cell(output, rank).evaluate("cell => getComputedStyle(cell).backgroundColor") for rank in (0, 7, 15)]
+    copied = lab.notebooks / f"colleague-{notebook.path.name}"
+    nbformat.write(saved, copied)
+    NotebookPage(lab, page, copied).open_here()
+    theirs = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").nth(1).locator(".jp-Cell-outputArea")
+    there = [_cell(theirs, rank).evaluate(COLOUR) for rank in RANKS]
     assert there == colours
-    output.locator("summary").click()
-    expect(table).to_be_visible()
+    assert _cell(theirs, 5).inner_text() == "nan"
+    theirs.locator("summary").click()
+    expect(theirs.locator("details pre")).to_be_visible()
+    expect(theirs.locator("[tabindex]")).to_have_count(0)  # not trusted indeed

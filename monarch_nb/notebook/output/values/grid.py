@@ -24,7 +24,8 @@ _MANY_RANKS = 256
 _PALETTE = ("#427", "#438", "#359", "#278", "#288", "#298", "#3b7", "#6c5", "#ad3", "#fe2")
 _FIRST_LIGHT = 5
 _ODD = {"nan": "nan", "inf": "inf", "-inf": "-∞ "}
-_HATCHED = "color:#000;background:repeating-linear-gradient(45deg,#999 0 1px,#fff 1px 4px)"
+_HATCHED = "color:#000;background:#ccc;background-image:repeating-linear-gradient(45deg,#999 0 1px,#fff 1px 4px)"
+"""JupyterLab takes the lines out of other people's notebooks, not the grey."""
 _MANY_ODD = "color:#000;background:#ccc"
 _MAX_HATCHED = 64
 _MAX_COLUMNS, _COLUMNS_WITHOUT_HOSTS, _MAX_LINES = 32, 8, 32
