@@ -230,6 +230,7 @@ class CellRunner:
             run = self._session.mesh(name=info.mesh or None).attach_run(
                 info.run_id, from_start=from_start, listener=view.on_event
             )
+        view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
         if block:
@@ -243,6 +244,7 @@ class CellRunner:
         except BaseException:
             view.close()  # else it would go on to tell how long the run takes
             raise
+        view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
         return run

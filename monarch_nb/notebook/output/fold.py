@@ -9,7 +9,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from monarch_nb.notebook.output.rows import (
     ElidedRow,
     NoteRow,
     Position,
+    ResultGroup,
     Row,
     TextRow,
     bits,
@@ -57,14 +58,6 @@ _UNSETTLED_ROWS = 50
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-
-
-@dataclass(slots=True)
-class ResultGroup:
-    """Ranks whose last expression looks the same."""
-
-    ranks: int
-    bundle: Mapping[str, Any]
 
 
 class _Rank(Cursor):
@@ -246,6 +239,8 @@ class Fold:
         if event.bundle:
             group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
             group.ranks |= rank.bit
+            if event.facts:
+                group.facts[rank.number] = event.facts
         if event.failure is not None:
             self.failures[rank.number] = event.failure
 
