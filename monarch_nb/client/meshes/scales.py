@@ -9,10 +9,11 @@ from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import OnError, Run
-from monarch_nb.client.scaling.report import ScalingReport, plan
-from monarch_nb.client.scaling.series import Series, price_of_node
+from monarch_nb.client.scaling.report import Plan, ScalingReport, plan
+from monarch_nb.client.scaling.series import Series, Submit
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.proto import run_pb2
+from monarch_nb.provision.prices import price_per_hour
 
 FREED_WITHIN_S = 10.0
 """Ranks that an interrupt has not freed by then hang."""
@@ -35,8 +36,6 @@ class _Mesh(HeldMesh, Protocol):
     def log_batches(
         self, ranks: Iterable[int], lines: int | None = None, run: Numbered | int | None = None
     ) -> Iterator[Iterable[LogRecord]]: ...
-
-    def price_of_node(self) -> float: ...
 
     def _alive(self) -> list[int]: ...
 
@@ -108,7 +107,7 @@ class Scales:
             run.raise_failures()
 
         with at_waits():
-            series = Series(self, asked, submit, wait, progress or _nothing, self.price_of_node())
+            series = series_of(self, asked, submit, wait, progress or _nothing)
             try:
                 return series.measure()
             except KeyboardInterrupt as interrupt:
@@ -123,9 +122,14 @@ class Scales:
         sizes: list[int] = self.select(alive)._finish_quietly(spec, "end process groups")
         return max(sizes)
 
-    def price_of_node(self: _Mesh) -> float:
-        """Return what a node of the reservation costs in an hour, in US dollars; 0 when it is not known."""
-        return price_of_node(self, self.reservation.nodes) if self.reservation.is_mine else 0.0
+
+def series_of(
+    mesh: _Mesh, asked: Plan, submit: Submit, wait: Callable[[Run], None], show: Callable[[ScalingReport], None]
+) -> Series:
+    """Return a series of runs on a mesh, and what its nodes cost where that is known."""
+    held = mesh.reservation
+    price = price_per_hour(held.pool, held.name) / held.nodes if held.is_mine and held.nodes else 0.0
+    return Series(mesh, asked, submit, wait, show, price)
 
 
 def interrupted_after(run: Run, timeout_s: float) -> TimeoutError:

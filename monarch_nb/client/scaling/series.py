@@ -15,7 +15,6 @@ from monarch_nb.client.scaling.named import numbers_in
 from monarch_nb.client.scaling.report import Measured, Plan, Sample, ScalingReport, report_of
 from monarch_nb.errors import MonarchNbError, RunFailed
 from monarch_nb.ground.rank_sets import counted, listed, name_ranks
-from monarch_nb.provision import prices
 
 _NEWEST_LINES = 1_000
 """Of each rank: a number is looked for there first, because reading millions of lines takes long."""
@@ -210,9 +209,3 @@ def _nothing_of(name: str, size: int, others: set[str]) -> str:
     near = difflib.get_close_matches(name, others, n=1) or sorted(others)
     there = f"; it printed {listed(near)}" if near else ""
     return f"no {name} in what the cell printed or returned on {counted(size, 'rank')}{there}"
-
-
-def price_of_node(mesh: HeldMesh, nodes: int) -> float:
-    """Return what a node of a mesh's reservation costs in an hour, in US dollars; 0 when it is not known."""
-    whole = prices.price_per_hour(mesh.reservation.pool, mesh.reservation.name)
-    return whole / nodes if nodes else 0.0
