@@ -156,7 +156,7 @@ class ScalingRow:
         return median(self.throughputs) if self.throughputs else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScalingReport:
     """Rows by size, and how to read them. `str(report)` is a table.
 
@@ -219,6 +219,9 @@ class ScalingReport:
         widths = {column: max(len(row[column]) for row in table) for column in kept}
         lines = ["  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in table]
         return "\n".join([self.title, *(f"  {line}" for line in lines if self.rows), *self.all_notes])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _about_time(self) -> str:
         if not any(row.times_s for row in self.rows):

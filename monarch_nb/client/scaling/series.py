@@ -61,7 +61,6 @@ class Series:
     price_per_node_hour: float = 0.0
     _measured: list[Measured] = field(default_factory=list)
     _notes: dict[str, None] = field(default_factory=dict)
-    _ended_group: int = 0
     _runs: list[Run] = field(default_factory=list)
 
     def measure(self) -> ScalingReport:
@@ -126,19 +125,18 @@ class Series:
             size = self.mesh.end_groups()
         except MonarchNbError:  # of a rank that can not be used: the run says so
             return
-        if size and not any(each.samples or each.failure for each in self._measured):
-            self._ended_group = size
+        if size and not self._runs:
+            self._notes[
+                f"the process group of {counted(size, 'rank')} was ended for this: call dist.init_process_group() "
+                "again and wrap DDP models again"
+            ] = None
 
     def _add_last_notes(self) -> None:
         numbers = [run.number for run in self._runs if run.number]
         if numbers:
-            logs = f"%mesh logs{self.mesh.flag} --run N has what each printed"
-            self._notes[f"runs {numbers[0]} to {numbers[-1]}: {logs}"] = None
-        if self._ended_group:
-            self._notes[
-                f"the process group of {counted(self._ended_group, 'rank')} was ended for this: call "
-                "dist.init_process_group() again and wrap DDP models again"
-            ] = None
+            first, last, logs = numbers[0], numbers[-1], f"%mesh logs{self.mesh.flag} --run"
+            many = f"runs {first} to {last}: {logs} N has what each printed"
+            self._notes[many if last > first else f"run {first}: {logs} {first} has what it printed"] = None
 
     # ---- numbers ----
 

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.debug.answering import Answering
 from monarch_nb.client.scaling.report import Plan, ScalingReport, plan, sizes_of
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
@@ -102,6 +102,10 @@ class ScalingCell:
             self._view.show(series.report)
             try:
                 series.measure()
+            except KernelEnds:
+                raise
+            except KeyboardInterrupt as interrupt:
+                raise RunInterrupted(f"{str(interrupt) or 'interrupted'}{_left_out(series.report)}") from None
             finally:
                 self._view.finish(series.report)
                 runs = sum(len(row.times_s) for row in series.report.rows)
@@ -131,33 +135,40 @@ class ScalingCell:
         return run
 
     def _wait(self, run: Run) -> None:
+        try:
+            self._follow(run, self._run_view, self.parsed.seconds("timeout"))
+        finally:
+            if run.done:
+                self.session.finished(run)
+            self._end_output(run)
+        try:
+            run.raise_failures()
+        except RunFailed as failed:
+            self._view.tell(f"on {counted(len(run.ranks), 'rank')}:", RunFailed(failures=failed.failures.values()))
+            raise
+
+    def _end_output(self, run: Run) -> None:
+        """What a run has printed goes when it is over, and stays when it failed."""
+        if run.done and not run.failures:
+            self._view.output.clear()
+            self._run_view.close()
+        else:
+            self._run_view.close()
+            self._view.output.keep()
+
+    def _follow(self, run: Run, view: RunView, timeout_s: float | None) -> None:
         from monarch_nb.client.meshes.scales import interrupted_after
 
-        view, timeout_s = self._run_view, self.parsed.seconds("timeout")
         answering = Answering(run, SCREEN, on_breakpoint(self.parsed))
         try:
             report = wait_for(run, timeout_s, view.on_event, answering)
-            if report is not None:
-                raise RunInterrupted(str(report))
-            run.raise_failures()
         except KernelEnds:
             view.leave("goes on without this kernel: %mesh attach follows it")
             raise
         except RunTimeout:
             raise interrupted_after(run, timeout_s or 0) from None
-        finally:
-            if run.done:
-                self.session.finished(run)
-            self._end_output(view, run)
-
-    def _end_output(self, view: RunView, run: Run) -> None:
-        """What a run has printed stays when it failed."""
-        if run.failures or not run.done:
-            view.close()
-            self._view.output.keep()
-        else:
-            self._view.output.clear()
-            view.close()
+        if report is not None:
+            raise RunInterrupted(str(report))
 
     def _view_of(self, ranks: tuple[int, ...]) -> RunView:
         group = self.parsed.text("group_outputs")
@@ -166,7 +177,13 @@ class ScalingCell:
             self._view.output.begin(),
             call_later,
             group="rank" if group == "rank" else "type" if group == "type" else "order",
-            show_failures=True,
             stream=self.parsed.switch("stream", default=True) and not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=not is_notebook(self.shell),
         )
+
+
+def _left_out(report: ScalingReport) -> str:
+    """Return which sizes an interrupt has kept from being run."""
+    begun = {row.ranks for row in report.rows}
+    left = [str(size) for size in report.sizes if size not in begun]
+    return f"; not run on {', '.join(left)} ranks" if left else ""

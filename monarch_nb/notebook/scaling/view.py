@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.scaling.report import ScalingReport
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.notebook.output.publishing import displaying, printing
 from monarch_nb.notebook.output.tables import Shown, is_notebook, show, table
 from monarch_nb.notebook.output.view import Publish
@@ -55,16 +57,19 @@ class ScalingView:
             self._curve(_picture(report), self._is_begun)
         self._is_begun = True
 
+    def tell(self, heading: str, failed: MonarchNbError) -> None:
+        """Show why a run failed, as a cell does that fails, below what it printed."""
+        sys.stderr.write("\n".join([heading, *failed._render_traceback_(), ""]))
+
     def finish(self, report: ScalingReport) -> None:
-        """Show all rows; what the last run printed goes, as that of the others, unless it failed."""
-        self.output.clear()
+        """Show all rows."""
         self.show(report)
         if not self._in_place:
             show(Shown("\n".join(filter(None, [str(report), bars(report)])), ""))
 
 
 class RunOutput:
-    """Where runs show what they print, each in place of the one before; that of a run which failed stays."""
+    """Where runs show what they print, each in place of the one before."""
 
     def __init__(self, make: Callable[[], Publish], in_place: bool) -> None:
         self._make, self._in_place = make, in_place
@@ -74,7 +79,6 @@ class RunOutput:
 
     def begin(self) -> Publish:
         """Return where the next run shows its output."""
-        self.clear()
         publish = self._publish = self._publish or self._make()
         turn = self._turn
 
@@ -86,13 +90,13 @@ class RunOutput:
         return publish_in_turn
 
     def keep(self) -> None:
-        """The run has failed: what it shows stays."""
+        """The run has ended, and what it shows stays."""
         self._turn += 1
         self._publish, self._is_shown = None, False
 
     def clear(self) -> None:
-        """The run is over: nothing of it is shown any more, or will be."""
-        self._turn += 1
+        """The run has ended: nothing of it is shown any more, or will be, but in a terminal."""
+        self._turn += self._in_place
         if self._publish is not None and self._is_shown:
             self._publish(_EMPTY, True)
 

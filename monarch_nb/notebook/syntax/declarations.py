@@ -33,7 +33,7 @@ _ON_BREAKPOINT = Flag(
     choices=ON_BREAKPOINT,
 )
 SCALING = (
-    Flag("--scale", "run it on the first 1, then 2, then 4 ranks: time, throughput, efficiency, cost", value="1,2,4"),
+    Flag("--scale", "run it on 1 rank, then 2, then 4: time, throughput, efficiency, cost", value="1,2,4"),
     Flag("--repeat", "with --scale: so many runs of each size (1 when not said)", value="N", kind="count"),
     Flag("--per", "with --scale: an amount that the cell prints or returns, such as tokens", value="NAME"),
     Flag("--rate", "with --scale: a throughput that it prints or returns itself, such as tps", value="NAME"),
