@@ -13,11 +13,14 @@ from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Run
 from monarch_nb.client.scaling.named import numbers_in
 from monarch_nb.client.scaling.report import Measured, Plan, Sample, ScalingReport, report_of
-from monarch_nb.errors import MonarchNbError, RunFailed
+from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, RunFailed
 from monarch_nb.ground.rank_sets import counted, listed, name_ranks
 
 _NEWEST_LINES = 1_000
 """Of each rank: a number is looked for there first, because reading millions of lines takes long."""
+
+_FOR_EVER = (AccessDenied, MeshNotFound, ReservationNotFound)
+"""What no other size would fare better with."""
 
 
 class Scaled(HeldMesh, Protocol):
@@ -68,6 +71,7 @@ class Series:
 
         Raises:
             KeyboardInterrupt: somebody has ended it; `report` has the rows so far.
+            ReservationNotFound, MeshNotFound, AccessDenied: the ranks are gone, or another's alone.
         """
         try:
             for size in self.plan.sizes:
@@ -110,6 +114,8 @@ class Series:
                 self.wait(run)
             except (MonarchNbError, TimeoutError) as error:
                 measured.failure = self._in_repeat(repeat, failure_line(error))
+                if isinstance(error, _FOR_EVER):
+                    raise
             else:
                 measured.samples.append(self._sample_of(run))
             self.show(self.report)
@@ -123,7 +129,7 @@ class Series:
         """Have no groups of ranks that differ from those that come next; those of the user's are noticed."""
         try:
             size = self.mesh.end_groups()
-        except MonarchNbError:  # of a rank that can not be used: the run says so
+        except MonarchNbError:  # the run says so
             return
         if size and not self._runs:
             self._notes[
