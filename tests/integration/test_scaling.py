@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,15 +31,15 @@ def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
 
 
 @pytest.fixture(scope="module")
-def kernel(dev: Reservation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def kernel(dev: Reservation, shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One that has attached to it."""
     opened = Kernel(tmp_path_factory.mktemp("scaling") / "a.ipynb")
     try:
         opened.run("%load_ext monarch_nb\n%mesh attach dev")
         yield opened
-        opened.run("%mesh detach")
     finally:
         opened.kill()
+        shutil.rmtree(shared_home / "notebooks")  # what is remembered of the notebook
 
 
 def printed(mesh: Mesh, run: int) -> list[str]:

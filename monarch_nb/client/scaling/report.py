@@ -234,10 +234,10 @@ class ScalingReport:
             return ""
         against = counted(base.ranks, "rank")
         if self.unit:
-            return f"efficiency: {self.unit} of each rank, against those of {against}"
+            return f"efficiency: {self.unit} of each rank, against that on {against}"
         if self.is_weak:
             return f"efficiency: the time on {against} / the time; each rank does the same work"
-        return f"efficiency: ranks × time, against those of {against}; the work is the same in all"
+        return f"efficiency: ranks × time on {against} / ranks × time; the work is the same in all"
 
     def _about_cost(self) -> str:
         if not self.price_per_node_hour:

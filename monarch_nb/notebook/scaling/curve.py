@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from monarch_nb.client.scaling.report import ScalingReport, ScalingRow, number, seconds
 
 _WIDTH, _HEIGHT = 270, 168
-_LEFT, _RIGHT, _TOP, _BOTTOM = 14, 34, 38, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 26, 34, 40, 28
 _BAR_CHARACTERS = 20
 _MOST_LABELS = 6
 _TEXT, _LINE, _IDEAL = "#7d828a", "#3f88d4", "#9a9fa6"
@@ -131,7 +131,7 @@ class _Panel:
         end = self._left + _WIDTH - _RIGHT
         labelled = set(range(len(points))) if len(points) <= _MOST_LABELS else {0, len(points) - 1}
         parts = [
-            f'<text x="{self._left + _LEFT - 8}" y="12" font-weight="600">{html.escape(self._title)}</text>',
+            f'<text x="{self._left + 6}" y="12" font-weight="600">{html.escape(self._title)} by ranks</text>',
             f'<path d="M{self._left + _LEFT} {base}H{end}" stroke="{_IDEAL}" stroke-opacity="0.5"/>',
             f'<path d="{_path(ideal)}" fill="none" stroke="{_IDEAL}" stroke-dasharray="4 4"/>',
             whiskers,
@@ -142,7 +142,7 @@ class _Panel:
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{_LINE}"><title>{said}</title></circle>')
             if index in labelled:
                 parts.append(_text(x, y - 8, self._label(value)) + _text(x, base + 15, str(row.ranks)))
-        return "".join([*parts, f'<text x="{end + 16}" y="{base + 15}" text-anchor="middle">ranks</text>'])
+        return "".join(parts)
 
 
 def _points(xs: Iterable[float], ys: Iterable[float]) -> list[Point]:

@@ -20,7 +20,8 @@ _EMPTY = {"text/html": "", "text/plain": ""}
 
 def table_of(report: ScalingReport) -> Shown:
     """Return the rows as a table."""
-    html = table(report.title, report.headers, report.cells, report.all_notes).html
+    unbroken = [[*(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in row[:-1]), row[-1]] for row in report.cells]
+    html = table(report.title, report.headers, unbroken, report.all_notes).html
     return Shown(str(report), html)
 
 

@@ -70,7 +70,7 @@ def test_the_smallest_that_succeeded_is_what_others_are_compared_with() -> None:
         "  1                        rank 0 failed: KeyError: 1",
         "  2      1 s   100 %",
     ]
-    assert "against those of 2 ranks" in str(of)
+    assert "ranks × time on 2 ranks / ranks × time" in str(of)
 
 
 def test_a_number_that_was_not_told_or_is_nothing() -> None:

@@ -24,7 +24,7 @@ def test_points_lie_in_the_picture(asked: Plan) -> None:
     assert len(circles) == 6
     assert all(0 < float(each.attrib["cx"]) < width and 0 < float(each.attrib["cy"]) < height for each in circles)
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"efficiency", asked.unit or "time", "1", "2", "4", "100 %"} <= set(texts)
+    assert {"efficiency by ranks", f"{asked.unit or 'time'} by ranks", "1", "2", "4", "100 %"} <= set(texts)
 
 
 def test_times_that_are_all_the_same() -> None:
