@@ -112,12 +112,11 @@ class Series:
                 run = self.submit(ranks, repeat)
                 self._runs.append(run)
                 self.wait(run)
+                measured.samples.append(self._sample_of(run))
             except (MonarchNbError, TimeoutError) as error:
                 measured.failure = self._in_repeat(repeat, failure_line(error))
                 if isinstance(error, _FOR_EVER):
                     raise
-            else:
-                measured.samples.append(self._sample_of(run))
             self.show(self.report)
             if measured.failure:
                 return
