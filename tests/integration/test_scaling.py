@@ -154,7 +154,8 @@ class TestGroups:
 
 
 class TestNotebook:
-    def test_the_example_of_the_docs(self, kernel: Kernel) -> None:
+    def test_the_example_of_the_docs(self, mesh: Mesh, kernel: Kernel) -> None:
+        mesh.end_groups()  # else it says that it did
         [cell, shown] = re.findall(r"^```\w+\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[:2]
         got = kernel.run(cell, headless=True)
         assert without_figures(got) == without_figures(shown)
