@@ -54,6 +54,7 @@ from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
 from monarch_nb.worker.runs.import_times import ImportTimes
 from monarch_nb.worker.runs.results import Results
+from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.shell import LastValue, RankShell
 from monarch_nb.worker.text import encodable
@@ -97,7 +98,8 @@ class Rank:
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         shell.name_files = self._user_code.name_files
         self._reloader = Reloader(shell, self._user_code, spec.workspace)
-        self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader)
+        worlds = Worlds(spec.rank, shell.user_ns)
+        self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader, worlds)
         entries = cells.user_code_entries() | {script.call.__code__}
         files = cells.not_user_files() | {script.__file__}
         self._activities = Activities()
@@ -244,7 +246,7 @@ class Rank:
         forming.begin_run(spec.number)
         forming.free_unused()
         lone_training.begin_run()
-        lightning.begin_run(spec.ranks)
+        lightning.begin_run(() if spec.own_world else spec.ranks)
         if not self._interrupter.begin(active):
             self._finish(active.error(), active, result, output)
             return

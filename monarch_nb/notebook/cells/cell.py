@@ -23,6 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
@@ -85,10 +86,15 @@ class CellRunner:
             show(calm_line("an empty cell: nothing was run"))
             return
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
+        asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
+        if asked is not None:
+            cell = ScalingCell(self._shell, self._session, mesh, code, parsed, asked, self._cell_number)
+            cell.run(lambda report: self._shell.user_ns.update({out: report} if out else {}))
+            return
         by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks))
         shown = self._session.shown_ranks(mesh, parsed.text("show"))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
