@@ -75,7 +75,7 @@ def test_the_grid_by_mouse_and_by_keyboard(notebook: NotebookPage, lab: Lab, the
     assert _cell(output, 5).inner_text() == "nan"
     colours = [_cell(output, rank).evaluate(COLOUR) for rank in RANKS]
     assert len(set(colours)) == len(RANKS)
-    expect(output.locator("[tabindex]")).to_have_count(1)
+    expect(output.locator("details pre[tabindex]")).to_have_count(1)
 
     table = output.locator("details pre")
     expect(table).to_be_hidden()
@@ -104,4 +104,4 @@ def test_the_grid_by_mouse_and_by_keyboard(notebook: NotebookPage, lab: Lab, the
     assert _cell(theirs, 5).inner_text() == "nan"
     theirs.locator("summary").click()
     expect(theirs.locator("details pre")).to_be_visible()
-    expect(theirs.locator("[tabindex]")).to_have_count(0)  # not trusted indeed
+    expect(theirs.locator("details pre[tabindex]")).to_have_count(0)  # not trusted indeed

@@ -48,8 +48,7 @@ def markup(picture: Picture, hosts: Hosts) -> str:
         hosts: of all ranks of the run; without any, ranks stand in rows of eight.
     """
     blocks = _blocks(picture.spread, hosts)
-    count = len(picture.spread.numbers)
-    drawn = _grid(picture, blocks) if count <= MAX_RANKS else ""
+    drawn = _grid(picture, blocks) if sum(len(ranks) for _, ranks in blocks) <= MAX_RANKS else ""
     title = f"{html.escape(picture.name or 'number')} of each rank"
     return (
         f'{drawn}<details><summary style="cursor:pointer"><span style="{_QUIET}">{title}</span></summary>'
