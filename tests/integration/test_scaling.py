@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import Gate, client, eventually
+from integration.live import TIMEOUT_S, Gate, client, eventually
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.client.scaling.report import ScalingReport
@@ -132,7 +132,7 @@ class TestGroups:
     def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
         mesh.run(f"import torch\nimport torch.distributed as dist\n{MEET}")
         code = f"there = dist.is_initialized()\n{MEET}\nprint(there, whole)"
-        report = mesh.scale(code, [1, 2, 4], repeat=2)
+        report = mesh.scale(code, [1, 2, 4], repeat=2, timeout_s=TIMEOUT_S)
         assert failures(report) == ["", "", ""]
         for row in report.rows:
             assert [printed(mesh, run) for run in row.runs] == [[f"False {row.ranks}"] * row.ranks] * 2
@@ -142,7 +142,7 @@ class TestGroups:
 
     def test_a_collective_that_a_failure_leaves_hanging(self, mesh: Mesh) -> None:
         code = f"{MEET}\nif world_size == 2 and rank: raise OSError('no')\nif world_size > 1: dist.barrier()"
-        report = mesh.scale(code, [1, 2, 4])
+        report = mesh.scale(code, [1, 2, 4], timeout_s=TIMEOUT_S)
         assert [len(row.times_s) for row in report.rows] == [1, 0, 1]
         assert failures(report)[1].startswith("rank 1 failed: OSError: no")
         assert mesh.run(f"{MEET}\nwhole").values == [4] * 4

@@ -196,8 +196,7 @@ class Mesh(Scales):
             self._sync()
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
-        tree = self.reservation.files.tree()
-        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=tree, own_world=own_world)
+        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
         return self._start(spec, _title(code), on_error, listener)
 
@@ -396,6 +395,7 @@ class Mesh(Scales):
             cell_number=spec.cell.cell_number,
             listener=listener,
         )
+        run.has_own_world = spec.own_world
         post(run.submit, spec)
         return run
 
