@@ -8,7 +8,7 @@ import functools
 import glob
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from monarch_nb.actor.actor import Actor
 from monarch_nb.actor.actor_mesh import ActorMesh
@@ -21,6 +21,7 @@ from monarch_nb.actor.engine.outside import HERE, Address
 from monarch_nb.actor.engine.process import process
 from monarch_nb.actor.engine.setting_up import NAME as BOOTSTRAP
 from monarch_nb.actor.future import Future, future_of
+from monarch_nb.actor.left_out import missing_method
 from monarch_nb.actor.shape import MeshTrait
 from monarch_nb.errors import UsageError
 from monarch_nb.shape import Extent, Region
@@ -215,6 +216,9 @@ class ProcMesh(MeshTrait):
         if not self._procs.is_stopped:
             await self.stop()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing_method("ProcMesh", name)
+
     def __repr__(self) -> str:
         name = f"{self._procs.name}: " if self._procs.name != _UNNAMED else ""
         return f"<ProcMesh {name}{self._view.extent}>"
@@ -314,6 +318,9 @@ class HostMesh(MeshTrait):
         """As in Monarch's first releases."""
         yield from ()
         return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing_method("HostMesh", name)
 
     def __repr__(self) -> str:
         python = f" with {self._python}" if self._python else ""

@@ -12,6 +12,15 @@ _TELEMETRY = (
     "nothing here collects spans; torch.profiler.record_function(name), with `with` or as a decorator, is seen by the "
     "profiler, and %mesh actors says what runs and for how long"
 )
+_HOSTS = (
+    "hosts belong to their reservation: procs.stop() ends processes that were spawned on them, and %mesh release, or "
+    "release() of the reservation, gives them back"
+)
+_WORKSPACE = (
+    "the files of the project that have changed are sent to nodes that lack them before each cell and mesh.run; "
+    "%mesh sync, or sync() of the reservation, sends them without a cell"
+)
+_TENSORS = "there is no tensor engine: endpoints take and return tensors, and ranks exchange them by torch.distributed"
 _TORCH_ELASTIC = "ranks have RANK, WORLD_SIZE, MASTER_ADDR and the others from the start: leave the line out"
 
 LEFT_OUT = {
@@ -54,6 +63,22 @@ LEFT_OUT = {
 }
 """What to use instead of each."""
 
+LEFT_OUT_METHODS = {
+    "HostMesh.is_fake_in_process": "hosts are always nodes of a pool, and processes are never threads of the program",
+    "HostMesh.region": _SHAPES,
+    "HostMesh.shutdown": _HOSTS,
+    "HostMesh.stop": _HOSTS,
+    "HostMesh.stream_logs": "what ranks print is always shown in the cell that called, and kept for %mesh logs",
+    "HostMesh.sync_workspace": _WORKSPACE,
+    "ProcMesh.activate": _TENSORS,
+    "ProcMesh.from_host_mesh": "processes are started by spawn_procs(per_host={'gpus': 8}) of the hosts",
+    "ProcMesh.rank_tensor": _TENSORS,
+    "ProcMesh.rank_tensors": _TENSORS,
+    "ProcMesh.sync_workspace": _WORKSPACE,
+    "ProcMesh.to_table": _TENSORS,
+}
+"""The same of what meshes have in Monarch and not here."""
+
 
 def explain(name: str) -> str | None:
     """Return why `monarch_nb.actor` has no `name`, and what to use instead; None if Monarch has no such name either.
@@ -64,6 +89,17 @@ def explain(name: str) -> str | None:
     """
     instead = LEFT_OUT.get(name)
     return None if instead is None else f"monarch_nb.actor leaves {name} out: {instead}"
+
+
+def missing_method(kind: str, name: str) -> AttributeError:
+    """Return what `__getattr__` of a mesh raises for a name that it does not have.
+
+    Args:
+        kind: the name of its class.
+    """
+    instead = LEFT_OUT_METHODS.get(f"{kind}.{name}")
+    text = f"monarch_nb.actor leaves {kind}.{name} out: {instead}"
+    return AttributeError(text if instead else f"{kind!r} object has no attribute {name!r}", name=name)
 
 
 def missing(name: str) -> AttributeError | ImportError:

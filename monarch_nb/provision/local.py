@@ -233,10 +233,13 @@ class LocalProvisioner:
             progress: told line by line what is being done.
 
         Raises:
+            NoSuchPool: the name means no pool.
             PoolError: reservations are held (the message names them) and `force` is false, or a node can not be ended.
         """
         say = progress or _silent
         directory = _checked_directory(pool)
+        if not directory.exists():  # else something is left to be removed
+            check_known(pool)
         with _exclusive(say), ExitStack() as stack:
             nodes = self.nodes(pool=pool)
             if _revive(directory, nodes, say):

@@ -82,6 +82,11 @@ class LateReleases:
         clock was set back."""
         return max([time.time(), *(one.asked_at for one in self._all() if one.name == name)])
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What is to be released is called so."""
+        return frozenset(one.name for one in self._all())
+
     async def settle(self, told: Sequence[Told], request: pb.StatusRequest) -> list[Told]:
         """Release what is to be released on nodes that have just said what they hold; return what they say then."""
         if not any(reply.reservations for _, reply in told) or not (late := self._all()):

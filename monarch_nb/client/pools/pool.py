@@ -210,10 +210,15 @@ class Pool:
         self._name(answered)
         if not answered:
             whys = "; ".join(f"{name}: {why}" for name, why in (await self.why_silent()).items())
-            said = await asyncio.to_thread(trouble, self.name) or nobody_answers(self.name, connections[0].identity)
+            said = await asyncio.to_thread(self._what_is_known, connections[0].identity)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")
         await asyncio.to_thread(keep, self.name, answered, [address for address, _ in silent.values()])
         return answered
+
+    def _what_is_known(self, identity: Identity | None) -> str:
+        """Return what there is to say when no node answers."""
+        held = self.held_on_silent()
+        return trouble(self.name) or nobody_answers(self.name, identity, held, self.late_releases.names)
 
     async def why_silent(self, but: Collection[str] = ()) -> dict[str, str]:
         """Return why nodes did not answer when all were asked last, by name. `but`: those that need not be told of."""

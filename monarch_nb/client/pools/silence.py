@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb.errors import NodeUnreachable
@@ -51,16 +51,35 @@ def what_helps(why: str, address: str) -> str:
     return f"is that host up, and does a firewall let port {port} pass?"
 
 
-def nobody_answers(pool: str, identity: Identity | None) -> str:
-    """Return what to do when no node of a pool answers. Pure.
+def nobody_answers(
+    pool: str, identity: Identity | None, held: Sequence[str] | None = None, ending: Collection[str] = ()
+) -> str:
+    """Return what is known of a pool when no node of it answers, and what to do. Pure.
 
     Args:
         identity: who we are to it; None for a local one.
+        held: the names of what its nodes held of ours when they last answered; None when that is not known.
+        ending: the names of those that are released as soon as a node answers.
+
+    Example:
+        >>> nobody_answers("lab", alice, ["dev"])  # doctest: +SKIP
+        'monarch-nb status --pool lab says more; they held dev of yours when they last answered; what runs in dev …'
     """
     more = f"monarch-nb status --pool {pool} says more"
     if identity is None:
         return more
-    return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
+    if held is None:
+        return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
+    if not held:
+        return f"{more}; they held nothing of yours when they last answered"
+    lines = [more, f"they held {listed(held)} of yours when they last answered"]
+    if going_on := [name for name in held if name not in ending]:
+        one = going_on[0] if len(going_on) == 1 else "NAME"
+        released = f"%mesh release {one} has it released when they answer"
+        lines.append(f"what runs in {listed(going_on)} goes on, and {released}")
+    if ended := [name for name in held if name in ending]:
+        lines.append(f"{listed(ended)} {'is' if len(ended) == 1 else 'are'} released as soon as they do")
+    return "; ".join(lines)
 
 
 def all_away(name: str, nodes: Sequence[str], runs: Sequence[str] = ()) -> NodeUnreachable:

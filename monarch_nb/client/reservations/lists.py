@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from monarch_nb.client.connections.bridge import call
@@ -88,7 +88,7 @@ def list_everywhere(*, memory: bool = False) -> Holdings:
     return replace(held, unheld=tuple(jobs.unheld(nodes, held.failed)), unheard=unheard)
 
 
-def _unheard(pools: Iterable[str], shown: Iterable[ReservationInfo]) -> tuple[str, ...]:
+def _unheard(pools: Iterable[str], shown: Collection[ReservationInfo]) -> tuple[str, ...]:
     """Return what there is to say of nodes that did not answer when pools were asked last, but for those that are known
     to hold what is shown."""
     known = {(info.pool, node) for info in shown for node in info.node_names}
@@ -97,7 +97,10 @@ def _unheard(pools: Iterable[str], shown: Iterable[ReservationInfo]) -> tuple[st
         chosen = pool_object(pool)
         if chosen.is_up and (silent := [node for node in chosen.silent if (pool, node) not in known]):
             do, they, hold = ("does", "it", "holds") if len(silent) == 1 else ("do", "they", "hold")
-            lines.append(f"{pool}: {listed(silent)} {do} not answer: what only {they} {hold} is not shown")
+            others = {info.name for info in shown if info.pool == pool and info.held_by_me} | chosen.late_releases.names
+            held = [name for name in chosen.held_on_silent() or () if name not in others]
+            last = f" ({listed(held)} of yours, when {they} last did)" if held else ""
+            lines.append(f"{pool}: {listed(silent)} {do} not answer: what only {they} {hold} is not shown{last}")
     return tuple(lines)
 
 

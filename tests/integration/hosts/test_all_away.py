@@ -35,7 +35,7 @@ def lost(kernel: Kernel, cell: str, host: Host) -> str:
 
 
 @pytest.mark.slow
-def test_what_the_kernel_knows_is_said(kernel: Kernel, apart: Lab) -> None:
+def test_what_the_kernel_knows_is_said(kernel: Kernel, apart: Lab, project: Path) -> None:
     first, second = (one.host for one in apart.allocators[:2] if one.host)
     cell = kernel.start(WAITS)
     kernel.wait(cell, "under way")
@@ -58,6 +58,12 @@ def test_what_the_kernel_knows_is_said(kernel: Kernel, apart: Lab) -> None:
     for line in ("%mesh interrupt", "%mesh logs"):
         away = rf"'dev' is held, but {first.name} \(since \S+\), {second.name} \(since \S+\) do not answer: "
         assert re.search(rf"{away}what its ranks do goes on \(run 1, cell \[\d+\], sent at", kernel.run(line))
+    anew = Kernel(project / "eval.ipynb")
+    anew.run("%load_ext monarch_nb.notebook")
+    listed = anew.run("%mesh list")
+    anew.kill()
+    away = f"{first.name}, {second.name} do not answer: what only they hold is not shown"
+    assert f"{away} (dev of yours, when they last did)" in listed
 
     for host in (first, second):
         host.plug_it_in()

@@ -153,6 +153,9 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     hosts = [one.host for one in apart.allocators if one.host]
     for host in hosts:
         host.swallow()
+    assert main(["list"]) == 1
+    held = "they held dev of yours when they last answered; what runs in dev goes on, and monarch-nb release dev has it"
+    assert held in capsys.readouterr().err
     assert main(["release", "devv"]) == 1
     names = ", ".join(host.name for host in hosts)
     said = f"{names} do not answer, and held dev of yours when they last did; did you mean dev?"
@@ -161,6 +164,8 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     said = capsys.readouterr().out
     assert said.startswith("dev: no node of the pool lab answers; ")
     assert said.endswith("for then the next command or panel here that asks the pool lab releases it\n")
+    assert main(["list"]) == 1
+    assert "; dev is released as soon as they do" in capsys.readouterr().err
     hosts[1].pass_on()
     eventually(lambda: _held() == [])
     assert not lives(pids[1])

@@ -1,6 +1,7 @@
 """The names of Monarch: each is either here or explained, and the docs say which."""
 
 import importlib
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from types import ModuleType
 import pytest
 
 import monarch_nb.actor
-from monarch_nb.actor.left_out import LEFT_OUT, explain
+from monarch_nb.actor import HostMesh, ProcMesh
+from monarch_nb.actor.left_out import LEFT_OUT, LEFT_OUT_METHODS, explain
 
 DOCS = Path(__file__).parents[3] / "docs" / "actors.md"
 
@@ -23,6 +25,19 @@ MONARCH_0_7 = [
     *("run_worker_loop_until_shutdown", "send", "shutdown_context", "span", "start_worker_loop_forever", "this_host"),
     *("this_proc", "traced", "unhandled_fault_hook"),
 ]
+
+MESHES_OF_MONARCH_0_7 = {
+    HostMesh: [
+        *("initialized", "is_fake_in_process", "region", "shutdown", "spawn_procs", "stop", "stream_logs"),
+        *("sync_workspace", "with_python_executable", "extent", "flatten", "rename", "size", "sizes", "slice", "split"),
+    ],
+    ProcMesh: [
+        *("activate", "from_host_mesh", "host_mesh", "initialized", "logging_option", "rank_tensor", "rank_tensors"),
+        *("spawn", "stop", "sync_workspace", "to_table"),
+        *("extent", "flatten", "rename", "size", "sizes", "slice", "split"),
+    ],
+}
+"""What their objects have in public."""
 
 
 @pytest.fixture
@@ -37,11 +52,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     del sys.modules["leaving_out"]
 
 
-def documented(section: str) -> list[str]:
+def documented(section: str, names: str = r"`(\w+)`") -> list[str]:
     """The names in the first column of a section's table."""
     (text,) = (part for part in DOCS.read_text().split("\n## ") if part.startswith(f"{section}\n"))
     cells = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
-    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    return [name for cell in cells for name in re.findall(names, cell)]
 
 
 def test_the_docs_have_every_name_of_monarch_once() -> None:
@@ -51,7 +66,23 @@ def test_the_docs_have_every_name_of_monarch_once() -> None:
 
 
 def test_the_docs_say_what_to_use_in_place_of_what_is_left_out() -> None:
-    assert sorted(documented("Left out, and what to use instead")) == sorted(LEFT_OUT)
+    section = "Left out, and what to use instead"
+    assert sorted({*documented(section)} - {"HostMesh"}) == sorted(LEFT_OUT)
+    assert sorted(documented(section, r"`(\w+\.\w+)`")) == sorted(LEFT_OUT_METHODS)
+
+
+def test_a_mesh_has_what_one_of_monarch_has_or_says_what_to_use_instead() -> None:
+    named = [(kind, name) for kind, names in MESHES_OF_MONARCH_0_7.items() for name in names]
+    lacking = [f"{kind.__name__}.{name}" for kind, name in named if not hasattr(kind, name)]
+    assert sorted(lacking) == sorted(LEFT_OUT_METHODS)
+    hosts = HostMesh.of({"hosts": 2}, ["a:1", "b:1"])
+    with pytest.raises(AttributeError, match=r"leaves HostMesh.stop out: hosts belong to their reservation"):
+        hosts.stop()
+    with pytest.raises(AttributeError, match=r"leaves ProcMesh.to_table out: there is no tensor engine"):
+        ProcMesh.of("procs", {"gpus": 1}, []).to_table()
+    with pytest.raises(AttributeError, match="'HostMesh' object has no attribute 'stopp'"):
+        hosts.stopp()
+    assert pickle.loads(pickle.dumps(hosts)).extent == hosts.extent
 
 
 @pytest.mark.parametrize("name", sorted(LEFT_OUT))

@@ -117,6 +117,8 @@ def test_without_a_pool_there_is_nothing_to_do(
         ["stop", "dev", "--mesh", "grown"],
         ["extend", "dev", "2h"],
         ["share", "dev"],
+        ["down"],
+        ["down", "--force"],
     ],
 )
 def test_a_pool_that_is_named_must_be_there(home: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:

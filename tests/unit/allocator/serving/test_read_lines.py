@@ -40,6 +40,12 @@ async def log(node: Any) -> AsyncIterator[LogLines]:
     await made.close()
 
 
+@pytest.fixture
+def counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little it is, a busy machine may take long to count it."""
+    monkeypatch.setattr(read_lines, "COUNTING_S", 20.0)
+
+
 def watch(log: LogLines, **request: Any) -> AsyncGenerator[pb.LogChange, None]:
     return log.watch(pb.WatchLogRequest(mesh_id="m", **request))
 
@@ -67,6 +73,7 @@ async def told_of(node: Any, searched: str) -> tuple[Any, ...]:
     return change, both, digests, stderr, found
 
 
+@pytest.mark.usefixtures("counted_at_once")
 async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pytest.TempPathFactory) -> None:
     node.add_run(1, [0, 1])
     node.add_run(3, [0, 1], output=2)
@@ -87,12 +94,8 @@ async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pyt
     twin.close()
 
 
+@pytest.mark.usefixtures("counted_at_once")
 class TestWatch:
-    @pytest.fixture(autouse=True)
-    def counted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However little it is, a busy machine may take long to count it."""
-        monkeypatch.setattr(read_lines, "COUNTING_S", 20.0)
-
     async def test_what_there_is(self, node: FakeNode, log: LogLines) -> None:
         node.add_run(1, [0, 1])
         node.add_run(2, [0])

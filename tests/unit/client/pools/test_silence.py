@@ -6,7 +6,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb.client.pools.silence import all_away, needed, reasons, way_on, what_helps, why_silent
+from monarch_nb.client.pools.silence import all_away, needed, nobody_answers, reasons, way_on, what_helps, why_silent
 from monarch_nb.errors import NodeUnreachable
 
 
@@ -68,3 +68,25 @@ def test_when_all_are_away_it_is_said_what_is_known() -> None:
         "'dev' is held, but n1 (since 14:03:05), n2 do not answer: what its ranks do goes on (run 2,"
     )
     assert "sent at 14:01), and is here again when they do; %mesh release dev" in said
+
+
+def test_when_nobody_answers_it_is_said_what_was_held_there() -> None:
+    alice: Any = object()
+
+    def said(held: list[str] | None, *ending: str) -> str:
+        return nobody_answers("lab", alice, held, ending).removeprefix("monarch-nb status --pool lab says more; ")
+
+    last = "of yours when they last answered; what runs in"
+    assert said(["dev"]) == (
+        f"they held dev {last} dev goes on, and %mesh release dev has it released when they answer"
+    )
+    assert said(["dev", "eval"]) == (
+        f"they held dev, eval {last} dev, eval goes on, and %mesh release NAME has it released when they answer"
+    )
+    assert said(["dev", "eval"], "dev") == (
+        f"they held dev, eval {last} eval goes on, and %mesh release eval has it released when they answer; "
+        "dev is released as soon as they do"
+    )
+    assert said([]) == "they held nothing of yours when they last answered"
+    assert said(None) == "what is held there goes on, and %mesh release NAME has it released when they answer"
+    assert nobody_answers("local", None, ["dev"]) == "monarch-nb status --pool local says more"

@@ -22,8 +22,12 @@ class Held:
 
     is_up = True
 
-    def __init__(self, *names: str, silent: Sequence[str] = ()) -> None:
-        self._names, self.silent = names, silent
+    def __init__(self, *names: str, silent: Sequence[str] = (), last: Sequence[str] | None = None) -> None:
+        self._names, self.silent, self._last = names, silent, last
+        self.late_releases = SimpleNamespace(names={"given-back"})
+
+    def held_on_silent(self) -> Sequence[str] | None:
+        return self._last
 
     async def reservations(self, *, memory: bool = False) -> list[HeldReservation]:
         return [_held(*name.split("/")) for name in self._names]
@@ -95,9 +99,11 @@ class TestEverywhere:
 
     def test_nodes_that_may_hold_more_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         away = "%s not answer: what only %s is not shown"
-        given(monkeypatch, lab=Held("a", silent=["host", "host1"]), far=Held(silent=["n1", "n2"]), empty=Down())
+        last = ["dev", "eval", "given-back"]
+        lab = Held("a", silent=["host", "host1"], last=["a"])
+        given(monkeypatch, lab=lab, far=Held(silent=["n1", "n2"], last=last), empty=Down())
         held = list_everywhere()
-        far = "far: n1, n2 " + away % ("do", "they hold")
+        far = "far: n1, n2 " + away % ("do", "they hold") + " (dev, eval of yours, when they last did)"
         assert held.besides == ["lab: host1 " + away % ("does", "it holds"), far], "host is known to hold a part"
         assert list_one("far").besides == [far]
 
