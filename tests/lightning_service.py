@@ -1,7 +1,9 @@
-"""A stand-in for the service that Lightning's own package talks to: teamspace `lab/research`, its secrets and jobs.
+"""A stand-in for the service that Lightning's own packages talk to: teamspace `lab/research`, its secrets and jobs, and
+what LitLogger sends.
 
 Machines are processes of this machine, each with an address of loopback of its own. It answers what `Teamspace`,
-`Studio` and `Job` of the package asked when it was written; nobody has compared it with the service.
+`Studio` and `Job` of lightning_sdk and `Experiment` of litlogger asked when it was written; nobody has compared it with
+the service.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ class Service:
     Attributes:
         secrets: values by name. made_secrets: also those that were removed.
         jobs: by their ids. started: how many machines there have been.
+        logged: what LitLogger sent, by the experiment's name: metric, step and value.
         asked: every request, as "GET /v1/…". refusal: with which the next job is refused: status and message.
     """
 
@@ -87,6 +90,7 @@ class Service:
     secrets: dict[str, str] = field(default_factory=dict)
     made_secrets: dict[str, str] = field(default_factory=dict)
     jobs: dict[str, FakeJob] = field(default_factory=dict)
+    logged: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     refusal: tuple[int, str] | None = None
     started: int = 0
@@ -163,6 +167,9 @@ class Service:
             ("GET /v1/projects/p1/multi-machine-jobs/(.+)/getbyname", partial(self._job_by_name, "multi")),
             ("GET /v1/projects/p1/(?:jobs|multi-machine-jobs)/([^/]+)", self._job_by_id),
             ("PUT /v1/projects/p1/(?:jobs|multi-machine-jobs)/([^/]+)", self._stop_job),
+            ("POST /v1/projects/p1/metrics-stream/create", self._make_stream),
+            ("GET /v1/projects/p1/logger-metrics-summary", fixed({})),
+            ("PUT /v1/projects/p1/logger-metrics/(.+)", self._append_metrics),
         ]
 
     def _list_secrets(self, **_: Any) -> tuple[int, Answer]:
@@ -233,6 +240,15 @@ class Service:
         for machine in job.machines:
             _end(machine, signal.SIGTERM)
         return 200, _told(job)
+
+    def _make_stream(self, *, body: Any, **_: Any) -> tuple[int, Answer]:
+        self.logged[body["name"]] = []
+        return 200, {"id": body["name"], "name": body["name"], "projectId": "p1", "cloudspaceId": "", "workId": ""}
+
+    def _append_metrics(self, name: str, *, body: Any, **_: Any) -> tuple[int, Answer]:
+        for metric in body["metrics"]:
+            self.logged[name] += [(metric["name"], int(each["step"]), each["value"]) for each in metric["values"]]
+        return 200, {}
 
     def _list_machines(self, *, query: dict[str, list[str]], **_: Any) -> tuple[int, Answer]:
         job = self.jobs[query["multiMachineJobId"][0]]

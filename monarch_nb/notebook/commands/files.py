@@ -258,6 +258,7 @@ def _number(parsed: Parsed, flag: str) -> int | None:
 
 
 def _is_synced(files: SyncedFiles, place: Path) -> bool:
+    place = Path(os.path.normpath(place))  # "--to ../curves/" leads out of it
     return files.copies and any(place.is_relative_to(root) for root in (Path(files.root), *files.added.values()))
 
 

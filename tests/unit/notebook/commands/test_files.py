@@ -377,7 +377,8 @@ class TestFetchAndList:
             calls.append((path, rank, to, overwrite))
             if path == "nowhere" or (path == "of some" and rank):
                 raise FilesError(f"node{rank // 2}: there is no {path}", "node0")
-            return FetchReport(Path("/project/in" if path == "in" else "/here/last.pt"), 1, 2000, 2000, 0.2)
+            place = {"in": "/project/in", "beside": "/project/../beside"}.get(path, "/here/last.pt")
+            return FetchReport(Path(place), 1, 2000, 2000, 0.2)
 
         def list_files(path: str, *, rank: int) -> list[FileInfo]:
             calls.append((path, rank))
@@ -415,6 +416,7 @@ class TestFetchAndList:
         said = "it lies in the project: each node gets it before the next cell, unless .meshignore names it"
         assert held.ok("%mesh fetch in").splitlines()[1:] == [said]
         assert said not in held.ok("%mesh fetch a")
+        assert said not in held.ok("%mesh fetch beside")
         copied.copies = False
         assert said not in held.ok("%mesh fetch in")
 
