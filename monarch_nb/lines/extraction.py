@@ -47,12 +47,41 @@ class Taken:
 
 @dataclass(slots=True)
 class Known:
-    """What is known of a name: how many lines had it, and the last one's number."""
+    """What is known of a name.
+
+    Attributes:
+        count: how many lines had it. ranks: whose.
+        last: the number of the last line of the lowest rank.
+    """
 
     count: int = 0
     last: float = 0.0
-    place: int = 0
-    """Grows with every line that is looked at."""
+    ranks: set[int] = field(default_factory=set)
+    place: tuple[int, int] = (0, 0)
+
+
+class _Seen:
+    """What was seen of lines that have the same names."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ranks: set[int] = set()
+        self._last = b""
+        self.place = (0, 0)
+        self._read: tuple[Field, ...] | None = None
+
+    def add(self, count: int, last: bytes, rank: int, place: int) -> None:
+        """Some more lines were seen; of the lowest rank the last one counts."""
+        self.count += count
+        self.ranks.add(rank)
+        if (-rank, place) >= self.place or not self._last:
+            self._last, self.place, self._read = last, (-rank, place), None
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the numbers of the last line."""
+        if self._read is None:
+            self._read = read(self._last.decode(errors="replace")).fields
+        return self._read
 
 
 class _Variant:
@@ -73,7 +102,7 @@ class _Variant:
         self._commas = any("," in part.text for part in parts)
         self.rows: list[tuple[bytes, ...]] = []
         self.places: list[int] = []
-        self.count, self.last, self.place = 0, b"", 0
+        self.seen = _Seen()
 
     def _finder(self, line: bytes, parts: Iterable[Field], named: Named) -> Callable[[bytes], re.Match[bytes] | None]:
         """Return what finds the parts in a line. To look for the first name's text is faster than to go through all
@@ -107,7 +136,7 @@ class _Shape:
         self.names = _digits_pattern(line, runs) if runs else None
         self.variants: dict[tuple[bytes, ...], _Variant] = {}
         self.only: _Variant | None = None
-        self.count, self.last, self.place = 0, b"", 0
+        self.seen = _Seen()
 
 
 class Extraction:
@@ -131,8 +160,8 @@ class Extraction:
         self._shape_bytes = self._place = 0
         self.unlisted_lines = 0
 
-    def take(self, data: bytes) -> list[Taken]:
-        """Take in whole lines; return what is wanted of them."""
+    def take(self, data: bytes, rank: int = 0) -> list[Taken]:
+        """Take in whole lines of a rank; return what is wanted of them."""
         lines, shapes = _split(data)
         last = dict(zip(shapes, lines, strict=True))
         unlisted = False
@@ -143,12 +172,11 @@ class Extraction:
                 self.unlisted_lines += count
                 unlisted = True
             elif known.names is None:
-                known.count += count
-                known.last, known.place = last[shape], self._place
-        self._place += len(lines)
+                known.seen.add(count, last[shape], rank, self._place)
+        self._place += 1
         if not (self._takers or (unlisted and self._wants)):
             return []
-        return self._pick(lines, shapes, unlisted=unlisted)
+        return self._pick(lines, shapes, rank, unlisted=unlisted)
 
     def _learn(self, shape: bytes, line: bytes) -> _Shape | None:
         if len(self._shapes) >= MAX_SHAPES or self._shape_bytes + len(shape) > MAX_SHAPE_BYTES:
@@ -163,7 +191,7 @@ class Extraction:
             self._takers[shape] = known
         return known
 
-    def _pick(self, lines: list[bytes], shapes: list[bytes], *, unlisted: bool) -> list[Taken]:
+    def _pick(self, lines: list[bytes], shapes: list[bytes], rank: int, *, unlisted: bool) -> list[Taken]:
         used: dict[int, _Variant] = {}
         taken: list[Taken] = []
         takers, known = self._takers.get, self._shapes
@@ -173,7 +201,7 @@ class Extraction:
                 if unlisted and of not in known and any(needle in of for needle in self._needles or (b"",)):
                     taken += self._pick_slowly(place, line)
                 continue
-            variant = shape.only or self._variant(shape, line)
+            variant = shape.only or self._variant(shape, line, rank)
             if variant is None or variant.pattern is None:
                 continue
             if match := variant.find(line):
@@ -184,7 +212,7 @@ class Extraction:
                 taken += self._pick_slowly(place, line)
         return [*(variant.flush() for variant in used.values()), *taken]
 
-    def _variant(self, shape: _Shape, line: bytes) -> _Variant | None:
+    def _variant(self, shape: _Shape, line: bytes, rank: int) -> _Variant | None:
         """Return how a line is taken apart whose names have digits, and count it."""
         assert shape.names is not None
         match = shape.names.match(line)
@@ -197,8 +225,7 @@ class Extraction:
                 return None
             named = read(line.decode(errors="replace"))
             variant = shape.variants[match.groups()] = _Variant(line, named, self._wanted, self._x)
-        variant.count += 1
-        variant.last, variant.place = line, self._place
+        variant.seen.add(1, line, rank, self._place)
         return variant
 
     def _pick_slowly(self, place: int, line: bytes) -> list[Taken]:
@@ -214,23 +241,24 @@ class Extraction:
     def names(self) -> dict[Key, Known]:
         """Return what is known of each name that lines have had."""
         found: dict[Key, Known] = {}
-        for count, place, last in self._seen():
-            for each in read(last.decode(errors="replace")).fields:
+        for seen in self._seen():
+            for each in seen.fields():
                 key = each.name, each.unit
                 if key not in found and len(found) >= MAX_NAMES:
                     continue
-                known = found.setdefault(key, Known())
-                known.count += count
-                if place >= known.place:
-                    known.place, known.last = place, each.value
+                known = found.setdefault(key, Known(place=seen.place))
+                known.count += seen.count
+                known.ranks |= seen.ranks
+                if seen.place >= known.place:
+                    known.place, known.last = seen.place, each.value
         return found
 
-    def _seen(self) -> Iterator[tuple[int, int, bytes]]:
+    def _seen(self) -> Iterator[_Seen]:
         for shape in self._shapes.values():
             if shape.names is None:
-                yield shape.count, shape.place, shape.last
+                yield shape.seen
             for variant in shape.variants.values():
-                yield variant.count, variant.place, variant.last
+                yield variant.seen
 
 
 def _split(data: bytes) -> tuple[list[bytes], list[bytes]]:
