@@ -1,5 +1,5 @@
-"""`WatchLog`, `ReadLines`, `SearchLog` and `ReadMetrics`: any line of what ranks wrote and the numbers in it, however much
-it is, also while they write."""
+"""`WatchLog`, `ReadLines`, `SearchLog` and `ReadMetrics`: any line of what ranks wrote and the numbers in it, however
+much it is, also while they write."""
 
 from __future__ import annotations
 

@@ -6,5 +6,6 @@ core       what a mesh and its slices share: the ranks, and the runs that are fo
 looking    states, stacks and live names of ranks
 past       runs that others have submitted, and what ranks printed
 interrupt  what waits is dropped on every node, then what runs is interrupted
+printed    the part of Mesh that has what was printed: lines, and numbers in them
 pip        pip once in each environment of its nodes
 """
