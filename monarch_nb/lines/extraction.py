@@ -97,7 +97,7 @@ class _Variant:
         parts = (*fields, *(x or ()))
         self.pattern = _pattern(line, parts, named) if fields else None
         self.find = self._finder(line, parts, named)
-        order = sorted(parts, key=lambda part: part.start)
+        order = sorted(set(parts), key=lambda part: part.start)
         self._groups = [order.index(part) for part in parts]
         self._commas = any("," in part.text for part in parts)
         self.rows: list[tuple[bytes, ...]] = []
@@ -311,7 +311,7 @@ def _pattern(line: bytes, parts: Iterable[Field], named: Named, position: int = 
     """Return what matches a line of this shape and captures parts of it: outside of names any digits will do."""
     text = line.decode(errors="replace")
     pieces = []
-    for part in sorted(parts, key=lambda part: part.start):
+    for part in sorted(set(parts), key=lambda part: part.start):
         pieces += [_any_digits(text, position, part.start, named), b"(", _any_digits(text, part.start, part.end), b")"]
         position = part.end
     return re.compile(b"".join(pieces))

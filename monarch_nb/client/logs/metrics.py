@@ -95,7 +95,7 @@ class RunMetrics:
 
     async def names(self, budget_s: float = LISTING_BUDGET_S) -> Found:
         """Return which names there are, the most frequent first."""
-        replies = [node.reply for node in await self._ask((), "", budget_s)]
+        replies = [reply for _, reply in await self._ask((), "", budget_s)]
         found: dict[str, list[tuple[pb.MetricName, float]]] = {}
         for reply in replies:
             for told in reply.names:
@@ -116,7 +116,8 @@ class RunMetrics:
         Raises:
             NodeUnreachable: no node answers.
         """
-        for node in await self._ask(names, x, budget_s):
+        for node, reply in await self._ask(names, x, budget_s):
+            node.reply = reply
             _take(node)
         return all(node.reply.finished for node in self._nodes)
 
@@ -128,7 +129,12 @@ class RunMetrics:
     def share_read(self) -> float:
         """How much of what there is has been read, from 0 to 1."""
         size_bytes = sum(node.reply.size_bytes for node in self._nodes)
-        return sum(node.reply.read_bytes for node in self._nodes) / size_bytes if size_bytes else 1.0
+        return self.read_bytes / size_bytes if size_bytes else 1.0
+
+    @property
+    def read_bytes(self) -> int:
+        """How much has been read."""
+        return sum(node.reply.read_bytes for node in self._nodes)
 
     @property
     def ranks_read(self) -> int:
@@ -145,23 +151,29 @@ class RunMetrics:
         """The names of the nodes that did not answer last."""
         return sorted(node.connection.name for node in self._nodes if node.is_silent)
 
-    async def _ask(self, names: Sequence[str], x: str, budget_s: float) -> list[_Node]:
-        await asyncio.gather(*(self._ask_node(node, names, x, budget_s) for node in self._nodes))
-        answered = [node for node in self._nodes if not node.is_silent]
+    async def _ask(self, names: Sequence[str], x: str, budget_s: float) -> list[tuple[_Node, pb.ReadMetricsReply]]:
+        asked = (self._ask_node(node, names, x, budget_s) for node in self._nodes)
+        replies = zip(self._nodes, await asyncio.gather(*asked), strict=True)
+        answered = [(node, reply) for node, reply in replies if reply is not None]
         if not answered:
             raise NodeUnreachable(f"no node that ran run {self.number} answers")
         return answered
 
-    async def _ask_node(self, node: _Node, names: Sequence[str], x: str, budget_s: float) -> None:
+    async def _ask_node(
+        self, node: _Node, names: Sequence[str], x: str, budget_s: float
+    ) -> pb.ReadMetricsReply | None:
         request = pb.ReadMetricsRequest(
             mesh_id=self._mesh_id, number=self.number, ranks=node.ranks, names=names, x=x, budget_s=budget_s
         )
-        request.reading, request.since = node.reading, node.version
+        if names:
+            request.reading, request.since = node.reading, node.version
         try:
-            node.reply = await node.connection.unary("ReadMetrics", request, budget_s + TIMEOUT_S)
-            node.is_silent = False
+            reply: pb.ReadMetricsReply = await node.connection.unary("ReadMetrics", request, budget_s + TIMEOUT_S)
         except NodeUnreachable:
             node.is_silent = True
+            return None
+        node.is_silent = False
+        return reply
 
     async def columns(self, names: Sequence[str] | None) -> Columns:
         """Return all numbers, a row for each line that has any: rank, step, and a column for each name."""

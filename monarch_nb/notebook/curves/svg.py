@@ -11,7 +11,7 @@ from monarch_nb.lines.pictures import Picture
 from monarch_nb.notebook.curves.words import RunPictures, number, x_name
 
 WIDTH, CHART_HEIGHT = 680, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 30, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 30, 34
 _ROW = 18
 MAX_BYTES = 90_000
 """Of all lines and bands together, about."""
