@@ -159,9 +159,7 @@ class RunMetrics:
             raise NodeUnreachable(f"no node that ran run {self.number} answers")
         return answered
 
-    async def _ask_node(
-        self, node: _Node, names: Sequence[str], x: str, budget_s: float
-    ) -> pb.ReadMetricsReply | None:
+    async def _ask_node(self, node: _Node, names: Sequence[str], x: str, budget_s: float) -> pb.ReadMetricsReply | None:
         request = pb.ReadMetricsRequest(
             mesh_id=self._mesh_id, number=self.number, ranks=node.ranks, names=names, x=x, budget_s=budget_s
         )

@@ -95,7 +95,7 @@ class Subcommands:
             declarations.STACKS: self._stacks,
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
-            declarations.PLOT: partial(plot, session, shell, panels),
+            declarations.PLOT: partial(plot, session, panels),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

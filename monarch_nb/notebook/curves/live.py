@@ -163,4 +163,3 @@ async def follow(drawing: Drawing, draw: Callable[[list[RunPictures]], None]) ->
             draw(runs)
     except MonarchNbError as error:  # the mesh was released: the picture stays
         draw([RunPictures(run.title, run.pictures, [*run.notes, str(error)]) for run in drawing.drawn()])
-

@@ -189,9 +189,7 @@ PLOT = Command(
     usage="[NAME...] [--x NAME] [--run N[,N]] [-t T]",
     magic="%mesh ",
     section="Look",
-    words=Words(
-        "NAME", "whose numbers; without any it lists what there is", most=None, completes="metric"
-    ),
+    words=Words("NAME", "whose numbers; without any it lists what there is", most=None, completes="metric"),
     flags=(
         Flag("--x", "against the number of this name (the step of a line when not said)", value="NAME"),
         Flag("--run", "of run number N, or of several over each other: 12,14", value="N", completes="run"),
