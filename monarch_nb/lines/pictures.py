@@ -95,7 +95,7 @@ class Picture:
 def pictures(told: Iterable[Told], names: Sequence[str]) -> list[Picture]:
     """Return what to draw, in the order of names. Numbers whose units can not be compared with the most frequent unit
     of their name are curves of their own."""
-    found = []
+    told, found = list(told), []
     for name in names:
         left = [one for one in told if one.name == name]
         is_first = True

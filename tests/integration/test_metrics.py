@@ -10,7 +10,6 @@ import pytest
 from integration.live import TIMEOUT_S, Gate, Recorder
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import attach
 from monarch_nb.errors import UsageError
 
 TRAINING = """
@@ -40,7 +39,7 @@ def test_all_numbers_of_a_run(mesh: Mesh) -> None:
     of_some = mesh.metrics("loss", ranks=[2, 5], run=run.number)
     assert list(of_some) == ["rank", "step", "loss"]
     assert set(of_some["rank"]) == {2, 5}
-    with pytest.raises(UsageError, match="no line of run [0-9]+ has 'los'; nearest: loss"):
+    with pytest.raises(UsageError, match=r"no line of run [0-9]+ has 'los'; nearest: loss"):
         run.metrics(["los"])
 
 
