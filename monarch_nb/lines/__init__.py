@@ -1,6 +1,13 @@
-"""Lines that ranks print: what they have in common, and how they differ. Pure, and standard library only.
+"""Lines that ranks print: what they have in common, how they differ, and the numbers in them. Pure, and standard
+library only.
 
 templates  the text between the numbers of a line, by which lines are alike
 spreads    alike lines of several ranks become one, and ranks that are far apart stay by themselves
 texts      the same for texts of several lines, such as tracebacks
+named      numbers with names beside them, as in `loss: 7.80102`
+extraction the same from many lines at once: lines of one shape are taken apart once
+thinning   many points of many ranks become few, and no extreme is lost
+units      which of them say the same in other sizes
+pictures   what is drawn of one name's numbers
+choosing   which names are meant, and which are nearest to one that is not there
 """

@@ -3931,6 +3931,307 @@ class SearchLogReply(_message.Message):
 Global___SearchLogReply: _TypeAlias = SearchLogReply  # noqa: Y015
 
 @_typing.final
+class ReadMetricsRequest(_message.Message):
+    """Curves are thinned here and told step by step; with `rows` there are all numbers of one rank, from a place on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESH_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    BUDGET_S_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    mesh_id: _builtins.str
+    number: _builtins.int
+    """of the run"""
+    x: _builtins.str
+    """the name of what they are against; empty: the step that a line has itself"""
+    budget_s: _builtins.float
+    """read for so long, about"""
+    reading: _builtins.str
+    """as the reply before had it: only what has changed since its version is told"""
+    since: _builtins.int
+    rows: _builtins.bool
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of this node, the one whose line is drawn first; with rows one"""
+
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose numbers are wanted; none: it is only told which names there are"""
+
+    @_builtins.property
+    def place(self) -> Global___MetricPlace:
+        """where to go on with rows"""
+
+    def __init__(
+        self,
+        *,
+        mesh_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        x: _builtins.str = ...,
+        budget_s: _builtins.float = ...,
+        reading: _builtins.str = ...,
+        since: _builtins.int = ...,
+        rows: _builtins.bool = ...,
+        place: Global___MetricPlace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_s", b"budget_s", "mesh_id", b"mesh_id", "names", b"names", "number", b"number", "place", b"place", "ranks", b"ranks", "reading", b"reading", "rows", b"rows", "since", b"since", "x", b"x"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetricsRequest: _TypeAlias = ReadMetricsRequest  # noqa: Y015
+
+@_typing.final
+class ReadMetricsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READING_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    CURVES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    RANKS_READ_FIELD_NUMBER: _builtins.int
+    UNLISTED_LINES_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    reading: _builtins.str
+    version: _builtins.int
+    read_bytes: _builtins.int
+    size_bytes: _builtins.int
+    ranks_read: _builtins.int
+    """to their end"""
+    unlisted_lines: _builtins.int
+    """of more kinds than are remembered: names that only they have are not among `names`"""
+    finished: _builtins.bool
+    """the run has finished here, and everything is read"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricName]:
+        """not with rows"""
+
+    @_builtins.property
+    def curves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricCurve]: ...
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricRows]: ...
+    @_builtins.property
+    def place(self) -> Global___MetricPlace:
+        """after the rows"""
+
+    def __init__(
+        self,
+        *,
+        reading: _builtins.str = ...,
+        version: _builtins.int = ...,
+        names: _abc.Iterable[Global___MetricName] | None = ...,
+        curves: _abc.Iterable[Global___MetricCurve] | None = ...,
+        read_bytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        ranks_read: _builtins.int = ...,
+        unlisted_lines: _builtins.int = ...,
+        finished: _builtins.bool = ...,
+        rows: _abc.Iterable[Global___MetricRows] | None = ...,
+        place: Global___MetricPlace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curves", b"curves", "finished", b"finished", "names", b"names", "place", b"place", "ranks_read", b"ranks_read", "read_bytes", b"read_bytes", "reading", b"reading", "rows", b"rows", "size_bytes", b"size_bytes", "unlisted_lines", b"unlisted_lines", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadMetricsReply: _TypeAlias = ReadMetricsReply  # noqa: Y015
+
+@_typing.final
+class MetricPlace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STDOUT_BYTES_FIELD_NUMBER: _builtins.int
+    STDERR_BYTES_FIELD_NUMBER: _builtins.int
+    stdout_bytes: _builtins.int
+    stderr_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        stdout_bytes: _builtins.int = ...,
+        stderr_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricPlace: _TypeAlias = MetricPlace  # noqa: Y015
+
+@_typing.final
+class MetricName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    unit: _builtins.str
+    count: _builtins.int
+    """of lines on the node's ranks"""
+    last: _builtins.float
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        count: _builtins.int = ...,
+        last: _builtins.float = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "last", b"last", "name", b"name", "ranks", b"ranks", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricName: _TypeAlias = MetricName  # noqa: Y015
+
+@_typing.final
+class MetricCurve(_message.Message):
+    """All numbers are doubles, little-endian, row after row."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    ODD_FIELD_NUMBER: _builtins.int
+    ODD_RANKS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    unit: _builtins.str
+    x: _builtins.str
+    """"step", "epoch", the name that was asked for, or "line": how many lines had the name"""
+    width: _builtins.float
+    """of a bucket, a power of two; 0: each x is one"""
+    whole: _builtins.bool
+    """these are all buckets; else those that have changed"""
+    line: _builtins.bytes
+    """of the first rank: bucket, x of the least, least, x of the greatest, greatest, x of the last, last, marks"""
+    band: _builtins.bytes
+    """of all ranks: bucket, least, greatest, whether they differ, marks"""
+    count: _builtins.int
+    odd_ranks: _builtins.int
+    @_builtins.property
+    def last(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]:
+        """of the first rank, and of those with the least and the greatest last number"""
+
+    @_builtins.property
+    def odd(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricPoint]:
+        """of the first ranks that have nan or inf, the first such number"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        x: _builtins.str = ...,
+        width: _builtins.float = ...,
+        whole: _builtins.bool = ...,
+        line: _builtins.bytes = ...,
+        band: _builtins.bytes = ...,
+        count: _builtins.int = ...,
+        last: _abc.Iterable[Global___MetricPoint] | None = ...,
+        odd: _abc.Iterable[Global___MetricPoint] | None = ...,
+        odd_ranks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "count", b"count", "last", b"last", "line", b"line", "name", b"name", "odd", b"odd", "odd_ranks", b"odd_ranks", "unit", b"unit", "whole", b"whole", "width", b"width", "x", b"x"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricCurve: _TypeAlias = MetricCurve  # noqa: Y015
+
+@_typing.final
+class MetricPoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    x: _builtins.float
+    value: _builtins.float
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        x: _builtins.float = ...,
+        value: _builtins.float = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "rank", b"rank", "value", b"value", "x", b"x"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricPoint: _TypeAlias = MetricPoint  # noqa: Y015
+
+@_typing.final
+class MetricRows(_message.Message):
+    """Numbers of some lines of a rank that have the same names: of each line its place among those of the reply, x if
+    it has one, and a number for each name.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    X_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    x: _builtins.str
+    """"line": rows have no x"""
+    numbers: _builtins.bytes
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def units(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        units: _abc.Iterable[_builtins.str] | None = ...,
+        x: _builtins.str = ...,
+        numbers: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "numbers", b"numbers", "units", b"units", "x", b"x"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetricRows: _TypeAlias = MetricRows  # noqa: Y015
+
+@_typing.final
 class BlobChunk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -175,6 +175,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.FromString,
                 _registered_method=True)
+        self.ReadMetrics = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/ReadMetrics',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsReply.FromString,
+                _registered_method=True)
         self.PutBlob = channel.stream_unary(
                 '/monarch_nb.v1.Allocator/PutBlob',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.BlobChunk.SerializeToString,
@@ -426,6 +431,13 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadMetrics(self, request, context):
+        """Numbers that have names beside them in the lines of a run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutBlob(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -636,6 +648,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.SearchLog,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.SerializeToString,
+            ),
+            'ReadMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMetrics,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsReply.SerializeToString,
             ),
             'PutBlob': grpc.stream_unary_rpc_method_handler(
                     servicer.PutBlob,
@@ -1449,6 +1466,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/SearchLog',
             monarch__nb_dot_proto_dot_allocator__pb2.SearchLogRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.SearchLogReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/ReadMetrics',
+            monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ReadMetricsReply.FromString,
             options,
             channel_credentials,
             insecure,

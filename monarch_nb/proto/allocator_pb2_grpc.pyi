@@ -84,6 +84,8 @@ class AllocatorStub:
     """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
     ReadLines: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReadLinesRequest, _allocator_pb2.ReadLinesReply]
     SearchLog: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.SearchLogRequest, _allocator_pb2.SearchLogReply]
+    ReadMetrics: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ReadMetricsRequest, _allocator_pb2.ReadMetricsReply]
+    """Numbers that have names beside them in the lines of a run."""
     PutBlob: _grpc.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]
     ReadBlob: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]
     SyncTree: _grpc.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]
@@ -153,6 +155,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """Any line of what ranks wrote, by its number: how many there are, some of them, and which hold a text."""
     ReadLines: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReadLinesRequest, _allocator_pb2.ReadLinesReply]  # type: ignore[assignment]
     SearchLog: _aio.UnaryUnaryMultiCallable[_allocator_pb2.SearchLogRequest, _allocator_pb2.SearchLogReply]  # type: ignore[assignment]
+    ReadMetrics: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ReadMetricsRequest, _allocator_pb2.ReadMetricsReply]  # type: ignore[assignment]
+    """Numbers that have names beside them in the lines of a run."""
     PutBlob: _aio.StreamUnaryMultiCallable[_allocator_pb2.BlobChunk, _allocator_pb2.PutBlobReply]  # type: ignore[assignment]
     ReadBlob: _aio.UnaryStreamMultiCallable[_allocator_pb2.ReadBlobRequest, _allocator_pb2.BlobChunk]  # type: ignore[assignment]
     SyncTree: _aio.UnaryUnaryMultiCallable[_files_pb2.SyncTreeRequest, _files_pb2.SyncTreeReply]  # type: ignore[assignment]
@@ -387,6 +391,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _allocator_pb2.SearchLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_allocator_pb2.SearchLogReply, _abc.Awaitable[_allocator_pb2.SearchLogReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadMetrics(
+        self,
+        request: _allocator_pb2.ReadMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.ReadMetricsReply, _abc.Awaitable[_allocator_pb2.ReadMetricsReply]]:
+        """Numbers that have names beside them in the lines of a run."""
 
     @_abc_1.abstractmethod
     def PutBlob(

@@ -1,5 +1,6 @@
 export * from './types';
 export * from './context';
+export * from './curves';
 export * from './format';
 export * from './pools';
 export * from './store';

@@ -1,7 +1,7 @@
 /** The panel as a widget of a notebook (anywidget): requests and events are messages of the widget. */
 
 import { Root, createRoot } from 'react-dom/client';
-import { Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
+import { Curves, CurvesView, Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
 import { css } from './styles';
 import { GONE, Model, WidgetTransport } from './transport';
 
@@ -10,12 +10,27 @@ const STYLE = 'monarch-nb-style';
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   addStyle(el.getRootNode());
   el.classList.add('mnb-widget');
+  if (model.get('curves')) {
+    return showCurves(model, el);
+  }
   const root = createRoot(el);
   const only = String(model.get('reservation') ?? '');
   const end = only ? showReservation(model, el, root, only) : showPools(model, el, root);
   return () => {
     end();
     root.unmount();
+  };
+}
+
+/** Show curves, and how they grow; returns what ends that. */
+function showCurves(model: Model, el: HTMLElement): () => void {
+  const view = new CurvesView(el);
+  const update = (): void => view.update(model.get('curves') as Curves);
+  model.on('change:curves', update);
+  update();
+  return () => {
+    model.off('change:curves', update);
+    view.destroy();
   };
 }
 

@@ -1,5 +1,7 @@
+import uplot from 'uplot/dist/uPlot.min.css';
 import actors from '../../style/actors.css';
 import controls from '../../style/controls.css';
+import curves from '../../style/curves.css';
 import groups from '../../style/groups.css';
 import log from '../../style/log.css';
 import panel from '../../style/panel.css';
@@ -9,4 +11,16 @@ import tokens from '../../style/tokens.css';
 import widget from '../../style/widget.css';
 
 /** All styles as text: the widget brings its own. */
-export const css = [tokens, panel, controls, reservations, groups, actors, pool, log, widget].join('\n');
+export const css = [
+  uplot,
+  tokens,
+  panel,
+  controls,
+  reservations,
+  groups,
+  actors,
+  pool,
+  log,
+  curves,
+  widget
+].join('\n');

@@ -7,7 +7,10 @@ written        what all ranks wrote in all runs
 archiving      puts old outputs into the archive
 watch          tells when there is more in a directory
 index          which line is where
-search         lines that match, looked for in a process that can be killed
+helper         a process beside the allocator that answers requests and can be killed
+search         lines that match, looked for in such a process
 search_worker  that process
+metrics        numbers that lines have beside names, read in such a process
+metrics_worker that process
 limit          drops the oldest when there is too much
 """

@@ -4,27 +4,21 @@ A process of its own, because a regular expression may take for ever and nothing
 Requests come on stdin, answers go to stdout, each with its length before it; the end of stdin is the end.
 """
 
-import ctypes
 import io
 import json
-import os
 import re
-import signal
-import struct
-import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from monarch_nb.allocator.logs.archive import Archive
+from monarch_nb.allocator.logs.helper import serve
 from monarch_nb.ground.escapes import strip
 
-LENGTH = struct.Struct("<Q")
 _STEP_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 16 << 20
 """A longer line is searched in pieces, each as if it were a line."""
-_PR_SET_PDEATHSIG = 1
 
 
 def matcher(text: str, *, regex: bool, ignore_case: bool) -> Callable[[str], object]:
@@ -106,14 +100,7 @@ def _archived(path: Path, start: int, end: int) -> bytes:
 
 def main() -> None:
     """Answer until the allocator has gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):  # it has gone already
-        return
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    while header := requests.read(LENGTH.size):
-        answered = answer(requests.read(LENGTH.unpack(header)[0]))
-        answers.write(LENGTH.pack(len(answered)) + answered)
-        answers.flush()
+    serve(answer)
 
 
 if __name__ == "__main__":

@@ -502,6 +502,7 @@ RULES: dict[str, Rule] = {
     "WatchLog": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "ReadLines": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "SearchLog": Rule(PEOPLE, _mesh(Right.READ, "search its logs")),
+    "ReadMetrics": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "PutBlob": Rule(EVERYBODY, _blob("send values there")),
     "ReadBlob": Rule(PEOPLE, _blob("read its values")),
     "SyncTree": Rule(PEOPLE, _WRITE_FILES),

@@ -1,4 +1,5 @@
-"""`WatchLog`, `ReadLines` and `SearchLog`: any line of what ranks wrote, however much it is, also while they write."""
+"""`WatchLog`, `ReadLines`, `SearchLog` and `ReadMetrics`: any line of what ranks wrote and the numbers in it, however
+much it is, also while they write."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.index import Line, RankIndex, digests
+from monarch_nb.allocator.logs.metrics import MetricsReader
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.search import Lines, Searcher
 from monarch_nb.allocator.logs.stored import stored_outputs
@@ -54,6 +56,7 @@ class LogLines:
         """The same by mesh, number of the run and rank."""
         self._forget_timer: asyncio.TimerHandle | None = None
         self._searcher = Searcher()
+        self._metrics = MetricsReader()
 
     # ---- how many there are ----
 
@@ -232,11 +235,30 @@ class LogLines:
             await asyncio.sleep(0)
         return reply
 
+    # ---- numbers ----
+
+    async def metrics(self, request: pb.ReadMetricsRequest) -> pb.ReadMetricsReply:
+        """Return the numbers that lines of a run have beside names.
+
+        Raises:
+            MonarchNbError: it takes too long, or too much memory.
+        """
+        run = next(
+            (run for run in self._state.mesh(request.mesh_id).runs.values() if run.number == request.number), None
+        )
+        is_over = run is None or bool(run.finished)  # before it is looked what there is
+        asked = pb.WatchLogRequest(mesh_id=request.mesh_id, ranks=request.ranks, number=request.number)
+        written = [files for _, files in self._written(asked)]
+        lead = request.ranks[0] if request.ranks else 0
+        written.sort(key=lambda files: (files.rank != lead, files.rank))
+        return await self._metrics.read(request, self._paths.runs(request.mesh_id), written, is_over=is_over)
+
     async def close(self) -> None:
         """End what goes on."""
         if self._forget_timer is not None:
             self._forget_timer.cancel()
         await self._searcher.close()
+        await self._metrics.close()
 
 
 class _Told:

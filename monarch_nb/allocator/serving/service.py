@@ -415,6 +415,10 @@ class AllocatorService(service.AllocatorServicer):
         return await self._log_lines.search(request)
 
     @_translated
+    async def ReadMetrics(self, request: pb.ReadMetricsRequest, context: Any) -> pb.ReadMetricsReply:
+        return await self._log_lines.metrics(request)
+
+    @_translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
         size_bytes, file, path = 0, None, None
         try:

@@ -7,5 +7,6 @@ scales     what runs on more and more of its ranks
 looking    states, stacks and live names of ranks
 past       runs that others have submitted, and what ranks printed
 interrupt  what waits is dropped on every node, then what runs is interrupted
+printed    the part of Mesh that has what was printed: lines, and numbers in them
 pip        pip once in each environment of its nodes
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -15,17 +14,16 @@ from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
+from monarch_nb.client.meshes.printed import Printed
 from monarch_nb.client.meshes.scales import Scales
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.interrupt_report import InterruptReport
-from monarch_nb.client.runs.needs import Numbered
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.stops import policy
@@ -44,7 +42,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales):
+class Mesh(Scales, Printed):
     """A named set of live ranks, or a part of one.
 
     Attributes:
@@ -548,40 +546,6 @@ class Mesh(Scales):
 
     def _alive(self) -> list[int]:
         return [rank for rank in self.ranks if rank not in self.core.dead]
-
-    def logs(
-        self,
-        ranks: int | Iterable[int] | None = None,
-        lines: int | None = None,
-        run: Numbered | int | None = None,
-        *,
-        follow: bool = False,
-    ) -> Iterator[LogRecord]:
-        """Yield what the ranks wrote, from their files: all of it, run after run.
-
-        Args:
-            ranks: only these.
-            lines: only the newest lines of each.
-            run: only that run: a Run, a RunInfo, or its number.
-            follow: go on with what they write, as it comes: until Ctrl-C, or until `run` has finished.
-
-        Raises:
-            RunNotFound: there was no run of that number.
-        """
-        batches = self.log_batches(ranks, lines, run, follow=follow)
-        return itertools.chain.from_iterable(batches)
-
-    def log_batches(
-        self,
-        ranks: int | Iterable[int] | None = None,
-        lines: int | None = None,
-        run: Numbered | int | None = None,
-        *,
-        follow: bool = False,
-    ) -> Iterator[Iterable[LogRecord]]:
-        """As `logs`, but yield together what can be folded together: everything, or what came at a time."""
-        chosen = self.ranks if ranks is None else self.select(ranks).ranks
-        return past.log_batches(self, chosen, lines, run, follow=follow)
 
 
 def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from monarch_nb.client.files.sync import SyncedFiles
+from monarch_nb.client.logs.metrics import Columns
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.infos import ReservationInfo
 from monarch_nb.client.pools.ranks import MeshRanks
@@ -46,6 +47,13 @@ class HeldMesh(Protocol):
 
     def logs(self, *, run: Numbered | int | None = None) -> Iterator[LogRecord]: ...
 
+    def metrics(
+        self,
+        names: str | Sequence[str] | None = None,
+        ranks: int | Iterable[int] | None = None,
+        run: Numbered | int | None = None,
+    ) -> Columns: ...
+
 
 class Holder(Protocol):
     """A reservation, as its mesh and scripts know it.
@@ -65,3 +73,29 @@ class Holder(Protocol):
     def mesh(self) -> HeldMesh: ...
 
     def status(self, *, memory: bool = True) -> ReservationInfo: ...
+
+
+class PrintedOfRun:
+    """The part of a run that has what it printed."""
+
+    mesh: HeldMesh
+    number: int
+
+    def logs(self) -> Iterator[LogRecord]:
+        """Yield everything that it printed, from the ranks' files."""
+        return self.mesh.logs(run=self)
+
+    def metrics(self, names: str | Sequence[str] | None = None, ranks: int | Iterable[int] | None = None) -> Columns:
+        """Return the numbers that it printed beside names, as in `loss: 2.31`: columns for `pandas.DataFrame`.
+
+        Args:
+            names: only these. ranks: only of these ranks.
+
+        Returns:
+            Columns of equal length, a row for each line that has a number: "rank", "step" and a column for each name,
+            with None where a line has none.
+
+        Raises:
+            UsageError: no line has a name; the message has the nearest ones.
+        """
+        return self.mesh.metrics(names, ranks, run=self)

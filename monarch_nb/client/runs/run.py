@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
@@ -15,13 +15,12 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
 from monarch_nb.client.connections.tree import FollowedThrough
-from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.runs.absences import Absences
 from monarch_nb.client.runs.freeing import Freeing
 from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.client.runs.lone_training import LoneTraining
-from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.needs import HeldMesh, PrintedOfRun
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
 from monarch_nb.client.runs.stops import RunStops
@@ -54,7 +53,7 @@ LINE_AFTER_S = 2.0
 """How long a run has gone on before it says who waits in line for its nodes."""
 
 
-class Run:
+class Run(PrintedOfRun):
     """A run that goes on, or went.
 
     Attributes:
@@ -197,10 +196,6 @@ class Run:
     def kept_values(self) -> list[Any]:
         """As `values`, with a PickleError in place of each value that could not be brought here."""
         return self._values.kept(self.ranks)
-
-    def logs(self) -> Iterator[LogRecord]:
-        """Yield everything that it printed, from the ranks' files."""
-        return self.mesh.logs(run=self)
 
     def cancel(self) -> None:
         """Interrupt it where it runs and drop it where it has not begun; does not wait."""

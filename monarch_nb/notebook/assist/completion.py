@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.mode import MeshMode, is_ours
 from monarch_nb.notebook.session import Session
@@ -27,6 +28,7 @@ _CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _NAMING = {"-t": "targets", "--targets": "targets", "--mesh": "mesh"}
 _MAX_LISTED_RANKS = 16
 _MAX_LISTED_RUNS = 20
+_LOOK_FOR_NAMES_S = 0.2
 _IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
 """What IPython puts among the kernel's variables."""
 _PRIORITY = 1000.0  # before IPython's own matchers, so that these do not run in vain
@@ -129,6 +131,10 @@ def make_matcher(
         newest = [str(info.number) for info in mesh.past_runs()][: -_MAX_LISTED_RUNS - 1 : -1]
         return [number for number in newest if number.startswith(typed)]
 
+    def metric_names(mesh: Mesh, typed: str) -> Iterable[str]:
+        found = call(mesh.numbers().names(_LOOK_FOR_NAMES_S))
+        return [metric.name for metric in found.metrics if metric.name.startswith(typed)]
+
     def rank_names(mesh: Mesh, typed: str) -> Iterable[str]:
         matches, start = mesh.complete(typed, len(typed))
         return [typed[:start] + match for match in matches]
@@ -151,6 +157,7 @@ def make_matcher(
             of_line: dict[Source, Callable[[str], Iterable[str]]] = {
                 "target": of_mesh(place.text, lambda mesh, typed: target_words(mesh.extent, typed)),
                 "run": of_mesh(place.text, run_numbers),
+                "metric": of_mesh(place.text, metric_names),
                 "rank_name": of_mesh(place.text, rank_names),
             }
             return complete(place.magic, place.text, sources | of_line)

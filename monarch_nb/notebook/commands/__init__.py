@@ -3,4 +3,5 @@
 subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
+plotting     plot
 """

@@ -25,6 +25,7 @@ from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
+from monarch_nb.notebook.commands.plotting import plot
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
@@ -98,6 +99,7 @@ class Subcommands:
             declarations.LOGS: self._logs,
             declarations.FOLD: self._fold,
             declarations.SHOW: self._show,
+            declarations.PLOT: partial(plot, session, panels),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

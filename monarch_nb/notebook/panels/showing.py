@@ -79,7 +79,7 @@ class Panels:
         else:
             reservation = _reservation_of(held)
             pool = reservation.pool
-        if not self._is_attended:
+        if not self.is_attended:
             return self._summary(pool, held)
         key = pool, reservation.id if reservation else ""
         if (widget := self._widgets.get(key)) is None or not widget.is_open:
@@ -101,7 +101,7 @@ class Panels:
 
     def _bundle(self, held: Reservation | Mesh) -> dict[str, Any] | tuple[dict[str, Any], dict[str, Any]] | None:
         summary: dict[str, Any] = self._summary(_reservation_of(held).pool, held)._repr_mimebundle_()
-        if not self._is_attended or _part_of(held) is not None:
+        if not self.is_attended or _part_of(held) is not None:
             return summary
         try:
             return self.panel(held)._repr_mimebundle_()
@@ -128,7 +128,7 @@ class Panels:
         return {"text": f"This notebook uses {name} now: a cell with %%mesh at its top runs on {on}."}
 
     @property
-    def _is_attended(self) -> bool:
+    def is_attended(self) -> bool:
         """Whether a person sees the output of this cell now: programs that run notebooks never allow questions."""
         kernel = getattr(self._shell, "kernel", None)
         if kernel is None:

@@ -28,6 +28,7 @@ Source = Literal[
     "mesh",
     "kernel_name",
     "rank_name",
+    "metric",
     "script",
     "module",
     "file",

@@ -227,6 +227,28 @@ SHOW = Command(
     "Without RANKS, says what is in force.",
     examples=(("%mesh show 0", "rank 0's output alone, as launchers do"), ("%%mesh --show 0", "one cell")),
 )
+PLOT = Command(
+    "plot",
+    "curves of numbers that ranks print: loss: 2.31, 'loss': 2.3, loss=2.3, train/loss 2.3",
+    usage="[NAME...] [--x NAME] [--run N[,N]] [-t T]",
+    magic="%mesh ",
+    section="Look",
+    words=Words("NAME", "whose numbers; without any it lists what there is", most=None, completes="metric"),
+    flags=(
+        Flag("--x", "against the number of this name (the step of a line when not said)", value="NAME"),
+        Flag("--run", "of run number N, or of several over each other: 12,14", value="N", completes="run"),
+        _TARGETS,
+        _MESH,
+    ),
+    notes="Of the newest run that has such a name. The line is the first rank's; a band is over all ranks where they\n"
+    "differ. Live while the run goes on, also in a new kernel: numbers are read from the logs on the nodes.\n"
+    "run.metrics() has them in Python, ready for pandas.",
+    examples=(
+        ("%mesh plot", "what can be drawn"),
+        ("%mesh plot loss grad_norm", "two charts, against the step"),
+        ("%mesh plot loss --x tokens --run 12,14", "two runs over each other"),
+    ),
+)
 DOCTOR = Command(
     "doctor",
     "compare this kernel with every node: Python, torch, CUDA, packages, clocks, room",
@@ -396,7 +418,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
         *(RUN, SH),
-        *(PANEL, STATUS, STACKS, ACTORS, LOGS, FOLD, SHOW, DEBUG, DOCTOR),
+        *(PANEL, STATUS, STACKS, ACTORS, LOGS, PLOT, FOLD, SHOW, DEBUG, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),

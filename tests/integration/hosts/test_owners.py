@@ -54,6 +54,7 @@ def stolen_requests(dev: Reservation, run_id: str) -> dict[str, Any]:
         "WatchLog": pb.WatchLogRequest(mesh_id=mesh_id),
         "ReadLines": pb.ReadLinesRequest(mesh_id=mesh_id),
         "SearchLog": pb.SearchLogRequest(mesh_id=mesh_id, text="secret"),
+        "ReadMetrics": pb.ReadMetricsRequest(mesh_id=mesh_id, number=1),
         "Control": pb.ControlRanksRequest(mesh_id=mesh_id, ranks=[0], stack=True),
         "Drop": pb.DropRequest(mesh_id=mesh_id, run_ids=[run_id]),
         "Restart": pb.RestartRequest(mesh_id=mesh_id, ranks=[0]),

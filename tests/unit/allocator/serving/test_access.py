@@ -36,7 +36,7 @@ from unit.allocator.serving.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE
 ADDRESS = "host1:7878"
 METHODS = [method.name for method in SERVICE.methods]
 FOR_EVERYBODY = {"Describe", "Revoke", "Status"}
-READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog"}
+READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog", "ReadMetrics"}
 RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
 FOR_PEOPLE = FOR_EVERYBODY | {"Probe", "Session", "Wait"}
 FOR_NODES = FOR_EVERYBODY | {"Listen", "Mail"}

@@ -1,0 +1,109 @@
+"""Curves in one cell: drawn anew while their runs go on, live where somebody sees them, and kept as a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import publish_display_data
+
+from monarch_nb.client.connections.bridge import call, post
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.curves.live import Drawing, follow
+from monarch_nb.notebook.curves.svg import svg
+from monarch_nb.notebook.curves.words import RunPictures, text
+
+if TYPE_CHECKING:
+    from monarch_nb.notebook.curves.widget import CurvesWidget
+
+UNATTENDED_S = 60.0
+"""So long a notebook that a program runs waits until what was printed is read: nobody sees it grow."""
+_PICTURE_INTERVAL_S = 2.0
+"""Without a widget the whole picture goes to the browser."""
+
+_going_on: set[asyncio.Task[None]] = set()
+
+
+class CurvesCell:
+    """Shows a drawing in the cell that executes now.
+
+    Args:
+        is_attended: a person sees it; else a program runs the notebook.
+    """
+
+    def __init__(self, drawing: Drawing, *, is_attended: bool) -> None:
+        self._drawing, self._is_attended = drawing, is_attended
+        self._cell = contextvars.copy_context()
+        self._display_id = secrets.token_hex(16)
+        self._widget: CurvesWidget | None = None
+        self._drawn_at_s = 0.0
+
+    def show(self) -> None:
+        """Show what can be read at once, and go on while there is more.
+
+        Raises:
+            UsageError: no line has a name that is wanted.
+        """
+        drawn = call(self._drawing.begin())
+        if self._is_attended and not self._drawing.is_over:
+            self._widget = _widget()
+        self._draw(drawn, update=False)
+        if self._drawing.is_over:
+            return
+        if self._is_attended:
+            post(self._go_on)
+        else:
+            with contextlib.suppress(TimeoutError):
+                call(self._until_read(), UNATTENDED_S)
+            self._draw(self._drawing.drawn(), update=True)
+
+    def _go_on(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._follow())
+        _going_on.add(task)
+        task.add_done_callback(_going_on.discard)
+
+    async def _follow(self) -> None:
+        drawn: list[RunPictures] = []
+
+        def draw(runs: list[RunPictures]) -> None:
+            drawn[:] = runs
+            if self._widget is not None:
+                self._widget.draw(runs)
+            elif time.monotonic() - self._drawn_at_s > _PICTURE_INTERVAL_S:
+                self._draw(runs, update=True)
+
+        await follow(self._drawing, draw)
+        self._draw(drawn or self._drawing.drawn(), update=True)  # what the notebook keeps
+
+    async def _until_read(self) -> None:
+        async for runs in self._drawing.changes():
+            if not any("is read" in note for run in runs for note in run.notes):
+                return
+
+    def _draw(self, runs: Sequence[RunPictures], *, update: bool) -> None:
+        """Put the picture into the cell: its first form belongs to this cell, later ones are found by their id."""
+        bundle: dict[str, Any] = {"image/svg+xml": svg(runs), "text/plain": text(runs)}
+        metadata: dict[str, Any] = {}
+        if self._widget is not None:
+            self._widget.draw(runs)
+            bundle, metadata = self._widget.bundle(bundle)
+        context = contextvars.Context() if update else self._cell.copy()
+        publish: Any = publish_display_data  # IPython's has no types
+        transient = {"display_id": self._display_id}
+        context.run(partial(publish, bundle, metadata, transient=transient, update=update))
+        self._drawn_at_s = time.monotonic()
+
+
+def _widget() -> CurvesWidget | None:
+    try:
+        from monarch_nb.notebook.curves.widget import CurvesWidget
+
+        return CurvesWidget()
+    except (UsageError, ImportError):  # no JavaScript, no anywidget: the picture is drawn anew
+        return None
