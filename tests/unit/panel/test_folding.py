@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from monarch_nb.panel.folding import BEHIND_LINES, OPEN_LINES, RunTable
 
 
