@@ -25,6 +25,7 @@ from monarch_nb.cli.tables import print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
+from monarch_nb.lines.templates import FOLDS_BY
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -129,6 +130,11 @@ def make_parser() -> argparse.ArgumentParser:
     logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
     logs.add_argument(
         "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
+    )
+    logs.add_argument(
+        "--fold",
+        choices=FOLDS_BY,
+        help="in what lines of one row may differ (by the number of ranks; with --run: equal)",
     )
     logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
 
@@ -396,7 +402,9 @@ def _logs(options: argparse.Namespace) -> int:
         lines = LOG_LINES if options.lines is None else options.lines
         shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
     else:
-        shown = shown_logs(mesh, options.lines, options.number, follow=options.follow, typed=typed_here)
+        shown = shown_logs(
+            mesh, options.lines, options.number, follow=options.follow, typed=typed_here, by=options.fold
+        )
     line = ""
     for line in shown:
         print(line, flush=options.follow)

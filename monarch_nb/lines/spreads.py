@@ -1,8 +1,9 @@
 """Alike lines of several ranks become one: equal numbers stand as they are, different ones as a range.
 
-A rank does not hide in a range when it has nan or inf where others have numbers, or when its number is far outside: with
-at least 8 others, further away from them than twice the distance between their least and their greatest, and than 2 %
-of their median. At most one rank in eight can be outside: more of them are no exception, and stay in the range.
+A rank does not hide in a range when it has nan or inf where others have numbers, or when its number is far outside. It
+is far outside when there are at least 8 others, and it is further away from them than twice the distance between their
+least and their greatest, and than 2 % of their median. At most one rank in eight is outside: more of them are no
+exception, and stay in the range.
 """
 
 from __future__ import annotations
@@ -156,12 +157,13 @@ def _ends(sizes: Sequence[int], most: int) -> int:
 def _is_far(values: Sequence[float], kept: slice) -> bool:
     """Whether those that are not kept are far from all that are."""
     others = values[kept]
-    if not others or kept.start == 0 and kept.stop == len(values):
+    if not others or len(others) == len(values):
         return False
     least, greatest = others[0], others[-1]
     far = max(FAR * (greatest - least), FAR_SHARE * abs(others[len(others) // 2]))
     is_below = kept.start == 0 or least - values[kept.start - 1] > far
-    return is_below and (kept.stop == len(values) or values[kept.stop] - greatest > far)
+    is_above = kept.stop == len(values) or values[kept.stop] - greatest > far
+    return bool(is_below and is_above)
 
 
 # ---- what they have together ----

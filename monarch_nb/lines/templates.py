@@ -100,8 +100,8 @@ def shape_of(text: str) -> Shape:
     Lines whose digits stand in the same places have the same shape, so most lines are not searched again.
 
     Example:
-        >>> [(token.kind.name, "loss 2.5 in 31 ms"[token.start:token.end]) for token in shape_of("loss 2.5 in 31 ms").tokens]
-        [('NUMBER', '2.5'), ('DURATION', '31')]
+        >>> [(token.kind.name, token.start, token.end) for token in shape_of("loss 2.5 in 31 ms").tokens]
+        [('NUMBER', 5, 8), ('DURATION', 12, 14)]
     """
     skeleton = text.encode("utf-8", "surrogatepass").translate(SAME_DIGITS)
     shape = _shapes.get(skeleton)
@@ -117,7 +117,7 @@ def _find_shape(text: str) -> Shape:
     pieces: list[str] = []
     at = 0
     for found in _TOKEN.finditer(text) if _HAS_NUMBER.search(text) else ():
-        kind, start, end = _KINDS[found.lastgroup if found.lastgroup != "duration" else "number"], *found.span()
+        kind, start, end = _KINDS[found.lastgroup or ""], *found.span()
         if found["duration"] is not None:
             kind, end = Kind.DURATION, found.start("duration")
         tokens.append(Token(kind, start, end))
@@ -147,12 +147,18 @@ def key_of(text: str, by: FoldBy) -> Hashable:
 
 
 def _without_moments(text: str, shape: Shape) -> str:
-    pieces, at = [], 0
+    pieces: list[str] = []
+    at = 0
     for kind, start, end in shape.tokens:
         if kind is Kind.MOMENT:
             pieces += (text[at:start], _MARKS[kind])
             at = end
     return "".join((*pieces, text[at:]))
+
+
+def checked_fold(text: str) -> FoldBy | None:
+    """Return the way to fold that a text names, None if it is none."""
+    return next((by for by in FOLDS_BY if by == text), None)
 
 
 def default_fold(ranks: int) -> FoldBy:

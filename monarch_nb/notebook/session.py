@@ -10,7 +10,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from monarch_nb.client.reservations.memory import (
     Memory,
@@ -25,6 +26,7 @@ from monarch_nb.config import MAIN_MESH
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, listed
+from monarch_nb.lines.templates import checked_fold, default_fold
 from monarch_nb.provision.jobs import job_of_pool, trouble
 from monarch_nb.provision.known import is_known
 from monarch_nb.shape import parse_targets
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.reservations.lists import Holdings
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
+    from monarch_nb.lines.templates import FoldBy
 
 T = TypeVar("T")
 REATTACH_TIMEOUT_S = 5.0
@@ -63,6 +66,7 @@ class Session:
         runs: runs that go on and that this kernel follows, by id.
         seen: ids of the newest runs that this kernel has shown to the end (allocators learn that a moment later), or
             has named as finished unseen.
+        fold, show: how its cells show output (`%mesh fold`, `%mesh show`); None and "" where nothing was said.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
     """
 
@@ -76,6 +80,8 @@ class Session:
         self.show_time: Callable[[str], bool] = lambda _: False
         self.reattached_in: int | None = None
         """The execution count of the cell whose `%load_ext` said what it is attached to."""
+        self.fold: FoldBy | None = None
+        self.show = ""
         self._unsaid, self._is_job = "", False
 
     @property
@@ -93,10 +99,31 @@ class Session:
             pool = reservation.pool
         if self.reservation is not None and self.reservation is not reservation:
             self.reservation.detach()
+        if self.reservation is not reservation:
+            memory = recall(self.notebook)
+            same = memory if memory is not None and memory.reservation_id == reservation.id else None
+            self.fold, self.show = (checked_fold(same.fold), same.show) if same else (None, "")
         self.reservation, self.pool = reservation, pool
         reservation.add_time_listener(lambda text: self._on_time(reservation.id, text))
-        if self.notebook:
-            remember(memory_of_this_kernel(self.notebook, reservation.id, pool))
+        self._remember()
+
+    def look(self, *, fold: FoldBy | Literal["default"] | None = None, show: str | None = None) -> None:
+        """Change how cells show output from now on, also those of later kernels of this notebook.
+
+        Args:
+            fold: in what lines of one row may differ; None to leave it as it is.
+            show: whose output is shown, as `-t` takes it; "all" for everybody's, None to leave it as it is.
+        """
+        if fold is not None:
+            self.fold = None if fold == "default" else fold
+        if show is not None:
+            self.show = "" if show == "all" else show
+        self._remember()
+
+    def _remember(self) -> None:
+        if self.notebook and self.reservation is not None:
+            fold = self.fold or ""
+            remember(memory_of_this_kernel(self.notebook, self.reservation.id, self.pool, fold=fold, show=self.show))
 
     def detach(self) -> None:
         """Hold nothing any more, also in later kernels of this notebook; the reservation goes on."""
@@ -151,6 +178,28 @@ class Session:
         held = self.current()
         mesh = held.mesh if name in (None, MAIN_MESH) else held.meshes[name]
         return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
+
+    def folds_by(self, mesh: Mesh) -> FoldBy:
+        """Return in what lines of one row may differ: as `%mesh fold` says, else the project, else by so many ranks."""
+        from monarch_nb.client.files.project import find_root, read_settings
+
+        project = read_settings(find_root(Path(self.directory)))
+        return self.fold or project.fold or default_fold(len(mesh.ranks))
+
+    def shown_ranks(self, mesh: Mesh, show: str | None = None) -> tuple[int, ...] | None:
+        """Return the ranks whose output is shown, of those of a run; None for all, also where the run has none of them.
+
+        Args:
+            show: as `-t` takes it; None for what `%mesh show` says.
+
+        Raises:
+            TargetError: it can not be read, or names ranks that the mesh does not have.
+        """
+        show = show or self.show
+        if show in ("", "all"):
+            return None
+        chosen = frozenset(parse_targets(show, mesh.extent))
+        return tuple(rank for rank in mesh.ranks if rank in chosen) or None
 
     def open_runs(self, mesh: Mesh | None = None) -> list[RunInfo]:
         """Return the runs of a mesh, or of all, that go on or that nobody has seen, of each mesh oldest first."""

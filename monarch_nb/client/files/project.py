@@ -1,4 +1,4 @@
-"""Which directory is the project, and how it wants to be synced: `[tool.monarch_nb]` of its pyproject.toml."""
+"""Which directory is the project, and what it wants: `[tool.monarch_nb]` of its pyproject.toml."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.errors import UsageError
+from monarch_nb.lines.templates import FOLDS_BY, FoldBy
 
 MAX_FILE_BYTES = 100_000_000
 _MARKS = (".git", "pyproject.toml")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_KNOWN = frozenset(("root", "max-file-size", "reload", "ignore"))
+_KNOWN = frozenset(("root", "max-file-size", "reload", "ignore", "fold"))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one tree is synced.
+    """How one tree is synced, and how cells of its notebooks show output.
 
     Attributes:
         root: its directory.
         max_file_bytes: bigger files are left out, and named; None for no limit.
         reload: whether ranks reload changed modules.
         ignore: patterns as in .gitignore.
+        fold: in what lines of one row may differ; None for what is usual on so many ranks.
     """
 
     root: Path
     max_file_bytes: int | None = MAX_FILE_BYTES
     reload: bool = True
     ignore: tuple[str, ...] = ()
+    fold: FoldBy | None = None
 
 
 def find_root(directory: Path) -> Path:
@@ -113,6 +116,9 @@ def read_settings(directory: Path) -> Settings:
     ignore = _value(file, found, "ignore", list, [])
     if reload not in ("auto", "off"):
         raise UsageError(f'{file}: reload is "auto" or "off", not {reload!r}')
+    fold = found.get("fold")
+    if fold is not None and fold not in FOLDS_BY:
+        raise UsageError(f"{file}: fold is one of {', '.join(FOLDS_BY)}, not {fold!r}")
     if not all(isinstance(pattern, str) for pattern in ignore):
         raise UsageError(f"{file}: ignore is a list of patterns as in .gitignore")
     chosen = (directory / Path(root).expanduser()).resolve() if root != "." else directory
@@ -122,7 +128,7 @@ def read_settings(directory: Path) -> Settings:
         limit = parse_size(found.get("max-file-size", MAX_FILE_BYTES))
     except UsageError as error:
         raise UsageError(f"{file}: max-file-size: {error}") from error
-    return Settings(chosen, limit, reload == "auto", tuple(ignore))
+    return Settings(chosen, limit, reload == "auto", tuple(ignore), fold)
 
 
 def parse_size(text: str | int) -> int:

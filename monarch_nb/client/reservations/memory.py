@@ -21,6 +21,7 @@ class Memory:
 
     Attributes:
         pid: of the kernel that did; with when it began, where that can be known, as pids are used again.
+        fold, show: how its cells show output (`%mesh fold`, `%mesh show`); empty where nothing was said.
     """
 
     notebook: str
@@ -28,6 +29,8 @@ class Memory:
     pool: str | None = None
     pid: int = 0
     began: str = ""
+    fold: str = ""
+    show: str = ""
 
     @property
     def is_current(self) -> bool:
@@ -35,9 +38,11 @@ class Memory:
         return self.pid > 0 and _is_running(self.pid) and self.began == _began(self.pid)
 
 
-def memory_of_this_kernel(notebook: str, reservation_id: str, pool: str | None = None) -> Memory:
+def memory_of_this_kernel(
+    notebook: str, reservation_id: str, pool: str | None = None, *, fold: str = "", show: str = ""
+) -> Memory:
     """Return what this process does for a notebook."""
-    return Memory(notebook, reservation_id, pool, os.getpid(), _began(os.getpid()))
+    return Memory(notebook, reservation_id, pool, os.getpid(), _began(os.getpid()), fold, show)
 
 
 def _is_running(pid: int) -> bool:

@@ -20,6 +20,7 @@ from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFaile
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import anywhere, at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.runs.run import OnError, Run
     from monarch_nb.client.scripts.script import Script
     from monarch_nb.config import OnBreakpoint
+    from monarch_nb.lines.templates import FoldBy
 
 
 Failed = MonarchNbError | RunInterrupted | None
@@ -87,6 +89,8 @@ class CellRunner:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
+        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(mesh)
+        shown = self._session.shown_ranks(mesh, parsed.text("show"))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
         self._execute(
             partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
@@ -95,8 +99,10 @@ class CellRunner:
             noblock=parsed.switch("noblock"),
             timeout_s=parsed.seconds("timeout"),
             out=out,
+            by=by,
             group=parsed.text("group_outputs"),
             stream=parsed.switch("stream", default=True),
+            shown=shown,
             here=code if parsed.switch("local") else None,
         )
 
@@ -136,7 +142,8 @@ class CellRunner:
             noblock=noblock,
             timeout_s=timeout_s,
             out=out,
-            shown=shown,
+            by=self._session.folds_by(mesh),
+            shown=self._session.shown_ranks(mesh) if shown is None else shown,
             on_breakpoint=on_breakpoint,
         )
 
@@ -148,6 +155,7 @@ class CellRunner:
         noblock: bool = False,
         timeout_s: float | None = None,
         out: str | None = None,
+        by: FoldBy | None = None,
         group: str | None = None,
         stream: bool = True,
         shown: Collection[int] | None = None,
@@ -159,7 +167,7 @@ class CellRunner:
         failed: Failed = None
         failed_here: KernelCellFailed | None = None
         with at_waits():  # from here on Ctrl-C is for the ranks, and the cell does not end before they are free
-            view = self._view(ranks, group=group, stream=stream, shown=shown, background=noblock)
+            view = self._view(ranks, by=by, group=group, stream=stream, shown=shown, background=noblock)
             if on_breakpoint is not None:
                 submit = partial(submit, on_breakpoint=on_breakpoint)
             run = self._submit(submit, view)
@@ -207,7 +215,10 @@ class CellRunner:
             raise failed
 
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
-        view = self._view(info.ranks, background=not block, resumed=not from_start)
+        mesh = self._session.mesh(name=info.mesh or None).select(info.ranks)
+        shown = self._session.shown_ranks(mesh)
+        by = self._session.folds_by(mesh)
+        view = self._view(info.ranks, by=by, shown=shown, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
         if run is not None and run.refusal:
             run = None  # it was shared no longer, and is again
@@ -316,6 +327,7 @@ class CellRunner:
         ranks: Sequence[int],
         *,
         background: bool,
+        by: FoldBy | None = None,
         group: str | None = None,
         stream: bool = True,
         shown: Collection[int] | None = None,
@@ -327,6 +339,7 @@ class CellRunner:
             ranks,
             printing() if terminal else displaying()(),
             call_later,
+            by=by,
             group="rank" if group == "rank" else "type" if group == "type" else "order",
             show_failures=background,
             stream=stream and not os.environ.get(NONINTERACTIVE_VARIABLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.client.reservations.unattached import release_unattached
 from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.lines.templates import FOLDS_BY, checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
@@ -94,6 +96,8 @@ class Subcommands:
             declarations.STACKS: self._stacks,
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
+            declarations.FOLD: self._fold,
+            declarations.SHOW: self._show,
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,
@@ -147,6 +151,7 @@ class Subcommands:
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise _interrupted(what, interrupt) from None
             self._session.hold(reservation, parsed.text("pool"))
+            self._session.look(fold=checked_fold(parsed.text("fold") or ""))
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
             lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]
@@ -385,13 +390,36 @@ class Subcommands:
 
     def _logs(self, parsed: Parsed) -> None:
         mesh = self._mesh(parsed)
-        follow = parsed.switch("follow")
+        follow, number = parsed.switch("follow"), parsed.count("run")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
             line = ""
-            for line in shown_logs(mesh, parsed.count("lines"), parsed.count("run"), follow=follow):
+            by = checked_fold(parsed.text("fold") or "") or (None if number else self._session.folds_by(mesh))
+            for line in shown_logs(mesh, parsed.count("lines"), number, follow=follow, by=by):
                 sys.stdout.write(f"{line}\n")
             if not line:
-                show(calm_line(nothing_line(mesh, parsed.count("run"))))
+                show(calm_line(nothing_line(mesh, number)))
+
+    def _fold(self, parsed: Parsed) -> None:
+        mesh = self._session.mesh()
+        if parsed.word is not None:
+            by = checked_fold(parsed.word)
+            if by is None and parsed.word != "default":
+                nearest = difflib.get_close_matches(parsed.word, [*FOLDS_BY, "default"], n=1)
+                meant = f"; did you mean {nearest[0]}?" if nearest else ""
+                raise UsageError(f"lines fold by {', '.join(FOLDS_BY)} or default, not {parsed.word!r}{meant}")
+            self._session.look(fold=by or "default")
+        chosen = "" if self._session.fold else ", as nothing else is said here"
+        show(calm_line(f"lines fold by {self._session.folds_by(mesh)}{chosen}"))
+
+    def _show(self, parsed: Parsed) -> None:
+        mesh = self._session.mesh()
+        if parsed.word is not None:
+            self._session.shown_ranks(mesh, parsed.word)
+            self._session.look(show=parsed.word)
+        ranks = self._session.shown_ranks(mesh)
+        whose = "all ranks" if ranks is None else name_ranks(ranks)
+        back = "" if ranks is None else "; %mesh show all shows every rank's again"
+        show(calm_line(f"cells show the output of {whose}{back}"))
 
     def _doctor(self, _: Parsed) -> None:
         show(diagnosis_view(self._session.current().doctor()))

@@ -14,6 +14,7 @@ from monarch_nb.config import LOG_LINES
 from monarch_nb.errors import RunFailed
 from monarch_nb.ground.code_names import run_name, run_names
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.lines.templates import FoldBy, default_fold
 from monarch_nb.notebook.output.fold import HEAD_ROWS, TAIL_ROWS, Fold
 from monarch_nb.notebook.output.rows import TextRow, members
 from monarch_nb.provision.jobs import trouble
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 
 def shown_logs(
-    mesh: Mesh, lines: int | None, number: int | None, *, follow: bool = False, typed: Callable[[str], str] = str
+    mesh: Mesh,
+    lines: int | None,
+    number: int | None,
+    *,
+    follow: bool = False,
+    typed: Callable[[str], str] = str,
+    by: FoldBy | None = None,
 ) -> Iterator[str]:
     """Yield the lines to show of what the ranks of `mesh` wrote.
 
@@ -34,6 +41,8 @@ def shown_logs(
         number: only that run, if it failed with its tracebacks.
         follow: go on with what comes.
         typed: puts what is advised into the words of where it is typed.
+        by: in what lines of one row may differ; None for equal lines of a run that is named, else for what is usual
+            on so many ranks.
 
     What ranks wrote whose node does not answer is left out, which is said at the end.
 
@@ -54,7 +63,7 @@ def shown_logs(
             yield from earlier_lines(came, written, is_all=is_all)
         batches = iter([records])
     endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
-    yield from folded_lines(batches, endings)
+    yield from folded_lines(batches, endings, by or ("equal" if number else default_fold(len(mesh.ranks))))
     yield from map(typed, missing)
 
 
@@ -145,12 +154,13 @@ class Endings:
             yield from failure.traceback.splitlines()
 
 
-def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings) -> Iterator[str]:
+def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings, by: FoldBy = "equal") -> Iterator[str]:
     """Yield the lines to show: `[0-7] text`, under a heading for each run.
 
     Args:
         batches: each is folded by itself; all of one run, then all of the next.
         endings: what to say of runs besides.
+        by: in what lines of one row may differ.
     """
     shown = 0
     for run, of_run in (group for batch in batches for group in itertools.groupby(batch, lambda record: record.run)):
@@ -164,15 +174,15 @@ def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings) -> It
         # A fold keeps so many rows and no more: fold in blocks that can not have more, even if no two lines are equal.
         block = max(1, (HEAD_ROWS + TAIL_ROWS) // len(texts))
         for start in range(0, max(map(len, texts.values())), block):
-            yield from _fold(each[start : start + block] for each in texts.values())
+            yield from _fold((each[start : start + block] for each in texts.values()), by)
     yield from endings.until(None)
 
 
-def _fold(texts: Iterable[list[Text]]) -> Iterator[str]:
-    fold = Fold([])
+def _fold(texts: Iterable[list[Text]], by: FoldBy) -> Iterator[str]:
+    fold = Fold([], by)
     for text in itertools.chain.from_iterable(texts):
         fold.add(text)
     fold.add(Finished())
     for row in fold.rows():
         if isinstance(row, TextRow):
-            yield f"[{format_ranks(members(row.ranks))}] {row.text}"
+            yield f"[{format_ranks(members(row.ranks))}]{'!' if row.is_apart else ''} {row.text}"

@@ -59,6 +59,7 @@ def render(
     *,
     group: Group = "order",
     failures: Literal["none", "short", "full"] = "none",
+    aside: str = "",
     status: str = "",
     status_alone: bool = False,
 ) -> dict[str, str]:
@@ -66,6 +67,7 @@ def render(
 
     Args:
         failures: whether failed ranks get no word here, a line, or their tracebacks.
+        aside: a line below the output, of what is not shown.
         status: a line below everything, e.g. "● running on 8 ranks".
         status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
 
@@ -79,8 +81,10 @@ def render(
     failed = _failures(fold, failures)
     results = _results(fold.results())
     notices = [_notice(text) for text in fold.notices.values()]
-    spent = sum(piece.cost for piece in (*failed, *results, *notices))
-    pieces = [*_output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent), *results, *failed, *notices]
+    asides = [_aside(aside)] if aside else []
+    spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
+    output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent)
+    pieces = [*output, *asides, *results, *failed, *notices]
     if not pieces and not (status and status_alone):
         return {}
     markup = "".join(piece.markup for piece in pieces)
@@ -456,6 +460,11 @@ def _notice(text: str) -> _Piece:
     text = mime.cut_middle(text, 4_000)
     body = _with_code(ansi.to_html(text))
     return _Piece.of(f'<div style="{_NOTE}"><pre style="{_PRE};padding:0">{body}</pre></div>', escapes.strip(text))
+
+
+def _aside(text: str) -> _Piece:
+    markup = _with_code(html.escape(text))
+    return _Piece.of(f'<pre style="{_PRE};padding:0"><i style="{_QUIET}">{markup}</i></pre>', text)
 
 
 def _with_code(markup: str) -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from monarch_nb.client.connections.events import (
@@ -19,7 +20,8 @@ from monarch_nb.client.connections.events import (
     Result,
     Text,
 )
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.lines.templates import FoldBy
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Group, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
@@ -75,6 +77,7 @@ class RunView:
         publish: Publish,
         call_later: Callable[[float, Callable[[], None]], Any],
         *,
+        by: FoldBy | None = None,
         group: Group = "order",
         show_failures: bool = False,
         stream: bool = True,
@@ -90,19 +93,22 @@ class RunView:
             ranks: the run's ranks.
             publish: shows a bundle of text/html and text/plain; in terminals text/plain alone, to be printed.
             call_later: `call_later(delay_s, callback)` calls `callback` later, on any thread.
+            by: in what lines of one row may differ; None for what is usual on so many ranks.
             group: how the output is ordered; see `render`.
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
-            shown: ranks whose output is shown; None for all. How each ended is always shown.
+            shown: ranks whose output and values are shown; None for all. Of the others it is shown how much they
+                write on stderr, and how those that fail end.
             resumed: the output is followed from the middle.
             of_calls: it is what a cell calls of actors, which is told neither how long it takes nor how it ends.
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
-        self._fold = Fold(ranks)
+        self._fold = Fold(ranks, by)
         self._held = Held(ranks) if resumed else None
         self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
+        self._aside: Counter[int] = Counter()  # lines on stderr of those, by rank
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures, self._of_calls = group, show_failures, of_calls
         # A terminal can not put lines between others: it shows arranged output at the end.
@@ -129,19 +135,16 @@ class RunView:
 
     def on_event(self, event: Event) -> None:
         """Take in an event of the run; it shows soon."""
-        if isinstance(event, Text | Elided | Display) and event.rank in self._unshown:
-            return
-        if isinstance(event, ElidedOfMany) and self._unshown:
-            shown = event.without(self._unshown)
-            if shown is None:
-                return
-            event = shown
+        shown = self._shown_of(event) if self._unshown else event
         with self._lock:
             now_s = self._clock()
-            if self._held is None:
-                self._fold.add(event, now_s)
+            if shown is None:
+                if not self._note_aside(event):
+                    return
+            elif self._held is None:
+                self._fold.add(shown, now_s)
             else:
-                self._add(self._held.add(event), now_s)
+                self._add(self._held.add(shown), now_s)
             if not self._dirty:
                 self._dirty = True
                 self._not_before_s = max(self._not_before_s, now_s + FIRST_UPDATE_S)
@@ -155,6 +158,26 @@ class RunView:
                 if self._kept_open:
                     self._show(now_s)
             self._schedule(now_s)
+
+    def _shown_of(self, event: Event) -> Event | None:
+        """Return what of an event is shown, None for nothing."""
+        match event:
+            case Text() | Elided() | Display() if event.rank in self._unshown:
+                return None
+            case ElidedOfMany():
+                return event.without(self._unshown)
+            case Result() if event.rank in self._unshown and event.bundle:
+                return replace(event, bundle={})
+            case _:
+                return event
+
+    def _note_aside(self, event: Event) -> bool:
+        """Count what a rank that is not shown writes on stderr; return whether it did."""
+        if isinstance(event, Text) and event.stream == "stderr":
+            self._aside[event.rank] += event.text.count("\n")
+        elif isinstance(event, Elided) and event.stream == "stderr":
+            self._aside[event.rank] += event.lines
+        return any(self._aside.values())
 
     @property
     def can_add(self) -> bool:
@@ -273,6 +296,7 @@ class RunView:
             group=self._group,
             failures=self._told_failures(now_s),
             status=self._status(now_s),
+            aside=self._told_aside(),
             status_alone=self._kept_open or self._shown is not None or not self._over,
         )
         keeps_place = self._over and self._may_print_later  # a later output must find its cell
@@ -282,6 +306,14 @@ class RunView:
         self._publish(bundle, self._shown is not None)
         self._shown = bundle
         return len(bundle["text/html"])
+
+    def _told_aside(self) -> str:
+        """Return what there is to say of ranks that are not shown."""
+        ranks = sorted(+self._aside)
+        if not ranks:
+            return ""
+        lines = f"{counted(self._aside.total(), 'line')} on stderr of {name_ranks(ranks)}"
+        return f"… {lines} not shown: `%mesh logs` has them, `%mesh show all` shows every rank's"
 
     def _told_failures(self, now_s: float) -> Literal["none", "short", "full"]:
         if self._of_calls:  # who called raises them
@@ -302,7 +334,7 @@ class RunView:
                 parts.append(notice)
         if self._over and not self._ending_told:
             self._ending_told = True
-            parts += filter(None, [plain_ending(self._fold, self._show_failures)])
+            parts += filter(None, [self._told_aside(), plain_ending(self._fold, self._show_failures)])
         if parts:
             self._publish({"text/plain": "\n".join(parts)}, False)
         return sum(map(len, parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN, FLAGS
 from monarch_nb.config import LOG_LINES
+from monarch_nb.lines.templates import FEW_RANKS, FOLDS_BY
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
 from monarch_nb.notebook.syntax.holding import (
     ATTACH,
@@ -31,6 +32,12 @@ _ON_BREAKPOINT = Flag(
     "at breakpoint(): stop and ask here, go on, or fail (headless: go-on)",
     value="HOW",
     choices=ON_BREAKPOINT,
+)
+FOLD_FLAG = Flag(
+    "--fold",
+    "in what lines of one row may differ (%mesh help fold)",
+    value="HOW",
+    choices=FOLDS_BY,
 )
 _OURS_TOO = ("--max-restarts", "--module")
 RUN = Command(
@@ -177,11 +184,41 @@ LOGS = Command(
         ),
         Flag("--run", "only run number N; if it failed, with the traceback", value="N", kind="count", completes="run"),
         Flag("--follow", "go on with what comes, until ■ (Ctrl-C) or the end of the run named", short="-f"),
+        FOLD_FLAG,
     ),
+    notes="Lines fold as in cells. With --run every rank's own line is there: --fold equal is what it does then.",
     examples=(
         ("%mesh logs -t 3 -n 200", "the last 200 lines of rank 3"),
         ("%mesh logs --run 12 -n 0", "all of run 12"),
     ),
+)
+FOLD = Command(
+    "fold",
+    "in what lines of several ranks may differ that are shown as one row, in cells from now on",
+    usage=f"{' | '.join(FOLDS_BY)} | default",
+    magic="%mesh ",
+    section="Look",
+    words=Words("HOW", "numbers, times, equal, off; default: what the project or the number of ranks says"),
+    notes="numbers  those that differ only in numbers and times: [0-127] loss 2.31–2.35\n"
+    f"         (what is usual on more than {FEW_RANKS} ranks)\n"
+    f"times    those that differ only in dates and times of day (on up to {FEW_RANKS} ranks)\n"
+    "equal    those that are equal\n"
+    "off      none: each rank's line is a row\n"
+    "A rank with nan or with a number far outside has a row of its own. Nothing is lost: click a row, or\n"
+    "%mesh logs --run N. Without HOW, says what is in force. For a project: fold in pyproject.toml's\n"
+    "[tool.monarch_nb].",
+    examples=(("%mesh fold equal", "each rank's own numbers, also on many ranks"), ("%%mesh --fold off", "one cell")),
+)
+SHOW = Command(
+    "show",
+    "whose output cells show from now on",
+    usage="RANKS | all",
+    magic="%mesh ",
+    section="Look",
+    words=Words("RANKS", "as -t takes them; all for everybody's again", completes="target"),
+    notes="Of the other ranks a line says how much they wrote on stderr, and failures are shown as ever.\n"
+    "Without RANKS, says what is in force.",
+    examples=(("%mesh show 0", "rank 0's output alone, as launchers do"), ("%%mesh --show 0", "one cell")),
 )
 DOCTOR = Command(
     "doctor",
@@ -352,7 +389,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
         *(RUN, SH),
-        *(PANEL, STATUS, STACKS, ACTORS, LOGS, DEBUG, DOCTOR),
+        *(PANEL, STATUS, STACKS, ACTORS, LOGS, FOLD, SHOW, DEBUG, DOCTOR),
         *(PUSH, PULL),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
@@ -386,6 +423,13 @@ CELL = Command(
             "as it came, rank after rank, or stdout, stderr, displays",
             value="HOW",
             choices=("order", "rank", "type"),
+        ),
+        FOLD_FLAG,
+        Flag(
+            "--show",
+            "whose output is shown, as -t takes it; of the others how much they wrote on stderr",
+            value="T",
+            completes="target",
         ),
         Flag("--stream", "show output while the cell runs, or only at its end", negatable=True),
         Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
