@@ -54,13 +54,14 @@ class Reader:
         node = self._lines.node_of(rank)
         return not node or self._is_away(rank) or self._away_until.get(node, 0.0) > time.monotonic()
 
-    async def read(self, places: Iterable[Place], max_line_bytes: int = MAX_LINE_BYTES) -> dict[Place, LogLine]:
+    async def read(self, places: Iterable[Place], max_line_bytes: int | None = None) -> dict[Place, LogLine]:
         """Return the lines at these places, of nodes that answer; an empty one where there is none."""
         by_node: dict[str, list[Place]] = {}
         for place in places:
             if not self.is_away(place.rank):
                 by_node.setdefault(self._lines.node_of(place.rank), []).append(place)
-        read = await asyncio.gather(*(self._read(node, wanted, max_line_bytes) for node, wanted in by_node.items()))
+        most_bytes = max_line_bytes or MAX_LINE_BYTES
+        read = await asyncio.gather(*(self._read(node, wanted, most_bytes) for node, wanted in by_node.items()))
         return {place: line for lines in read for place, line in lines.items()}
 
     async def _read(self, node: str, places: Sequence[Place], max_line_bytes: int) -> dict[Place, LogLine]:
