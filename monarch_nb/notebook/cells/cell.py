@@ -232,6 +232,7 @@ class CellRunner:
             )
         self._session.runs[run.id] = run
         self._views[run.id] = view
+        view.shows(run)
         if block:
             return self._wait(run, view, None)
         self._leave_open(run, view)
@@ -245,6 +246,7 @@ class CellRunner:
             raise
         self._session.runs[run.id] = run
         self._views[run.id] = view
+        view.shows(run)
         return run
 
     @property
