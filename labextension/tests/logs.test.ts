@@ -12,7 +12,7 @@ const QUERY = {
   run: null,
   search: '',
   regex: false,
-  fold: true
+  fold: null
 } as const;
 
 let transport: FakeTransport;
@@ -28,7 +28,13 @@ beforeEach(() => {
   source = new LogSource(store, () => undefined);
   total = 1_000_000;
   opened = 0;
-  transport.replies.log_open = () => ({ ...extent(), log: `L${++opened}`, runs: [] });
+  transport.replies.log_open = () => ({
+    ...extent(),
+    log: `L${++opened}`,
+    fold: 'times',
+    page: 256,
+    runs: []
+  });
   transport.replies.log_close = () => ({});
   transport.replies.log_rows = ({ first, count }) => ({
     ...extent(),
@@ -97,7 +103,7 @@ test('what grew before anybody listened is there', async () => {
   transport.replies.log_open = () => {
     total = 30;
     transport.say({ ...extent(), type: 'log', log: 'L1' }); // its event overtakes the answer
-    return { ...extent(), log: 'L1', total: 0, complete: false, runs: [] };
+    return { ...extent(), log: 'L1', fold: 'times', page: 256, total: 0, complete: false, runs: [] };
   };
   await source.open(QUERY);
   await settle();

@@ -553,6 +553,8 @@ test('what comes by itself is below the buttons', async () => {
 test('without a place of its own a log opens in the panel', async () => {
   transport.replies.log_open = () => ({
     log: 'L',
+    fold: 'times',
+    page: 256,
     total: 0,
     lines: 0,
     complete: true,

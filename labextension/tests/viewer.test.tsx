@@ -22,6 +22,8 @@ beforeEach(() => {
   transport.replies.log_open = () => ({
     ...EXTENT,
     log: 'L',
+    fold: 'times',
+    page: 256,
     runs: [
       { ...RUN, number: 1, title: 'import torch', cell_number: 3, first_row: 0 },
       { ...RUN, number: 2, title: 'train()', cell_number: 4, first_row: 100 }
@@ -123,7 +125,7 @@ test('filter, stream and ranks open the log anew', async () => {
     streams: 'stderr',
     search: 'loss',
     regex: false,
-    fold: true
+    fold: null
   });
 });
 
@@ -231,4 +233,121 @@ test('lines of a node that is away are said to be missing, and come when it is b
   await act(async () => transport.say({ ...EXTENT, type: 'log', log: 'L', total: 1 }));
   expect(screen.queryByRole('alert')).toBeNull();
   expect(lines(box)).toEqual(['line 0']);
+});
+
+const STEPS = [
+  { row: 0, run: 1, ranks: '', kind: 'run', text: '' },
+  { row: 1, run: 1, line: 0, ranks: '0-3', stream: 'out', text: 'begin' },
+  { row: 2, run: 1, line: 1, ranks: '0-3', stream: 'out', text: 'step 1 loss: 7.80–7.83', folded: true },
+  {
+    row: 3,
+    run: 1,
+    line: 2,
+    ranks: '0-3',
+    stream: 'out',
+    text: 'step 2 loss: 7.70–7.73',
+    folded: true,
+    apart: [{ ranks: '2', text: 'step 2 loss: nan' }]
+  },
+  { row: 4, run: 1, line: 3, ranks: '0-3', stream: 'out', text: 'end' }
+];
+
+/** A log of few rows, some of which stand for lines that differ. */
+async function showSteps(rows: unknown[] = STEPS): Promise<HTMLElement> {
+  const few = { ...EXTENT, total: rows.length, lines: 4 };
+  const open = transport.replies.log_open;
+  transport.replies.log_open = body => ({ ...(open(body) as object), ...few });
+  transport.replies.log_rows = () => ({ ...few, first: 0, rows, runs: [], settled: 0 });
+  transport.replies.log_row = ({ row }) => ({
+    row,
+    run: 1,
+    line: row - 1,
+    lines: [0, 1, 2, 3].map(rank => ({
+      row,
+      run: 1,
+      ranks: `${rank}`,
+      text: `step ${row - 1} loss: 7.${rank}`
+    }))
+  });
+  return show();
+}
+
+test('how lines fold is chosen; at first it is what the server thinks fit', async () => {
+  await show();
+  const choice = screen.getByRole('combobox', { name: 'Fold' }) as HTMLSelectElement;
+  expect(choice.value).toBe('times');
+  await userEvent.selectOptions(choice, 'fold numbers');
+  expect(transport.asked('log_open').map(({ fold }) => fold)).toEqual([null, 'numbers']);
+});
+
+test('a click opens a row and shows the own line of each rank, another one closes it', async () => {
+  const box = await showSteps();
+  const row = screen.getByText('step 1 loss: 7.80–7.83').closest('.mnb-line') as HTMLElement;
+  expect(row.getAttribute('role')).toBe('button');
+  await userEvent.click(row);
+  const own = [0, 1, 2, 3].map(rank => `step 1 loss: 7.${rank}`);
+  expect(lines(box)).toEqual(['begin', STEPS[2]!.text, ...own, STEPS[3]!.text, 'end']);
+  expect(row.getAttribute('aria-expanded')).toBe('true');
+  expect([...box.querySelectorAll('.mnb-line-own')].map(line => line.textContent)).toContain(
+    '2step 1 loss: 7.2'
+  );
+  await userEvent.click(row);
+  expect(lines(box)).toEqual(STEPS.slice(1).map(({ text }) => text));
+});
+
+test('Enter opens a row as well, and a row of equal lines is no button', async () => {
+  const box = await showSteps();
+  const rows = screen.getAllByRole('button', { name: /step/ });
+  expect(rows).toHaveLength(2);
+  rows[1]!.focus();
+  await userEvent.keyboard('{Enter}');
+  expect(box.querySelectorAll('.mnb-line-own')).toHaveLength(4);
+  await userEvent.keyboard(' ');
+  expect(box.querySelectorAll('.mnb-line-own')).toHaveLength(0);
+});
+
+test('a rank that is apart is marked in its row', async () => {
+  const box = await showSteps();
+  expect([...box.querySelectorAll('.mnb-line-apart')].map(each => each.textContent)).toEqual([
+    '[2]! … loss: nan'
+  ]);
+  expect(box.querySelector('.mnb-line-marked .mnb-line-stream')?.textContent).toBe('!');
+});
+
+test('an open row that has changed is read again, and one that is another by now is closed', async () => {
+  const rows: Record<string, unknown>[] = STEPS.map(row => ({ ...row }));
+  const box = await showSteps(rows);
+  await userEvent.click(screen.getByText('step 1 loss: 7.80–7.83'));
+  rows[2] = { ...rows[2], text: 'step 1 loss: 7.80–7.99', ranks: '0-3' };
+  await act(async () => transport.say({ ...EXTENT, type: 'log', log: 'L', total: 5 }));
+  expect(transport.asked('log_row')).toHaveLength(2);
+  expect(box.querySelectorAll('.mnb-line-own')).toHaveLength(4);
+  rows[2] = { ...rows[2], line: 7, text: 'another' };
+  await act(async () => transport.say({ ...EXTENT, type: 'log', log: 'L', total: 5 }));
+  expect(box.querySelectorAll('.mnb-line-own')).toHaveLength(0);
+});
+
+test('far away rows are reached also where rows are open', async () => {
+  const answer = transport.replies.log_rows;
+  transport.replies.log_rows = body => {
+    const told = answer(body) as { rows: Record<string, unknown>[] };
+    return { ...told, rows: told.rows.map(row => ({ ...row, line: row.row, folded: true })) };
+  };
+  transport.replies.log_row = ({ row }) => ({
+    row,
+    run: 1,
+    line: row,
+    lines: Array.from({ length: 100 }, (_, rank) => ({ row, run: 1, ranks: `${rank}`, text: `own ${rank}` }))
+  });
+  const box = await show();
+  const area = box.querySelector('.mnb-lines')!;
+  await act(async () => fireEvent.keyDown(area, { key: 'Home' }));
+  await userEvent.click(screen.getByText('line 3'));
+  expect(lines(box).slice(0, 6)).toEqual(['line 0', 'line 1', 'line 2', 'line 3', 'own 0', 'own 1']);
+  for (let page = 0; page < 3; page += 1) {
+    await act(async () => fireEvent.keyDown(area, { key: 'PageDown' }));
+  }
+  expect(lines(box)[0]).toBe('own 53'); // three pages of 19 places, of which 4 are rows
+  await act(async () => fireEvent.keyDown(area, { key: 'End' }));
+  expect(lines(box).pop()).toBe('line 999999');
 });

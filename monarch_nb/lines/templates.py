@@ -89,7 +89,7 @@ _KINDS = {
     "number": Kind.NUMBER,
 }
 _MARKS = {kind: f"\0{kind.value}" for kind in Kind}
-_SAME_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+SAME_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 _shapes: dict[bytes, Shape] = {}
 
@@ -103,7 +103,7 @@ def shape_of(text: str) -> Shape:
         >>> [(token.kind.name, token.start, token.end) for token in shape_of("loss 2.5 in 31 ms").tokens]
         [('NUMBER', 5, 8), ('DURATION', 12, 14)]
     """
-    skeleton = text.encode("utf-8", "surrogatepass").translate(_SAME_DIGITS)
+    skeleton = text.encode("utf-8", "surrogatepass").translate(SAME_DIGITS)
     shape = _shapes.get(skeleton)
     if shape is None:
         if len(_shapes) >= MAX_KNOWN_SHAPES:

@@ -12,8 +12,7 @@ changes   what of it browsers have to be told
 actors    the actors of a reservation, in that value
 notices   deaths and ends that people should hear of
 hangs     ranks that wait for others that will not come
-logs      windows over the logs of a mesh: filtered, searched, followed
-folding   their lines fold: equal lines of several ranks are one row
+logs      windows over the logs of a mesh: folded, filtered, searched, followed
 forms     what is asked of people, and the messages for each field
 ways      engines that can be asked for nodes, as a part of the form
 pools     which pools can be shown

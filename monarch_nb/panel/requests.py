@@ -14,10 +14,14 @@ from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.errors import MonarchNbError
+from monarch_nb.lines.templates import FOLDS_BY, default_fold
 from monarch_nb.panel.actions import Actions, Origin
 from monarch_nb.panel.jobs import Jobs
 from monarch_nb.panel.live import Deliver, Live, Subscription
-from monarch_nb.panel.logs import MAX_ROWS, Log, LogRequest, Logs
+from monarch_nb.panel.logs.log import MAX_ROWS, Log, LogRequest
+from monarch_nb.panel.logs.opened import Logs
+from monarch_nb.panel.logs.own_lines import own_lines, parse_places
+from monarch_nb.panel.logs.reading import Reader
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.view import Json
 
@@ -25,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=str)
 
-READING = ("view", "forms", "log_rows", "log_find")
+READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines")
 """Requests that change nothing."""
 
 
@@ -77,7 +81,9 @@ class Panel:
             "log_open": self._log_open,
             "log_rows": self._log_rows,
             "log_find": self._log_find,
+            "log_row": self._log_row,
             "log_close": self._log_close,
+            "own_lines": self._own_lines,
         }
 
     def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
@@ -194,6 +200,20 @@ class Panel:
     # ---- logs ----
 
     async def _log_open(self, body: Json) -> Json:
+        held, lines = await self._held_lines(body)
+        ranks = self._actions.ranks(self._actions.mesh(held, lines.mesh_id), body.get("ranks"))
+        request = LogRequest(
+            ranks=ranks,
+            streams=_choice(body, "streams", ("both", "stdout", "stderr")),
+            run=None if body.get("run") is None else _integer(body, "run", 1),
+            search=_text(body, "search", ""),
+            regex=_flag(body, "regex", False),
+            fold=default_fold(len(ranks)) if body.get("fold") is None else _choice(body, "fold", FOLDS_BY),
+        )
+        return await self._logs.open(lines, request)
+
+    async def _held_lines(self, body: Json) -> tuple[Json, LogLines]:
+        """Return the reservation that has the mesh that is named, and the lines of that mesh."""
         view, mesh_id = await self.live.fresh(), _text(body, "mesh")
         holder = _holder(view, mesh_id)
         if holder is None or holder["nodes_answering"] < holder["nodes"]:
@@ -205,15 +225,7 @@ class Panel:
         if holder is None:
             raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
         held = self._actions.held(view, holder["id"], to_look=True)
-        request = LogRequest(
-            ranks=self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks")),
-            streams=_choice(body, "streams", ("both", "stdout", "stderr")),
-            run=None if body.get("run") is None else _integer(body, "run", 1),
-            search=_text(body, "search", ""),
-            regex=_flag(body, "regex", False),
-            fold=_flag(body, "fold", True),
-        )
-        return await self._logs.open(LogLines.of(self.live.held(held["id"]), mesh_id), request)
+        return held, LogLines.of(self.live.held(held["id"]), mesh_id)
 
     async def _log_rows(self, body: Json) -> Json:
         first, count = _integer(body, "first", 0), _integer(body, "count", 0, MAX_ROWS)
@@ -225,6 +237,20 @@ class Panel:
             return {"row": None}
         start, backwards = _integer(body, "from", 0), _flag(body, "backwards", False)
         return {"row": await log.find(text, regex=_flag(body, "regex", False), start=start, backwards=backwards)}
+
+    async def _log_row(self, body: Json) -> Json:
+        return await self._log(body).read_own(_integer(body, "row", 0))
+
+    async def _own_lines(self, body: Json) -> Json:
+        """Answer with each rank's own line of a row in the output of a cell."""
+        run, shown = _integer(body, "run", 1), _text(body, "text")
+        held, lines = await self._held_lines(body)
+        size = len(self._actions.ranks(self._actions.mesh(held, lines.mesh_id), None))
+        numbers = parse_places(_text(body, "lines"), size)
+        if numbers is None:
+            raise Refused(400, "lines are a text such as 120:0-6;1120:7", {"lines": "numbers, each with ranks"})
+        reader = Reader(lines, is_away=lambda rank: self.live.is_silent(lines.node_of(rank)))
+        return {"lines": await own_lines(reader, run, numbers, shown)}
 
     async def _log_close(self, body: Json) -> Json:
         self._logs.close(_text(body, "log"))

@@ -70,6 +70,29 @@ LOG_STREAM_STDOUT: LogStream.ValueType  # 1
 LOG_STREAM_STDERR: LogStream.ValueType  # 2
 Global___LogStream: _TypeAlias = LogStream  # noqa: Y015
 
+class _LogFold:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogFoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogFold.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOG_FOLD_UNSPECIFIED: _LogFold.ValueType  # 0
+    """equal lines"""
+    LOG_FOLD_TIMES: _LogFold.ValueType  # 1
+    """and those that differ in times"""
+    LOG_FOLD_NUMBERS: _LogFold.ValueType  # 2
+    """and in numbers"""
+
+class LogFold(_LogFold, metaclass=_LogFoldEnumTypeWrapper): ...
+
+LOG_FOLD_UNSPECIFIED: LogFold.ValueType  # 0
+"""equal lines"""
+LOG_FOLD_TIMES: LogFold.ValueType  # 1
+"""and those that differ in times"""
+LOG_FOLD_NUMBERS: LogFold.ValueType  # 2
+"""and in numbers"""
+Global___LogFold: _TypeAlias = LogFold  # noqa: Y015
+
 @_typing.final
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -3771,11 +3794,14 @@ class ReadLinesRequest(_message.Message):
     WINDOWS_FIELD_NUMBER: _builtins.int
     MAX_LINE_BYTES_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     stream: Global___LogStream.ValueType
     max_line_bytes: _builtins.int
     digests: _builtins.bool
     """instead of the lines"""
+    fold: Global___LogFold.ValueType
+    """of the digests"""
     @_builtins.property
     def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogWindow]: ...
     def __init__(
@@ -3786,10 +3812,11 @@ class ReadLinesRequest(_message.Message):
         windows: _abc.Iterable[Global___LogWindow] | None = ...,
         max_line_bytes: _builtins.int = ...,
         digests: _builtins.bool = ...,
+        fold: Global___LogFold.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "max_line_bytes", b"max_line_bytes", "mesh_id", b"mesh_id", "stream", b"stream", "windows", b"windows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "fold", b"fold", "max_line_bytes", b"max_line_bytes", "mesh_id", b"mesh_id", "stream", b"stream", "windows", b"windows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3825,7 +3852,7 @@ class LogLines(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     digests: _builtins.bytes
-    """8 bytes a line, little-endian: equal where stream and text are equal, on any node"""
+    """8 bytes a line, little-endian: equal where stream and text are equal, but for what `fold` leaves out, on any node."""
     cut: _builtins.bool
     """the reply was full: ask for the rest"""
     @_builtins.property

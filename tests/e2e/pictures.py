@@ -11,11 +11,12 @@ from contextlib import closing
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Locator
+from playwright.sync_api import Browser, Locator, expect
 
 from e2e import panel_pictures
 from e2e.answers import answer, prompt
 from e2e.lab import DARK, LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
+from e2e.panel import LogPage, PanelPage
 from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
 from monarch_nb.config import HOME_VARIABLE
@@ -48,6 +49,21 @@ for step in tqdm(range(240), desc="train"):
     loss = train_step()
     if rank == 0 and step % 60 == 0:
         print(f"step {step:3}  loss {loss:.4f}")"""
+RESERVE_MANY = "%load_ext monarch_nb\n%mesh reserve titan --nodes 2 --procs 8 --preload json --files none"
+MANY = """\
+%%mesh
+import random
+random.seed(rank)
+
+def train(steps):
+    for step in range(1, steps + 1):
+        loss = 7.8 - step / 10 + random.random() / 30
+        if (step, rank) == (4, 11):
+            loss = float("nan")
+        tps = 9_012 + random.randrange(1_500)
+        print(f"step: {step:2}  loss: {loss:.4f}  grad_norm: {1 + random.random() / 9:.2f}  tps: {tps:,}")
+
+train(steps=6)"""
 STOP = """\
 %%mesh -t 0-3
 def loss_of(batch):
@@ -88,6 +104,9 @@ def main() -> None:
                     gpus.set(driver=False)
                     LocalProvisioner().up(nodes=2, procs=4)
                     _draw(lab, browser, suffix, gate)
+                    LocalProvisioner().down(force=True)
+                    LocalProvisioner().up(nodes=2, procs=8)
+                    draw_rows(lab, browser, suffix, _save)
                     LocalProvisioner().down(force=True)
     finally:
         LocalProvisioner().down(force=True)
@@ -130,6 +149,30 @@ def _draw(lab: Lab, browser: Browser, suffix: str, gate: Gate) -> None:
     answer(notebook, 5, "continue")
     notebook.wait_for_end(5)
     notebook.run(6)
+    page.close()
+    lab.shut_kernels_down()
+
+
+def draw_rows(lab: Lab, browser: Browser, suffix: str, save: panel_pictures.Save) -> None:
+    """Save what a cell on 16 ranks shows, and the log: a rank that is apart, and a row that is open."""
+    path = lab.write(f"titan{suffix}.ipynb", [RESERVE_MANY, MANY, "%mesh release"])
+    page = browser.new_page(viewport={"width": 1000, "height": 1000}, device_scale_factor=1.5)
+    notebook, panel, log = NotebookPage(lab, page, path), PanelPage(page), LogPage(page)
+    notebook.open(single=True)
+    notebook.run(0)
+    notebook.run(1)
+    notebook.output(1).get_by_role("button", name="step: 3").click()
+    expect(notebook.output(1).locator(".mnb-own-line")).to_have_count(16)
+    save(f"rows{suffix}", notebook.output(1))
+    notebook.open()
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+    panel.show()
+    panel.button("Log").click()
+    log.wait_for_total(6)
+    log.line("step: 2").click()
+    expect(log.root.locator(".mnb-line-own")).to_have_count(16)
+    save(f"panel-log-rows{suffix}", log.root)
+    notebook.run(2)
     page.close()
     lab.shut_kernels_down()
 

@@ -71,7 +71,7 @@ def test_lines_are_found_filtered_and_folded(log: LogPage) -> None:
     log.root.get_by_label("Ranks", exact=True).fill("1-2")
     log.root.get_by_label("Streams").select_option("both")
     log.wait_for_total(3003)
-    log.root.get_by_label("Fold").uncheck()
+    log.root.get_by_label("Fold").select_option("off")
     log.wait_for_total(6004)
 
 

@@ -12,7 +12,8 @@ import pytest
 from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, kill, started
 from integration.servers import Server
-from monarch_nb.client.reservations.reservation import attach
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import attach, reserve
 from monarch_nb.provision import MOST_NODES, Node
 
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}
@@ -23,6 +24,15 @@ def server(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) ->
     made = Server(tmp_path_factory.mktemp("server"))
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="module")
+def steps(server: Server) -> Iterator[Mesh]:
+    """4 ranks whose lines differ in times and numbers, of which one has nan once, after rank 0 has printed more."""
+    held = reserve("steps", nodes=2, procs=2, preload=[])
+    held.mesh.run(PRINT_STEPS)
+    yield held.mesh
+    held.release()
 
 
 async def test_from_reserve_to_release(server: Server, gate: Gate) -> None:
@@ -114,6 +124,53 @@ async def test_logs(server: Server) -> None:
     await browser.until(lambda told: "error" in told.logs.get(errors["log"], {}))  # it was popped above
     assert (await server.fetch("log_open", mesh=mesh.id))[0] == 404
     browser.close()
+
+
+PRINT_STEPS = """\
+import sys
+if rank == 0:
+    print('only rank 0 says this\\n' * 50, end='')
+print(f'09:00:{rank:02} begun')
+for step in range(50):
+    loss = float('nan') if (step, rank) == (7, 2) else 7.8 + rank / 1000
+    print(f'09:00:{rank:02} step: {step} loss: {loss:.3f}')
+print('late on', rank, file=sys.stderr)"""
+
+
+@pytest.mark.parametrize(
+    ("fold", "rows"), [("numbers", 102), ("times", 255), ("equal", 258), ("off", 258), (None, 255)]
+)
+async def test_logs_fold_as_asked_and_rows_tell_the_own_line_of_each_rank(
+    server: Server, steps: Mesh, fold: str | None, rows: int
+) -> None:
+    browser = await server.browser()
+    log = await server.ask("log_open", mesh=steps.id, run=steps.past_runs()[-1].number, fold=fold)
+    assert log["fold"] == (fold or "times"), "by the number of ranks"
+    assert await browser.counted(log) == rows
+    row = (await server.ask("log_find", log=log["log"], text="step: 9 ", **{"from": 0}))["row"]
+    [told] = (await server.ask("log_rows", log=log["log"], first=row, count=1))["rows"]
+    own = (await server.ask("log_row", log=log["log"], row=row))["lines"]
+    if fold == "numbers":
+        assert (told["ranks"], told["folded"]) == ("0-3", True)
+        assert told["text"].endswith(" step: 9 loss: 7.800–7.803")
+        [marked] = (await server.ask("log_rows", log=log["log"], first=row - 2, count=1))["rows"]
+        assert marked["apart"] == [{"ranks": "2", "text": "09:00:02 step: 7 loss: nan"}]
+    else:
+        assert not told.get("folded", False)
+    ranks = range(4) if fold == "numbers" else [int(told["ranks"])]
+    assert [each["text"] for each in own] == [f"09:00:{r:02} step: 9 loss: {7.8 + r / 1000:.3f}" for r in ranks]
+    browser.close()
+
+
+async def test_a_row_of_a_cell_is_read_from_the_logs(server: Server, steps: Mesh) -> None:
+    run, text = steps.past_runs()[-1].number, "09:00:00 step: 9 loss: 7.800–7.803"
+    for lines in ("60:0;10:1-3", "50:0;13:1-3"):  # exactly, and some lines off
+        own = (await server.ask("own_lines", mesh=steps.id, run=run, lines=lines, text=text))["lines"]
+        assert [each["text"] for each in own] == [f"09:00:{r:02} step: 9 loss: {7.8 + r / 1000:.3f}" for r in range(4)]
+    own = (await server.ask("own_lines", mesh=steps.id, run=run, lines="400:0;10:1-3", text=text))["lines"]
+    assert [each.get("absent", "") for each in own] == ["its log has no such line near here", "", "", ""]
+    assert (await server.fetch("own_lines", mesh=steps.id, run=run, lines="9:0-", text=text))[0] == 400
+    assert (await server.fetch("own_lines", mesh="gone", run=run, lines="9:0", text=text))[0] == 404
 
 
 async def test_gpus(gpus: FakeGpus, tmp_path: Path) -> None:

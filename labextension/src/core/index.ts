@@ -1,3 +1,5 @@
+export { parseAnsi } from './ansi';
+export { finalText } from './logs';
 export * from './types';
 export * from './context';
 export * from './curves';

@@ -1,6 +1,18 @@
+import { Opened } from './openings';
 import { Store } from './store';
 import { RequestError, explain } from './transport';
-import { LogExtent, LogGrown, LogRow, LogRows, LogRun, LogTarget, OpenedLog, Streams } from './types';
+import {
+  Fold,
+  LogExtent,
+  LogGrown,
+  LogRow,
+  LogRows,
+  LogRun,
+  LogTarget,
+  OpenedLog,
+  OwnLines,
+  Streams
+} from './types';
 
 export interface LogQuery {
   mesh: string;
@@ -10,7 +22,8 @@ export interface LogQuery {
   /** Only lines with this. */
   search: string;
   regex: boolean;
-  fold: boolean;
+  /** Null: what is usual for so many ranks. */
+  fold: Fold | null;
 }
 
 export function queryOf(target: LogTarget): LogQuery {
@@ -21,11 +34,10 @@ export function queryOf(target: LogTarget): LogQuery {
     streams: 'both',
     search: '',
     regex: false,
-    fold: true
+    fold: null
   };
 }
 
-const PAGE = 256;
 const PAGES = 128;
 const IN_FLIGHT = 2;
 const AGAIN_MS = 5000;
@@ -55,6 +67,11 @@ export class LogSource {
   /** Why there is nothing to see, or "". */
   error = '';
   isOpen = false;
+  /** In what lines of one row differ at most. */
+  fold: Fold | null = null;
+  /** Rows that show each rank's own line, in order. */
+  opened: readonly Opened[] = [];
+  private _rowsAtOnce = 256;
   private _log: string | null = null;
   private _query: LogQuery | null = null;
   private _pages = new Map<number, Page>();
@@ -91,6 +108,8 @@ export class LogSource {
       this.complete = opened.complete;
       this.runs = opened.runs;
       this.missing = opened.missing;
+      this.fold = opened.fold;
+      this._rowsAtOnce = opened.page;
       this._measure(opened);
       this.isOpen = true;
       this._stopListening = this._store.onLog(opened.log, grown => this._grown(grown));
@@ -112,6 +131,7 @@ export class LogSource {
     this._stopListening?.();
     this._stopWatching = this._stopListening = null;
     this.isOpen = false;
+    this.opened = [];
     if (this._log !== null) {
       this._forget(this._log);
       this._log = null;
@@ -121,10 +141,13 @@ export class LogSource {
   /** Rows from `first`, or null when they have not come yet; they are asked for. */
   rows(first: number, count: number): LogRow[] | null {
     const end = Math.min(first + count, this.total);
-    this._wanted = [Math.max(0, first - PAGE / 2), Math.min(this.total, end + PAGE / 2)];
+    this._wanted = [
+      Math.max(0, first - this._rowsAtOnce / 2),
+      Math.min(this.total, end + this._rowsAtOnce / 2)
+    ];
     this._load();
     const found: LogRow[] = [];
-    for (let page = Math.floor(first / PAGE); page * PAGE < end; page += 1) {
+    for (let page = Math.floor(first / this._rowsAtOnce); page * this._rowsAtOnce < end; page += 1) {
       const known = this._pages.get(page);
       if (!known) {
         return null;
@@ -136,6 +159,56 @@ export class LogSource {
       }
     }
     return found;
+  }
+
+  /** Show each rank's own line of a row, or no longer. */
+  async toggle({ row, run, line }: LogRow): Promise<void> {
+    const known = this.opened.find(each => each.row === row);
+    if (known) {
+      this._shut(known);
+      this._onChange();
+      return;
+    }
+    const opening: Opened = { row, run, line, lines: [] };
+    this.opened = [...this.opened, opening].sort((one, other) => one.row - other.row);
+    this._onChange();
+    await this._readOwn(opening);
+  }
+
+  private _shut(opening: Opened): void {
+    this.opened = this.opened.filter(each => each !== opening);
+  }
+
+  private async _readOwn(opening: Opened): Promise<void> {
+    const { row, run, line } = opening;
+    let lines: LogRow[] | null;
+    try {
+      const own = await this._store.transport.request<OwnLines>('log_row', { log: this._log, row });
+      lines = own.run === run && own.line === line ? own.lines : null; // else another row is there by now
+    } catch (reason) {
+      lines = [{ row, run, ranks: '', kind: 'end', text: explain(reason) }];
+    }
+    if (this.opened.includes(opening)) {
+      if (lines) {
+        opening.lines = lines;
+      } else {
+        this._shut(opening);
+      }
+      this._onChange();
+    }
+  }
+
+  /** Rows have come: what is open is read again where they have changed, and shut where others are there now. */
+  private _recheck(rows: readonly LogRow[], before: readonly LogRow[]): void {
+    for (const opening of this.opened) {
+      const now = rows.find(each => each.row === opening.row);
+      const was = before.find(each => each.row === opening.row);
+      if (now && (now.run !== opening.run || now.line !== opening.line)) {
+        this._shut(opening);
+      } else if (now && was && (now.ranks !== was.ranks || now.text !== was.text || was.lacking)) {
+        void this._readOwn(opening);
+      }
+    }
   }
 
   /** The next row with `text`, from `from`, around the end if need be. */
@@ -176,7 +249,7 @@ export class LogSource {
     this.error = error ?? '';
     if (missing !== this.missing) {
       this.missing = missing;
-      this._pages.forEach(page => (page.isStale ||= page.rows.some(row => row.away)));
+      this._pages.forEach(page => (page.isStale ||= page.rows.some(row => row.away || row.lacking)));
     }
     this._load();
     this._onChange();
@@ -217,8 +290,8 @@ export class LogSource {
   private _load(): void {
     const [first, end] = this._wanted;
     for (
-      let page = Math.floor(first / PAGE);
-      page * PAGE < end && this._loading.size < IN_FLIGHT;
+      let page = Math.floor(first / this._rowsAtOnce);
+      page * this._rowsAtOnce < end && this._loading.size < IN_FLIGHT;
       page += 1
     ) {
       const known = this._pages.get(page);
@@ -229,14 +302,14 @@ export class LogSource {
   }
 
   private _fetchLast(log: string, isExtra = false): void {
-    void this._fetch(Math.floor(Math.max(0, this.total - 1) / PAGE), log, isExtra);
+    void this._fetch(Math.floor(Math.max(0, this.total - 1) / this._rowsAtOnce), log, isExtra);
   }
 
   private async _fetch(page: number, log: string, isExtra = false): Promise<void> {
     const coming = { isStale: false };
     this._loading.set(page, coming);
     try {
-      const body = { log, first: page * PAGE, count: PAGE };
+      const body = { log, first: page * this._rowsAtOnce, count: this._rowsAtOnce };
       const answer = await this._store.transport.request<LogRows>('log_rows', body);
       if (log !== this._log) {
         return;
@@ -245,13 +318,15 @@ export class LogSource {
       this.complete ||= answer.complete;
       this._measure(answer);
       this._learn(answer.runs);
+      this._recheck(answer.rows, this._pages.get(page)?.rows ?? []);
       this._pages.delete(page);
       this.missing = answer.missing;
       if (answer.rows.some(row => row.away)) {
         this._askAgain(page);
       }
-      const isWhole = answer.rows.length >= PAGE || answer.first + answer.rows.length >= this.total;
-      const isSettled = isWhole && answer.first + PAGE <= answer.settled;
+      const isWhole =
+        answer.rows.length >= this._rowsAtOnce || answer.first + answer.rows.length >= this.total;
+      const isSettled = isWhole && answer.first + this._rowsAtOnce <= answer.settled;
       this._pages.set(page, {
         rows: answer.rows,
         isSettled,

@@ -86,6 +86,12 @@ export class Pools {
     return this.all.find(store => store.state.view?.reservations[reservation]) ?? this._shown;
   }
 
+  /** The store that knows a mesh. */
+  storeOfMesh(mesh: string): Store {
+    const held = this.held().find(({ reservation }) => reservation.meshes.some(each => each.id === mesh));
+    return held?.store ?? this._shown;
+  }
+
   /** Have a store for each pool that the server knows. */
   private _follow(): void {
     const names = this.home.state.view?.pools.map(pool => pool.name);

@@ -310,9 +310,16 @@ export interface LogRun {
   first_row: number;
 }
 
+/** In what lines of one row may differ: in numbers and times, in times, in nothing; or no two lines share a row. */
+export type Fold = 'numbers' | 'times' | 'equal' | 'off';
+
 export interface OpenedLog extends LogExtent {
   log: string;
   runs: LogRun[];
+  /** As asked, or what is usual for so many ranks. */
+  fold: Fold;
+  /** So many rows are to be asked for at a time. */
+  page: number;
 }
 
 export interface LogRow {
@@ -327,6 +334,22 @@ export interface LogRow {
   size?: number;
   /** No node that has it answers. */
   away?: boolean;
+  /** The line's number on the first of the ranks. */
+  line?: number;
+  /** The text stands for lines that differ. */
+  folded?: boolean;
+  /** Ranks whose lines must not be overlooked. */
+  apart?: { ranks: string; text: string }[];
+  /** Ranks of it whose nodes do not answer: what the text says is without them. */
+  lacking?: string;
+}
+
+/** Each rank's own line of a row. */
+export interface OwnLines {
+  row: number;
+  run: number;
+  line?: number;
+  lines: LogRow[];
 }
 
 export interface LogRows extends LogExtent {

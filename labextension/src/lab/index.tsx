@@ -1,12 +1,13 @@
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, InputDialog, Notification, WidgetTracker } from '@jupyterlab/apputils';
-import { INotebookTracker } from '@jupyterlab/notebook';
+import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { Token } from '@lumino/coreutils';
 import { Held, Host, Intent, LogTarget, Pools, Store, explain, mainMesh } from '../core';
 import { meshIcon } from './icon';
 import { Notebooks } from './notebooks';
 import { leaveAnsweredPrompts } from './prompts';
+import { OwnLine, openRows } from './rows';
 import { showSavedPanels } from './saved';
 import { ServerTransport } from './transport';
 import { LogWidget, SidePanel, StatusItem } from './widgets';
@@ -277,6 +278,24 @@ const savedPlugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const rowsPlugin: JupyterFrontEndPlugin<void> = {
+  id: 'monarch-nb:rows',
+  description: "Opens rows of cells' outputs: each rank's own line comes from the logs.",
+  autoStart: true,
+  requires: [IMesh, INotebookTracker],
+  activate: (_: JupyterFrontEnd, { pools }: Mesh, tracker: INotebookTracker) => {
+    const follow = (panel: NotebookPanel): void => {
+      const stop = openRows(panel.content.node, async request => {
+        const { transport } = pools.storeOfMesh(request.mesh);
+        return (await transport.request<{ lines: OwnLine[] }>('own_lines', request)).lines;
+      });
+      panel.disposed.connect(stop);
+    };
+    tracker.forEach(follow);
+    tracker.widgetAdded.connect((_, panel) => follow(panel));
+  }
+};
+
 const promptsPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:prompts',
   description: 'Leaves prompts of the debugger that somebody else has answered.',
@@ -369,6 +388,7 @@ export default [
   panelPlugin,
   logPlugin,
   notebookPlugin,
+  rowsPlugin,
   savedPlugin,
   promptsPlugin,
   statusPlugin,

@@ -19,6 +19,8 @@ from zlib import adler32, crc32
 
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped
+from monarch_nb.lines.logged import keys_of
+from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -338,10 +340,12 @@ def _batches(pieces: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int
         yield batch
 
 
-def digests(lines: list[Line]) -> bytes:
-    """Return 8 bytes for each line: equal for equal lines of the same stream, on any machine."""
+def digests(lines: list[Line], by: FoldBy = "equal") -> bytes:
+    """Return 8 bytes for each line: equal for lines of the same stream that may share a row, on any machine."""
     packed = array("I", bytes(8 * len(lines)))
-    texts = [text if size <= _DIGESTED_BYTES else b"%d %b" % (size, text[:_DIGESTED_BYTES]) for _, text, size in lines]
+    texts = keys_of(
+        [text if size <= _DIGESTED_BYTES else b"%d %b" % (size, text[:_DIGESTED_BYTES]) for _, text, size in lines], by
+    )
     seeds = [kind == "err" for kind, _, _ in lines]
     packed[0::2] = array("I", map(crc32, texts, seeds))
     packed[1::2] = array("I", map(adler32, texts, repeat(1)))

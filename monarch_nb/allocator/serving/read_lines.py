@@ -22,6 +22,7 @@ from monarch_nb.allocator.sessions.sessions import FLOOD_INTERVAL_S, UNWATCHED_I
 from monarch_nb.allocator.state.runs import Run, failed_results
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.config import NodePaths
+from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ _REPLY_BYTES = 4 << 20
 _LINE_BYTES = 64
 """What a line costs in a reply besides its text."""
 _DIGESTS_STEP_BYTES = 256 << 10
+_FOLDS: dict[int, FoldBy] = {
+    pb.LOG_FOLD_UNSPECIFIED: "equal",
+    pb.LOG_FOLD_TIMES: "times",
+    pb.LOG_FOLD_NUMBERS: "numbers",
+}
 
 
 class LogLines:
@@ -193,7 +199,8 @@ class LogLines:
                 lines.cut = wanted > 0
             elif request.digests:
                 last = window.first + min(wanted, room_bytes // 8)
-                lines.digests = await _digests(index, request.stream, window.first, last)
+                by = _FOLDS[request.fold]
+                lines.digests = await _digests(index, request.stream, window.first, last, by)
                 room_bytes -= len(lines.digests)
                 lines.cut = len(lines.digests) < 8 * wanted
             else:
@@ -339,12 +346,12 @@ def _cut(text: bytes, most_bytes: int) -> bytes:
     return text[:most_bytes]
 
 
-async def _digests(index: RankIndex, stream: pb.LogStream.ValueType, first: int, last: int) -> bytes:
+async def _digests(index: RankIndex, stream: pb.LogStream.ValueType, first: int, last: int, by: FoldBy) -> bytes:
     pieces: list[bytes] = []
     while first < last:
         lines: list[Line] = await index.read(stream, first, last, _DIGESTS_STEP_BYTES)
         if not lines:
             break
-        pieces.append(digests(lines))
+        pieces.append(digests(lines, by))
         first += len(lines)
     return b"".join(pieces)

@@ -17,6 +17,7 @@ from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.connections.events import Stream
 from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RankFailure
+from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
 
 T = TypeVar("T")
@@ -28,6 +29,13 @@ _STREAMS = {
     "both": pb.LOG_STREAM_UNSPECIFIED,
     "stdout": pb.LOG_STREAM_STDOUT,
     "stderr": pb.LOG_STREAM_STDERR,
+}
+
+_FOLDS: dict[FoldBy, pb.LogFold.ValueType] = {
+    "numbers": pb.LOG_FOLD_NUMBERS,
+    "times": pb.LOG_FOLD_TIMES,
+    "equal": pb.LOG_FOLD_UNSPECIFIED,
+    "off": pb.LOG_FOLD_UNSPECIFIED,
 }
 
 
@@ -216,10 +224,15 @@ class LogLines:
         await self._on_nodes(windows, lambda connection, which: _read(connection, request, windows, which, keep))
         return lines
 
-    async def digests(self, windows: Sequence[LogWindow], streams: Streams = "both") -> list[array[int]]:
+    async def digests(
+        self, windows: Sequence[LogWindow], streams: Streams = "both", by: FoldBy = "equal"
+    ) -> list[array[int]]:
         """Return a number for each line of each window: equal where stream and text are equal, whatever the rank.
 
         Two different lines have equal numbers once in 2**50 or so.
+
+        Args:
+            by: in what lines may differ that have equal numbers. Nodes of an earlier version know of no such lines.
 
         Raises:
             NodeUnreachable: the node of one of the ranks does not answer.
@@ -232,6 +245,7 @@ class LogLines:
             return len(told.digests) // 8
 
         request = pb.ReadLinesRequest(mesh_id=self.mesh_id, stream=_STREAMS[streams], digests=True)
+        request.fold = _FOLDS[by]
         await self._on_nodes(windows, lambda connection, which: _read(connection, request, windows, which, keep))
         return digests
 

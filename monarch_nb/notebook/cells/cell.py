@@ -239,6 +239,7 @@ class CellRunner:
         view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
+        view.shows(run)
         if block:
             return self._wait(run, view, None)
         self._leave_open(run, view)
@@ -253,6 +254,7 @@ class CellRunner:
         view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
+        view.shows(run)
         return run
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
@@ -34,6 +34,9 @@ _MAX_HIDDEN_BYTES, _MAX_GRID_BYTES = 30_000, 80_000
 _MAX_RICH_RESULTS, _MAX_RICH_BYTES = 20, 8_000_000
 _MAX_TRACEBACK_CHARACTERS = 12_000
 _ROW_OVERHEAD_BYTES, _STDERR_BYTES = 100, 130
+_OPENING_BYTES = 150
+_MAX_PLACES = 8
+"""A row says of so many groups of ranks that are out of step where their lines are; the others' are looked for."""
 _MAX_LABEL_CHARACTERS = 18
 _NEWEST_ROWS_OF_EACH = 5
 """Of every rank so many rows are shown however much others print after it."""
@@ -47,6 +50,7 @@ _PRE = (
     "overflow:visible"
 )
 _STDERR = "color:var(--jp-warn-color1,#c77700)"
+_APART = "color:var(--jp-warn-color0,#b25000);font-weight:bold"
 _ERROR = "color:var(--jp-error-color1,#d32f2f)"
 _PROMPT = "color:var(--jp-cell-outprompt-font-color,#bf5b3d)"
 _NOTE = (
@@ -55,6 +59,13 @@ _NOTE = (
 )
 _ACCENT = "color:var(--jp-brand-color1,#1976d2)"
 _QUIET = "opacity:.6"
+
+
+class LogOf(NamedTuple):
+    """Where lines are in the logs: of which mesh and which run."""
+
+    mesh_id: str
+    run: int
 
 
 def render(
@@ -66,6 +77,7 @@ def render(
     status: str = "",
     status_alone: bool = False,
     hosts: grid.Hosts | None = None,
+    log: LogOf | None = None,
 ) -> dict[str, str]:
     """Return what `fold` looks like now, as a MIME bundle of text/html and text/plain; empty when that is nothing.
 
@@ -75,6 +87,7 @@ def render(
         status: a line below everything, e.g. "● running on 8 ranks".
         status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
         hosts: the ranks of each node, by what it is called, as far as they are known.
+        log: where the lines are that folded rows stand for: our extension opens such rows.
 
     Example:
         >>> fold = Fold([0, 1])
@@ -88,7 +101,7 @@ def render(
     notices = [_notice(text) for text in fold.notices.values()]
     asides = [_aside(aside)] if aside else []
     spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
-    output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent)
+    output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent, log)
     pieces = [*output, *asides, *results, *failed, *notices]
     if not pieces and not (status and status_alone):
         return {}
@@ -97,7 +110,7 @@ def render(
         dot = html.escape(status).replace("●", f'<span style="{_ACCENT}">●</span>')
         markup += f'<div style="font-size:90%;margin-top:2px"><span style="{_QUIET}">{dot}</span></div>'
     return {
-        "text/html": f'<div style="{_FONT}">{markup}</div>',
+        "text/html": f'<div style="{_FONT}"{_where(log)}>{markup}</div>',
         "text/plain": "\n".join(piece.plain for piece in pieces) or status,
     }
 
@@ -168,7 +181,7 @@ def _stored_bytes(text: str) -> int:
 # ---- rows ----
 
 
-def _output(rows: list[Row], ranks: int, budget_bytes: int) -> list[_Piece]:
+def _output(rows: list[Row], ranks: int, budget_bytes: int, log: LogOf | None) -> list[_Piece]:
     if not rows:
         return []
     rows = _merged(_fitting(rows, budget_bytes))
@@ -180,7 +193,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int) -> list[_Piece]:
             markup += (_block(lines, width), _beside(_label(row.ranks), width, mime.rich_html(row.data, row.metadata)))
             lines = []
         else:
-            lines.append(_line(row, before, width))
+            lines.append(_line(row, before, width, log))
     markup.append(_block(lines, width))
     width = _width(rows)
     plain = "\n".join(_plain_row(row, width, escapes.strip) for row in rows)
@@ -206,11 +219,11 @@ def _beside(label: str, width: int, content: str, style: str = _QUIET) -> str:
     )
 
 
-def _line(row: Row, before: Row | None, width: int) -> str:
+def _line(row: Row, before: Row | None, width: int, log: LogOf | None) -> str:
     match row:
         case TextRow():
             again = isinstance(before, TextRow) and before.ranks == row.ranks and before.stream == row.stream
-            return _gutter(row, again, width) + _text_markup(row.text)
+            return _opening(row, log, _gutter(row, again and not row.is_apart, width) + _text_markup(row.text))
         case DisplayRow():
             return _gutter(row, False, width) + ansi.to_html(mime.best_text(row.data))
         case ElidedRow() | NoteRow():
@@ -220,13 +233,39 @@ def _line(row: Row, before: Row | None, width: int) -> str:
             raise TypeError(row)
 
 
+def _opening(row: TextRow, log: LogOf | None, markup: str) -> str:
+    """Return a row; if it stands for lines that differ it says where each rank's own is."""
+    if log is None or row.number < 0 or not (row.is_folded or row.is_apart):
+        return markup
+    about = f"%mesh logs --run {log.run} has each rank's line"
+    return f'<span data-monarch-row="{_places(row)}" title="{about}">{markup}</span>'
+
+
+def _places(row: TextRow) -> str:
+    """Return which line of each rank it is, e.g. "120:0-6;1120:7"; of a few ranks that are out of step."""
+    others: dict[int, int] = {}
+    in_step = row.ranks
+    for rank, number in row.numbers.items():
+        if row.ranks >> rank & 1 and (number in others or len(others) < _MAX_PLACES):
+            others[number] = others.get(number, 0) | 1 << rank
+            in_step &= ~(1 << rank)
+    places = {row.number: in_step} if in_step else {}
+    return ";".join(f"{number}:{_label(ranks)[1:-1]}" for number, ranks in (places | others).items())
+
+
+def _where(log: LogOf | None) -> str:
+    return f' data-monarch-log="{html.escape(log.mesh_id)}/{log.run}"' if log else ""
+
+
 def _gutter(row: Row, again: bool, width: int) -> str:
     """Return the rank set; fainter where it is the same as in the line above."""
     stderr = isinstance(row, TextRow) and row.stream == "stderr"
-    full, label = _label(row.ranks), _short_label(row.ranks)
-    about = [full] * (label != full) + ["stderr"] * (stderr and not again)
+    full, label = _label(row.ranks), _label_of(row, _short_label(row.ranks))
+    about = [full] * (_short_label(row.ranks) != full) + ["stderr"] * (stderr and not again)
     title = f' title="{" ".join(about)}"' if about else ""
     style = f"margin-left:-{width + 1}ch;opacity:{'.35' if again else '.65'}"
+    if isinstance(row, TextRow) and row.is_apart:
+        style = f"margin-left:-{width + 1}ch;{_APART}"
     mark = f'<span style="{_STDERR};position:relative;left:-.2ch">│</span>' if stderr else " "
     return f'<span style="{style}"{title}>{label:>{width}}</span>{mark}'
 
@@ -234,9 +273,10 @@ def _gutter(row: Row, again: bool, width: int) -> str:
 def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
     match row:
         case TextRow():
+            label = _label_of(row, _label(row.ranks))
             if row.stream == "stderr":
-                return f"[stderr:{_label(row.ranks)[1:]} {clean(row.text)}"
-            return f"{_label(row.ranks):>{width}} {clean(row.text)}"
+                return f"[stderr:{label[1:]} {clean(row.text)}"
+            return f"{label:>{width}} {clean(row.text)}"
         case DisplayRow():
             return _labelled(f"{_label(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
         case ElidedRow() | NoteRow():
@@ -262,7 +302,8 @@ def _text_cost(text: str) -> int:
 def _row_cost(row: Row) -> int:
     if isinstance(row, TextRow):
         overhead_bytes = _STDERR_BYTES if row.stream == "stderr" else 0
-        return _text_cost(row.text) + 2 * len(_label(row.ranks)) + overhead_bytes
+        folded_bytes = _OPENING_BYTES + len(_places(row)) if row.is_folded or row.is_apart else 0
+        return _text_cost(row.text) + 2 * len(_label(row.ranks)) + overhead_bytes + folded_bytes
     if isinstance(row, DisplayRow):
         return _stored_bytes(mime.plain_text(row.data)) * (1 if mime.is_rich(row.data) else 2) + 2 * _ROW_OVERHEAD_BYTES
     return 3 * _ROW_OVERHEAD_BYTES
@@ -270,7 +311,7 @@ def _row_cost(row: Row) -> int:
 
 def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
     """Return `rows`, those in the middle replaced by a count when they are too large together; displays stay, and so do
-    the newest rows of every rank, wherever they stand."""
+    the newest rows of every rank and those that must not be overlooked, wherever they stand."""
     costs = [_row_cost(row) for row in rows]
     if sum(costs) <= budget_bytes:
         return rows
@@ -280,6 +321,7 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
         spent += costs[begin]
         begin += 1
     newest = {index for index in _newest_of_each(rows, costs, budget_bytes // 4) if index >= begin}
+    newest |= _first_apart(rows, costs, begin, budget_bytes // 4)
     spent += sum(costs[index] for index in newest)
     end = len(rows)
     while end - 1 != gap and end > begin and (end - 1 in newest or spent + costs[end - 1] <= budget_bytes):
@@ -289,6 +331,19 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
     displays = [row for row in hidden if isinstance(row, DisplayRow) and mime.is_rich(row.data)]
     kept = [rows[index] for index in sorted(newest) if index < end]
     return [*rows[:begin], _count(row for row in hidden if row not in displays), *displays, *kept, *rows[end:]]
+
+
+def _first_apart(rows: list[Row], costs: list[int], begin: int, budget_bytes: int) -> set[int]:
+    """Return where the first rows are that must not be overlooked, as far as there is room."""
+    found: set[int] = set()
+    for index in range(begin, len(rows)):
+        row = rows[index]
+        if isinstance(row, TextRow) and row.is_apart:
+            budget_bytes -= costs[index]
+            if budget_bytes < 0:
+                break
+            found.add(index)
+    return found
 
 
 def _newest_of_each(rows: list[Row], costs: list[int], budget_bytes: int) -> list[int]:
@@ -374,6 +429,11 @@ def _label(ranks: int) -> str:
     return f"[{format_ranks(members(ranks))}]"
 
 
+def _label_of(row: Row, label: str) -> str:
+    """Return a label; it is marked when the row must not be overlooked."""
+    return f"{label}!" if isinstance(row, TextRow) and row.is_apart else label
+
+
 @lru_cache(4096)
 def _short_label(ranks: int) -> str:
     """Return the label, but of scattered ranks only the first and the last, so that the gutter stays narrow."""
@@ -387,8 +447,9 @@ def _short_label(ranks: int) -> str:
 
 def _width(rows: Sequence[Row], ranks: int = 0) -> int:
     """Return the width of the gutter; with `ranks` at least theirs, so that text does not move while output grows."""
-    sets = {row.ranks for row in rows if not isinstance(row, ElidedRow | NoteRow)} | ({ranks} if ranks else set())
-    return max((len(_short_label(each)) for each in sets), default=0)
+    labelled = {(row.ranks, _label_of(row, "")) for row in rows if not isinstance(row, ElidedRow | NoteRow)}
+    labelled |= {(ranks, "")} if ranks else set()
+    return max((len(_short_label(each)) + len(mark) for each, mark in labelled), default=0)
 
 
 # ---- results, failures, notices ----

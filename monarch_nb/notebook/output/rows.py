@@ -41,7 +41,7 @@ class TextRow(Row):
 
     Attributes:
         text: as its first rank wrote it, or what stands for the lines of several.
-        number: of that rank's line, in the order in which it wrote them.
+        number: of most of its ranks' lines, in the order in which each wrote them.
         texts, numbers: those of ranks whose line or number is another one, by rank.
         is_folded: `text` stands for lines that differ.
         is_apart: it is one that must not be overlooked, of a row whose other ranks have other values.
@@ -109,7 +109,6 @@ class TextRow(Row):
             ranks=folded.ranks,
             key=None,
             text=folded.text,
-            number=self.number_of((folded.ranks & -folded.ranks).bit_length() - 1),
             texts={},
             is_folded=folded.is_many,
             is_apart=folded.is_apart,

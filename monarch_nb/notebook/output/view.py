@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
@@ -23,8 +24,11 @@ from monarch_nb.client.connections.events import (
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.render import Group, arranged, plain_ending, plain_lines, render
+from monarch_nb.notebook.output.render import Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
+
+if TYPE_CHECKING:
+    from monarch_nb.client.runs.run import Run
 
 FIRST_UPDATE_S = 0.02
 """The first output is shown so much after it came: a short cell is shown once, whole."""
@@ -110,6 +114,9 @@ class RunView:
         ranks = tuple(ranks)
         self._fold = Fold(ranks, by)
         self._held = Held(ranks) if resumed else None
+        self._is_whole = not resumed
+        self._run: Callable[[], Run | None] = lambda: None
+        self._log: LogOf | None = None
         self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
         self._aside: Counter[int] = Counter()  # lines on stderr of those, by rank
         self._publish, self._call_later, self._clock = publish, call_later, clock
@@ -136,6 +143,19 @@ class RunView:
         self._wake_s: float | None = None
         with self._lock:
             self._schedule(self._started_s)
+
+    def shows(self, run: Run) -> None:
+        """Say which run it is, once it has been submitted: its folded rows open from the logs. Rows of output that is
+        followed from the middle do not: nobody counted the lines before."""
+        if self._is_whole:
+            self._run = weakref.ref(run)  # which refers to this view
+
+    def _log_of(self) -> LogOf | None:
+        """Return where the run's lines are in the logs, as soon as it has its number."""
+        run = self._run()
+        if self._log is None and run is not None and run.number:
+            self._log = LogOf(run.mesh.id, run.number)
+        return self._log
 
     def on_event(self, event: Event) -> None:
         """Take in an event of the run; it shows soon."""
@@ -303,6 +323,7 @@ class RunView:
             aside=self._told_aside(),
             status_alone=self._kept_open or self._shown is not None or not self._over,
             hosts=self.hosts,
+            log=self._log_of(),
         )
         keeps_place = self._over and self._may_print_later  # a later output must find its cell
         if bundle == self._shown or (not bundle and self._shown is None and not keeps_place):

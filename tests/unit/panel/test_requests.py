@@ -15,7 +15,7 @@ from monarch_nb.client.pools.held import HeldReservation
 from monarch_nb.client.pools.releasing import Released, ReleasedLater
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.panel import actions
-from monarch_nb.panel.logs import Logs
+from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -539,7 +539,7 @@ def test_a_log_is_of_all_nodes_although_the_view_has_heard_of_one(
         {"run": "1"},
         {"search": 1},
         {"regex": "yes"},
-        {"fold": None},
+        {"fold": "some"},
     ],
 )
 def test_bad_log_requests_are_refused(panel: Panel, pool: FakePool, body: Json) -> None:

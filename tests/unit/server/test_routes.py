@@ -34,7 +34,9 @@ BAD = {
     "log_open": {"mesh": "mesh-dev", "streams": "stdin"},
     "log_rows": {"log": "x", "first": -1, "count": 1},
     "log_find": {"log": 1, "text": "x"},
+    "log_row": {"log": "x", "row": -1},
     "log_close": {},
+    "own_lines": {"mesh": "mesh-dev", "run": 1, "lines": "3", "text": "x"},
 }
 """Every request that takes something, and a body that makes no sense."""
 
@@ -50,11 +52,13 @@ UNKNOWN = {
     "log_open": {"mesh": "x"},
     "log_rows": {"log": "x", "first": 0, "count": 1},
     "log_find": {"log": "x", "text": "x", "from": 0},
+    "log_row": {"log": "x", "row": 0},
+    "own_lines": {"mesh": "x", "run": 1, "lines": "0:0", "text": ""},
     "dance": {},
 }
 POOL_AWAY = (
     *("release", "extend", "resize", "replace", "restart", "interrupt", "stacks"),
-    *("lost", "attach_lines", "log_open"),
+    *("lost", "attach_lines", "log_open", "own_lines"),
 )
 
 

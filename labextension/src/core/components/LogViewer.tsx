@@ -1,25 +1,13 @@
-import {
-  KeyboardEvent,
-  memo,
-  useCallback,
-  useEffect,
-  useLayoutEffect,
-  useMemo,
-  useReducer,
-  useRef,
-  useState
-} from 'react';
-import { Piece, parseAnsi, plain } from '../ansi';
+import { KeyboardEvent, useCallback, useEffect, useMemo, useReducer, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
-import { bytes, count, mainMesh, parseRanks } from '../format';
-import { Geometry, LogQuery, LogSource, finalText, pattern, queryOf } from '../logs';
+import { count, mainMesh, parseRanks } from '../format';
+import { LogQuery, LogSource, queryOf } from '../logs';
 import { State, useStore } from '../store';
 import { explain } from '../transport';
-import { LogRow, LogRun, LogTarget, Reservation, Streams } from '../types';
+import { Fold, LogRun, LogTarget, Reservation, Streams } from '../types';
+import { Lines } from './LogLines';
 import { Button, Mark } from './basics';
 
-const ROW_PX = 18;
-const LONGEST = 4000;
 const FILTER_AFTER_MS = 300;
 
 /** The log of some ranks: any number of lines, of which those in sight are here. */
@@ -126,14 +114,18 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
           <option value="stdout">stdout</option>
           <option value="stderr">stderr</option>
         </select>
-        <label className="mnb-check" title="Show lines that are equal on several ranks once">
-          <input
-            type="checkbox"
-            checked={query.fold}
-            onChange={event => setQuery({ ...query, fold: event.target.checked })}
-          />
-          Fold
-        </label>
+        <select
+          aria-label="Fold"
+          title="Which lines of several ranks are one row"
+          value={query.fold ?? source.fold ?? ''}
+          onChange={event => setQuery({ ...query, fold: event.target.value as Fold })}
+        >
+          {query.fold === null && source.fold === null && <option value="">fold</option>}
+          <option value="numbers">fold numbers</option>
+          <option value="times">fold times</option>
+          <option value="equal">fold equal lines</option>
+          <option value="off">fold nothing</option>
+        </select>
         <span className="mnb-log-find">
           <input
             ref={findField}
@@ -263,298 +255,6 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
       )}
     </div>
   );
-}
-
-/** The lines in sight. Whatever the scroll bar does, it shows lines: the former ones until the new ones are here. */
-function Lines(props: {
-  source: LogSource;
-  total: number;
-  isFiltered: boolean;
-  search: { text: string; regex: boolean };
-  hit: number | null;
-  goal: { row: number } | null;
-  follow: boolean;
-  onFollow: (follow: boolean) => void;
-  /** The first row in sight, and the run that is read there. */
-  onSight: (first: number, run: number | null) => void;
-  onChoose: (run: number) => void;
-}) {
-  const { source, total, follow, onFollow, onSight, goal, hit } = props;
-  const box = useRef<HTMLDivElement>(null);
-  const [viewport, setViewport] = useState(0);
-  const [place, setTop] = useState(0);
-  const expected = useRef(-1);
-  const widest = useRef(0);
-  const shown = useRef<{ top: number; rows: LogRow[] }>({ top: 0, rows: [] });
-  const geometry = useMemo(() => new Geometry(total, viewport, ROW_PX), [total, viewport]);
-  const top = follow ? geometry.lastTop : geometry.clamp(place);
-
-  useLayoutEffect(() => {
-    const element = box.current!;
-    const observer = new ResizeObserver(() => setViewport(element.clientHeight));
-    observer.observe(element);
-    setViewport(element.clientHeight);
-    return () => observer.disconnect();
-  }, []);
-
-  const move = useCallback(
-    (to: number): void => {
-      const next = geometry.clamp(to);
-      setTop(next);
-      const element = box.current;
-      if (element) {
-        element.scrollTop = geometry.toScroll(next);
-        expected.current = element.scrollTop;
-      }
-    },
-    [geometry]
-  );
-  useLayoutEffect(() => {
-    if (follow) {
-      move(geometry.lastTop);
-    }
-  }, [follow, geometry, move]);
-  useEffect(() => {
-    if (goal) {
-      move(goal.row - viewport / ROW_PX / 3);
-    }
-    // Only a new goal counts.
-  }, [goal]);
-  const onScroll = (): void => {
-    const element = box.current!;
-    if (Math.abs(element.scrollTop - expected.current) < 1) {
-      return;
-    }
-    expected.current = element.scrollTop;
-    const next = geometry.toTop(element.scrollTop);
-    setTop(next);
-    onFollow(next >= geometry.lastTop - 0.5);
-  };
-  const go = (to: number): void => {
-    move(to);
-    onFollow(geometry.clamp(to) >= geometry.lastTop - 0.5);
-  };
-  useEffect(() => {
-    const element = box.current!;
-    const onWheel = (event: WheelEvent): void => {
-      // With very many lines a pixel of the scroll bar is many lines: the wheel goes by lines all the same.
-      if (!geometry.isExact && event.deltaY && !event.ctrlKey) {
-        event.preventDefault();
-        go(top + (event.deltaMode === 1 ? event.deltaY * 3 : event.deltaY / ROW_PX));
-      }
-    };
-    element.addEventListener('wheel', onWheel, { passive: false });
-    return () => element.removeEventListener('wheel', onWheel);
-  });
-  const onKeyDown = (event: KeyboardEvent): void => {
-    const page = Math.max(1, Math.floor(viewport / ROW_PX) - 1);
-    const steps: Record<string, number> = {
-      ArrowUp: top - 1,
-      ArrowDown: top + 1,
-      PageUp: top - page,
-      PageDown: top + page,
-      ' ': top + page,
-      Home: 0,
-      End: geometry.lastTop
-    };
-    if (event.key in steps && !event.ctrlKey && !event.metaKey && !event.altKey) {
-      event.preventDefault();
-      event.stopPropagation();
-      go(steps[event.key]);
-    }
-  };
-
-  const first = Math.floor(top);
-  const rows = viewport > 0 ? source.rows(first, Math.ceil(viewport / ROW_PX) + 1) : null;
-  if (rows) {
-    shown.current = { top, rows };
-  }
-  const visible = shown.current;
-  const read =
-    visible.rows.find(row => row.row === hit) ?? visible.rows[follow ? visible.rows.length - 1 : 0];
-  const runRead = read?.run ?? null;
-  useEffect(() => onSight(top, runRead), [top, runRead, onSight]);
-  const shift = -(visible.top - Math.floor(visible.top)) * ROW_PX;
-  const expression = useMemo(() => pattern(props.search.text, props.search.regex), [props.search]);
-
-  const layer = useRef<HTMLDivElement>(null);
-  useLayoutEffect(() => {
-    if (layer.current && layer.current.scrollWidth > widest.current) {
-      widest.current = layer.current.scrollWidth;
-      layer.current.style.minWidth = `${widest.current}px`; // lines come and go, the horizontal scroll bar stays
-    }
-  });
-  return (
-    <div
-      ref={box}
-      className="mnb-lines"
-      role="log"
-      aria-live="off"
-      aria-label="Lines of the log"
-      tabIndex={0}
-      onScroll={onScroll}
-      onKeyDown={onKeyDown}
-    >
-      <div className="mnb-lines-window" style={{ height: viewport }}>
-        <div ref={layer} className="mnb-lines-layer" style={{ transform: `translateY(${shift}px)` }}>
-          {visible.rows.map(row =>
-            row.kind === 'run' ? (
-              <Heading
-                key={row.row}
-                name={nameIn(source, row.run)}
-                onChoose={() => props.onChoose(row.run)}
-              />
-            ) : (
-              <Line
-                key={row.row}
-                row={row.row}
-                run={row.run}
-                ranks={row.ranks}
-                stream={row.kind === 'end' ? 'end' : (row.stream ?? 'out')}
-                text={row.text}
-                size={row.size}
-                isAway={row.away === true}
-                isHit={row.row === hit}
-                expression={expression}
-                onChoose={props.onChoose}
-              />
-            )
-          )}
-        </div>
-        {total === 0 && source.isOpen && (!props.isFiltered || source.complete) && (
-          <div className="mnb-empty">
-            {props.isFiltered ? 'No line matches' : 'Nothing has been printed.'}
-          </div>
-        )}
-      </div>
-      <div style={{ height: Math.max(0, geometry.height - viewport) }} />
-    </div>
-  );
-}
-
-function nameIn(source: LogSource, run: number): string {
-  const known = source.runs.find(each => each.number === run);
-  return known ? source.nameOf(known) : `run ${run}`;
-}
-
-/** The rule above a run's lines. */
-function Heading({ name, onChoose }: { name: string; onChoose: () => void }) {
-  return (
-    <div className="mnb-line mnb-line-run" onClick={onChoose}>
-      <span>{name}</span>
-    </div>
-  );
-}
-
-const STREAMS = {
-  out: { className: '', mark: '', title: undefined },
-  err: { className: ' mnb-line-error', mark: 'E', title: 'stderr' },
-  end: { className: ' mnb-line-end', mark: '', title: 'how the run ended' }
-};
-
-const Line = memo(function Line(props: {
-  row: number;
-  run: number;
-  ranks: string;
-  /** Or, of a line that ranks have not printed, how their run ended. */
-  stream: keyof typeof STREAMS;
-  text: string;
-  size: number | undefined;
-  isAway: boolean;
-  isHit: boolean;
-  expression: RegExp | null;
-  onChoose: (run: number) => void;
-}) {
-  const { expression } = props;
-  const { className, mark, title } = STREAMS[props.stream];
-  const pieces = useMemo(() => {
-    const text = finalText(props.text);
-    const shown = text.slice(0, LONGEST);
-    const rest = Math.max(props.size ?? 0, text.length) - shown.length;
-    return [
-      ...parseAnsi(shown),
-      ...(rest > 0 ? [{ text: ` … ${bytes(rest)} more`, className: 'mnb-dim' }] : [])
-    ];
-  }, [props.text, props.size]);
-  return (
-    <div
-      className={`mnb-line${className}${props.isHit ? ' mnb-line-hit' : ''}`}
-      data-row={props.row}
-      onClick={() => props.onChoose(props.run)}
-    >
-      <span className="mnb-line-ranks" title={`rank ${props.ranks}${title ? `, ${title}` : ''}`}>
-        {props.ranks}
-      </span>
-      <span className="mnb-line-stream" title={title}>
-        {mark}
-      </span>
-      <span className="mnb-line-text">
-        {props.isAway ? (
-          <span className="mnb-dim">(not here: the node does not answer)</span>
-        ) : expression && expression.test(plain(props.text)) ? (
-          marked(pieces, expression)
-        ) : (
-          pieces.map(piece)
-        )}
-      </span>
-    </div>
-  );
-});
-
-function piece({ text, className }: Piece, key: number): JSX.Element | string {
-  return className ? (
-    <span key={key} className={className}>
-      {text}
-    </span>
-  ) : (
-    text
-  );
-}
-
-/** The pieces with what matches marked; matches may begin in one piece and end in another. */
-function marked(pieces: Piece[], expression: RegExp): JSX.Element[] {
-  const whole = pieces.map(each => each.text).join('');
-  const spans: [number, number][] = [];
-  expression.lastIndex = 0;
-  for (let match = expression.exec(whole); match && spans.length < 100; match = expression.exec(whole)) {
-    spans.push([match.index, match.index + match[0].length]);
-    expression.lastIndex += match[0] ? 0 : 1;
-  }
-  const shown: JSX.Element[] = [];
-  let start = 0;
-  for (const { text, className } of pieces) {
-    const end = start + text.length;
-    let place = start;
-    for (const [from, to] of spans) {
-      if (from >= end || to <= place) {
-        continue;
-      }
-      const begin = Math.max(from, place);
-      if (begin > place) {
-        shown.push(
-          <span key={place} className={className}>
-            {whole.slice(place, begin)}
-          </span>
-        );
-      }
-      place = Math.min(to, end);
-      shown.push(
-        <mark key={`m${begin}`} className={className}>
-          {whole.slice(begin, place)}
-        </mark>
-      );
-    }
-    if (place < end) {
-      shown.push(
-        <span key={place} className={className}>
-          {whole.slice(place, end)}
-        </span>
-      );
-    }
-    start = end;
-  }
-  expression.lastIndex = 0;
-  return shown;
 }
 
 function RanksField(props: {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from monarch_nb.client.connections.events import Display, Elided, Event, Notice, Result, Text
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.render import plain_lines, render
+from monarch_nb.notebook.output.render import LogOf, plain_lines, render
 
 _PICTURE = {"image/png": "aWNvbg==\n", "text/plain": "<Figure size 640x480 with 1 Axes>"}
 
@@ -351,3 +351,43 @@ def test_lines_for_terminals_keep_colours_when_asked() -> None:
     fold = _fold(2, *_everyone("\x1b[31mred\x1b[0m\n", 2))
     assert plain_lines(fold.rows(), fold.ranks) == "[0-1] red"
     assert plain_lines(fold.rows(), fold.ranks, colours=True) == "[0-1] \x1b[31mred\x1b[0m"
+
+
+# ---- rows that stand for lines that differ ----
+
+
+def test_a_row_says_where_the_lines_are_that_it_stands_for() -> None:
+    fold = Fold(range(16))
+    fold.add(Text(3, "stdout", "only here\n" * 100))
+    for rank in (3, *range(3), *range(4, 16)):
+        fold.add(Text(rank, "stdout", f"begin\nstep: 0 loss: {7.8 + rank / 1000:.3f}\n"))
+    markup = render(fold, log=LogOf("mesh-1", 7))["text/html"]
+    assert 'data-monarch-log="mesh-1/7"' in markup
+    [places] = re.findall('data-monarch-row="([^"]*)"', markup)
+    assert set(places.split(";")) == {"1:0-2,4-15", "101:3"}
+    assert "%mesh logs --run 7 has each rank's line" in markup
+    assert "data-monarch" not in render(fold)["text/html"], "of which nobody knows the run"
+
+
+def test_a_rank_that_is_apart_is_marked() -> None:
+    losses = ["nan" if rank == 11 else f"{7.8 + rank / 1000:.3f}" for rank in range(16)]
+    lines = [Text(rank, "stdout", f"step: 0 loss: {loss}\n") for rank, loss in enumerate(losses)]
+    bundle = render(_fold(16, *lines), log=LogOf("m", 1))
+    assert bundle["text/plain"].splitlines() == [
+        "[0-10,12-15] step: 0 loss: 7.800–7.815",
+        "       [11]! step: 0 loss: nan",
+    ]
+    assert re.search(r'<span style="[^"]*warn[^"]*">\s*\[11\]!</span>', bundle["text/html"])
+    assert 'data-monarch-row="0:11"' in bundle["text/html"]
+
+
+def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() -> None:
+    fold = Fold(range(16))
+    for step in range(900):
+        for rank in range(16):
+            loss = "nan" if (rank, step % 100) == (11, 50) else f"{7.8 + rank / 1000:.3f}"
+            fold.add(Text(rank, "stdout", f"step: {step} loss: {loss} {'x' * 200}\n"))
+    bundle = render(fold, log=LogOf("mesh", 12))
+    assert "not shown" in bundle["text/plain"]
+    assert _stored_bytes(bundle) < 200_000
+    assert re.findall(r"\[11\]! step: (\d+) ", bundle["text/plain"]) == [f"{each}50" for each in ["", *range(1, 9)]]

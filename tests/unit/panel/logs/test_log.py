@@ -13,8 +13,13 @@ import pytest
 
 from monarch_nb.client.logs.lines import LogChange, LogLine, LogPart, LogRun, LogWindow
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, RankFailure, UsageError
-from monarch_nb.panel import logs as logs_module
-from monarch_nb.panel.logs import Log, LogRequest, Logs
+from monarch_nb.lines.logged import keys_of
+from monarch_nb.lines.templates import FoldBy
+from monarch_nb.panel.logs import log as log_module
+from monarch_nb.panel.logs import opened as opened_module
+from monarch_nb.panel.logs import reading
+from monarch_nb.panel.logs.log import Log, LogRequest
+from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.view import Json
 
 
@@ -80,11 +85,12 @@ class FakeLines:
             for window in windows
         ]
 
-    async def digests(self, windows: Sequence[LogWindow], streams: str) -> list[array[int]]:
+    async def digests(self, windows: Sequence[LogWindow], streams: str, by: FoldBy) -> list[array[int]]:
         self.asked.append("digests")
         self.meanwhile()
-        hashes = lambda text: int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())  # noqa: E731
-        return [array("Q", map(hashes, self._window(window, streams))) for window in windows]
+        hashes = lambda key: int.from_bytes(hashlib.blake2b(key, digest_size=8).digest())  # noqa: E731
+        texts = ([text.encode() for text in self._window(window, streams)] for window in windows)
+        return [array("Q", map(hashes, keys_of(lines, by))) for lines in texts]
 
     async def search(
         self, text: str, windows: Sequence[LogWindow], streams: str, *, regex: bool, ignore_case: bool
@@ -220,7 +226,7 @@ async def test_rows_are_settled_when_nothing_can_come_before_them() -> None:
         ({"ranks": (1,)}, ["1 [1] start", "1 [1] loss 2", "1 [1] !careful", "1 [1] end", "2 [1] second"]),
         ({"run": 2}, ["2 [0-1] second"]),
         ({"streams": "stderr"}, ["1 [1] !careful"]),
-        ({"fold": False, "run": 2}, ["2 [0] second", "2 [1] second"]),
+        ({"fold": "off", "run": 2}, ["2 [0] second", "2 [1] second"]),
         ({"search": "LOSS"}, ["1 [0] loss 1", "1 [1] loss 2"]),
         ({"search": "s.*t", "regex": True}, ["1 [0-1] start"]),
         ({"search": "end"}, ["1 [0-1] end"]),
@@ -233,7 +239,7 @@ async def test_only_what_is_wanted_is_there(request_: dict[str, Any], expected: 
     log.close()
 
 
-@pytest.mark.parametrize("request_", [{"fold": False}, {"ranks": (1,)}])
+@pytest.mark.parametrize("request_", [{"fold": "off"}, {"ranks": (1,)}])
 async def test_a_log_that_folds_nothing_is_not_read_to_be_opened(request_: dict[str, Any]) -> None:
     lines = FakeLines(TWO_RUNS)
     log = await opened(lines, **request_)
@@ -242,7 +248,7 @@ async def test_a_log_that_folds_nothing_is_not_read_to_be_opened(request_: dict[
 
 
 async def test_a_long_log_is_folded_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs_module, "LINES_AT_ONCE", 100)
+    monkeypatch.setattr(log_module, "LINES_AT_ONCE", 100)
     texts = [f"step {number}" for number in range(1000)]
     lines = FakeLines({1: {0: texts, 1: [*texts[:500], "extra", *texts[500:]]}})
     log = await opened(lines)
@@ -359,7 +365,7 @@ async def test_a_node_that_the_pool_misses_is_not_waited_for() -> None:
 async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
     search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs_module, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(log_module, "LOOK_AGAIN_S", 0.01)
     lines, whole, silent = FakeLines({}), asyncio.Event(), set[str]()
     request, rows = LogRequest((0, 1), search=search), len(await opened(FakeLines(TWO_RUNS), search=search))
     changed = lambda log: whole.set() if len(log) == rows else None  # noqa: E731
@@ -374,8 +380,102 @@ async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
     log.close()
 
 
-@pytest.mark.parametrize("fold", [True, False])
-async def test_the_next_row_with_a_text_is_found(fold: bool) -> None:
+STEPS = {
+    rank: [f"\x1b[36mstep: {step}  loss: {7.8 + rank / 1000:.3f}\x1b[0m  {rank + 1:02}:00:07" for step in range(40)]
+    for rank in range(16)
+}
+
+
+@pytest.mark.parametrize(
+    ("fold", "rows"), [("numbers", 1), ("times", 16), ("equal", 16), ("off", 16)], ids=lambda value: str(value)
+)
+async def test_lines_fold_by_what_they_may_differ_in(fold: FoldBy, rows: int) -> None:
+    log = await opened(FakeLines({1: STEPS}), ranks=tuple(range(16)), fold=fold)
+    assert len(log) == 1 + 40 * rows
+    [row] = (await log.read(1 + 5 * rows, 1))["rows"]
+    assert (row["ranks"], row.get("folded", False)) == (("0-15", True) if rows == 1 else ("0", False))
+    assert row["text"].startswith("\x1b[36mstep: 5  loss: 7.800" + "–7.815" * (rows == 1) + "\x1b[0m")
+    log.close()
+
+
+async def test_lines_that_differ_in_times_share_a_row() -> None:
+    texts = {rank: [f"09:00:{second + rank:02} loss {second}" for second in range(9)] for rank in (0, 1)}
+    log = await opened(FakeLines({1: texts}), fold="times")
+    assert await shown(log, 0, 3) == [
+        "1 [0-1] \x1b[2m09:00:00\x1b[22m loss 0",
+        "1 [0-1] \x1b[2m09:00:01\x1b[22m loss 1",
+    ]
+    log.close()
+
+
+async def test_a_rank_that_is_apart_is_named_in_the_row() -> None:
+    texts = {rank: [*lines] for rank, lines in STEPS.items()}
+    texts[11][7] = texts[11][7].replace("7.811", "nan")
+    log = await opened(FakeLines({1: texts}), ranks=tuple(range(16)), fold="numbers")
+    _, normal, row = (await log.read(6, 3))["rows"]
+    assert "apart" not in normal
+    assert (row["ranks"], row["apart"]) == ("0-15", [{"ranks": "11", "text": texts[11][7]}])
+    assert len(log) == 41
+    log.close()
+
+
+async def test_a_row_tells_each_rank_s_own_line() -> None:
+    texts = {rank: [f"I am {rank}"] * (rank == 1) + lines for rank, lines in STEPS.items()}
+    log = await opened(FakeLines({1: texts}), ranks=tuple(range(16)), fold="numbers")
+    row = await log.find("step: 9", regex=False, start=0, backwards=False)
+    assert row is not None
+    told = await log.read_own(row)
+    assert [(each["ranks"], each["text"]) for each in told["lines"]] == [(str(r), STEPS[r][9]) for r in range(16)]
+    assert (told["row"], told["run"]) == (row, 1)
+    assert (await log.read_own(0))["lines"] == [], "the run's name"
+    log.close()
+
+
+async def test_what_a_filtered_row_stands_for() -> None:
+    texts = {rank: ["noise", *lines[:2]] for rank, lines in STEPS.items()}
+    log = await opened(FakeLines({1: texts}), ranks=tuple(range(16)), fold="numbers", search="loss")
+    assert len(log) == 3
+    assert [each["text"] for each in (await log.read_own(2))["lines"]] == [STEPS[rank][1] for rank in range(16)]
+    log.close()
+
+
+async def test_of_ranks_whose_node_is_away_no_numbers_are_in_the_range() -> None:
+    lines = FakeLines({1: STEPS})
+    log = await opened(lines, ranks=tuple(range(16)), fold="numbers")
+    lines.away = {"node0", "node15"}
+    [row] = (await log.read(1, 1))["rows"]
+    assert (row["ranks"], row["lacking"], "7.801–7.814" in row["text"]) == ("0-15", "0,15", True)
+    own = (await log.read_own(1))["lines"]
+    assert [each["ranks"] for each in own if each.get("away")] == ["0", "15"]
+    log.close()
+
+
+async def test_a_line_that_went_on_since_it_was_folded_is_not_mixed_up() -> None:
+    lines = FakeLines({1: {0: ["loss 1"], 1: ["loss 2"], 2: ["loss 3"]}})
+    log = await opened(lines, ranks=(0, 1, 2), fold="numbers")
+    lines.texts[1][1] = ["loss 2 of 7"]
+    [row] = (await log.read(1, 1))["rows"]
+    assert row["text"] == "loss 1–3"
+    log.close()
+
+
+async def test_of_very_many_ranks_few_rows_are_asked_for_and_lines_are_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "LINES_AT_ONCE", 40)
+    logs, lines = Logs(lambda _: None, lambda: True), FakeLines({1: STEPS})
+    lines.tell()
+    told = await logs.open(lines, LogRequest(tuple(range(16)), fold="numbers"))  # type: ignore[arg-type]
+    assert told["page"] == 256
+    assert told["fold"] == "numbers"
+    log = logs.get(told["log"])
+    assert log is not None
+    assert [row["text"].count("–") for row in (await log.read(1, 20))["rows"]] == [1] * 20
+    logs.close(told["log"])
+
+
+@pytest.mark.parametrize("fold", ["equal", "off"])
+async def test_the_next_row_with_a_text_is_found(fold: FoldBy) -> None:
     log = await opened(FakeLines(TWO_RUNS), fold=fold)
     everything = [f"{row['run']} {row['text']}" for row in (await log.read(0, 100))["rows"]]
     for text in ("loss", "end", "second", "START"):
@@ -406,7 +506,7 @@ async def test_the_same_search_is_done_once() -> None:
 
 
 async def test_a_very_long_line_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs_module, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 10)
     log = await opened(FakeLines({1: {0: ["x" * 50]}}))
     (row,) = (await log.read(1, 1))["rows"]
     assert (row["text"], row["size"]) == ("x" * 10, 50)
@@ -457,7 +557,7 @@ async def test_a_log_that_failed_to_open_is_not_kept() -> None:
 
 @pytest.mark.parametrize("watched", [True, False])
 async def test_logs_that_nobody_reads_are_forgotten(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs_module, "FORGOTTEN_S", 0.0)
+    monkeypatch.setattr(opened_module, "FORGOTTEN_S", 0.0)
     logs, ids = Logs(lambda _: None, lambda: watched), []
     for _ in range(3):
         lines = FakeLines(TWO_RUNS)
@@ -469,7 +569,7 @@ async def test_logs_that_nobody_reads_are_forgotten(watched: bool, monkeypatch: 
 
 
 async def test_only_so_many_logs_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs_module, "MAX_OPEN", 2)
+    monkeypatch.setattr(opened_module, "MAX_OPEN", 2)
     logs, ids = Logs(lambda _: None, lambda: True), []
     for _ in range(3):
         lines = FakeLines(TWO_RUNS)

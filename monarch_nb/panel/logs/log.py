@@ -1,4 +1,4 @@
-"""Windows over the logs of a mesh: rows that are numbered, folded, filtered and searched, as many as ranks printed."""
+"""A window over the logs of a mesh: rows that are numbered, folded, filtered and searched, as many as ranks printed."""
 
 from __future__ import annotations
 
@@ -8,34 +8,23 @@ import time
 import uuid
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from monarch_nb.client.logs.lines import LogChange, LogLine, LogLines, LogRun, LogWindow, Streams
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
-from monarch_nb.panel.folding import OPEN_LINES, Row, RunTable
-from monarch_nb.panel.hints import clickable
+from monarch_nb.lines.templates import FoldBy
+from monarch_nb.panel.logs.folding import OPEN_LINES, Row, RunTable
+from monarch_nb.panel.logs.reading import Place, Reader, line_facts
 from monarch_nb.panel.view import Json, below
 
-OPEN_WAIT_S = 0.8
-"""How long opening a log waits for all of it; more comes afterwards."""
 LINES_AT_ONCE = 20_000
-BETWEEN_LINES = 32
-"""So many lines that nobody wants are read rather than asking twice."""
 MAX_ROWS = 1_000
 SILENT_AFTER_S = 2.0
 """Lines of ranks that have printed nothing for so long are not waited for."""
-READ_S = 5.0
-"""How long a node may take for a window: it is a matter of milliseconds."""
-AWAY_S = 10.0
-"""A node that took longer is not asked again for so long."""
 LOOK_AGAIN_S = 1.0
-MAX_LINE_BYTES = 8_192
-MAX_OPEN = 32
-FORGOTTEN_S = 600.0
-"""A log that nobody has read for so long, while nobody was connected, is closed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class LogRequest:
     Attributes:
         ranks: of which ranks. run: of which run; None for all.
         search: only lines that have this; "" for all. regex: it is a regular expression.
-        fold: equal lines of several ranks are one row.
+        fold: in what lines of several ranks may differ that are one row; "off": none are.
     """
 
     ranks: tuple[int, ...]
@@ -53,7 +42,7 @@ class LogRequest:
     run: int | None = None
     search: str = ""
     regex: bool = False
-    fold: bool = True
+    fold: FoldBy = "equal"
 
 
 @dataclass(frozen=True)
@@ -117,12 +106,11 @@ class Log:
         self._silent: dict[bool, tuple[str, ...]] = {}
         """Nodes that can not be followed, of those that were away at first and of the others."""
         self._applying = asyncio.Lock()
-        self._away_until: dict[str, float] = {}
-        """Until when nodes that did not answer when they were asked for lines are not asked again."""
         self._lines, self._request, self._changed, self._is_silent = lines, request, changed, is_silent
         self._root = root
         self._runs: dict[int, _Run] = {}
-        self._folds = request.fold and len(request.ranks) > 1
+        self._reader = Reader(lines, request.streams, self._is_known_away)
+        self._folds = request.fold != "off" and len(request.ranks) > 1
         self._counted = False
         """Whether the nodes have counted all that there was."""
         self._untaken: set[int] = set()
@@ -141,14 +129,13 @@ class Log:
         """Whose lines are not here, and why; empty when all are."""
         nodes: dict[str, list[int]] = {}
         for rank in self._request.ranks:
-            if self._is_away(rank):
+            if self._reader.is_away(rank):
                 nodes.setdefault(self._lines.node_of(rank) or "its node", []).append(rank)
         return "; ".join(f"{name_ranks(ranks)}: {node} does not answer" for node, ranks in nodes.items())
 
-    def _is_away(self, rank: int) -> bool:
+    def _is_known_away(self, rank: int) -> bool:
         node = self._lines.node_of(rank)
-        silent = not node or any(node in silent for silent in self._silent.values()) or self._is_silent(node)
-        return silent or self._away_until.get(node, 0.0) > time.monotonic()
+        return any(node in silent for silent in self._silent.values()) or self._is_silent(node)
 
     def close(self) -> None:
         """Follow it no longer."""
@@ -171,7 +158,7 @@ class Log:
     async def _keep(self) -> None:
         ranks: dict[bool, list[int]] = {}
         for rank in self._request.ranks:
-            ranks.setdefault(self._is_away(rank), []).append(rank)
+            ranks.setdefault(self._reader.is_away(rank), []).append(rank)
         try:
             async with asyncio.TaskGroup() as group:
                 for are_away, chosen in ranks.items():
@@ -280,7 +267,7 @@ class Log:
         """Return what to read next: what is new, and the newest lines again, which may have changed."""
         windows = []
         for rank in run.counts:
-            if self._is_away(rank):
+            if self._reader.is_away(rank):
                 continue  # the others go on without it
             first = max(run.table.settled(rank), run.table.count(rank) - OPEN_LINES, 0)
             if count := min(LINES_AT_ONCE, self._count(run, rank) - first):
@@ -289,12 +276,12 @@ class Log:
 
     async def _digests(self, run: _Run, windows: Sequence[LogWindow]) -> list[array[int]]:
         if not self._request.search:
-            return await self._lines.digests(windows, self._request.streams)
+            return await self._lines.digests(windows, self._request.streams, self._request.fold)
         spans = []
         for window in windows:
             numbers = run.shown[window.rank][window.first : window.first + window.count]
             spans.append(LogWindow(window.run, window.rank, numbers[0], numbers[-1] - numbers[0] + 1))
-        digests = await self._lines.digests(spans, self._request.streams)
+        digests = await self._lines.digests(spans, self._request.streams, self._request.fold)
         return [
             array(
                 "Q", (found[number - span.first] for number in run.shown[window.rank][window.first :][: window.count])
@@ -303,7 +290,7 @@ class Log:
         ]
 
     async def _search_new(self, number: int, run: _Run) -> None:
-        answering = [rank for rank in run.counts if not self._is_away(rank)]
+        answering = [rank for rank in run.counts if not self._reader.is_away(rank)]
         firsts = {rank: max(0, run.searched.get(rank, 0) - OPEN_LINES) for rank in answering}
         windows = [LogWindow(number, rank, first, run.counts[rank] - first) for rank, first in firsts.items()]
         found = await self._lines.search(
@@ -380,47 +367,25 @@ class Log:
         A row whose ranks are all on nodes that do not answer has no text and says so.
         """
         settled, rows = self._settled, list(self._rows(first, count))
-        lines = await self._texts([(place, run, row) for place, (run, row) in enumerate(rows) if isinstance(row, Row)])
+        places = {place: self._places(run, row) for place, (run, row) in enumerate(rows) if isinstance(row, Row)}
+        lines = await self._reader.told(places, self._request.fold)
         told = [_row(first + index, run, row, lines.get(index)) for index, (run, row) in enumerate(rows)]
         numbers = {run for run, _ in rows}
         runs = [run for run in self.describe_runs() if run["number"] in numbers]
         return self.describe() | {"first": first, "rows": told, "runs": runs, "settled": settled}
 
-    async def _texts(self, rows: Sequence[tuple[int, int, Row]]) -> dict[int, LogLine]:
-        """Return the lines of rows by their places, of those that a node that answers has."""
-        lines: dict[int, LogLine] = {}
-        while wanted := self._by_node(rows, lines):  # again when a node turns out not to answer: others may have them
-            for read in await asyncio.gather(*(self._read(node, places) for node, places in wanted.items())):
-                lines |= read
-        return lines
+    async def read_own(self, number: int) -> Json:
+        """Return each rank's own line of a row, as far as their nodes answer; none when it is no line."""
+        run, row = next(self._rows(number, 1), (0, None))
+        if not isinstance(row, Row):
+            return {"row": number, "run": run, "lines": []}
+        places = self._places(run, row)
+        lines = await self._reader.read(places)
+        own = [_row(number, run, Row((place.rank,), (place.number,)), _told(lines.get(place))) for place in places]
+        return {"row": number, "run": run, "line": row.line, "lines": own}
 
-    def _by_node(self, rows: Sequence[tuple[int, int, Row]], known: Container[int]) -> dict[str, dict[int, LogWindow]]:
-        """Return where to read rows that are not known yet, by the nodes that have them."""
-        wanted: dict[str, dict[int, LogWindow]] = {}
-        for index, run, row in rows:
-            here = ((rank, line) for rank, line in zip(row.ranks, row.lines, strict=True) if not self._is_away(rank))
-            if index not in known and (found := next(here, None)):
-                rank, line = found
-                place = LogWindow(run, rank, self._line(run, rank, line), 1)
-                wanted.setdefault(self._lines.node_of(rank), {})[index] = place
-        return wanted
-
-    async def _read(self, node: str, places: Mapping[int, LogWindow]) -> dict[int, LogLine]:
-        """Return lines that a node has; none when it does not answer."""
-        windows = _joined(places.values())
-        try:
-            async with asyncio.timeout(READ_S):
-                read = await self._lines.read(windows, self._request.streams, max_line_bytes=MAX_LINE_BYTES)
-        except (NodeUnreachable, TimeoutError):
-            self._away_until[node] = time.monotonic() + AWAY_S
-            return {}
-        lines = {
-            (window.run, window.rank, window.first + index): line
-            for window, found in zip(windows, read, strict=True)
-            for index, line in enumerate(found)
-        }
-        unknown = LogLine("stdout", "", 0)
-        return {index: lines.get((each.run, each.rank, each.first), unknown) for index, each in places.items()}
+    def _places(self, run: int, row: Row) -> list[Place]:
+        return [Place(run, rank, self._line(run, rank, line)) for rank, line in zip(row.ranks, row.lines, strict=True)]
 
     def _line(self, number: int, rank: int, line: int) -> int:
         return self._runs[number].shown[rank][line] if self._request.search else line
@@ -442,7 +407,7 @@ class Log:
 
     async def _matches(self, text: str, *, regex: bool) -> dict[tuple[int, int], array[int]]:
         """Return, by run and rank, which of the lines that are here have a text."""
-        away = {rank for rank in self._request.ranks if self._is_away(rank)}
+        away = {rank for rank in self._request.ranks if self._reader.is_away(rank)}
         key = text, regex, away, [run.counts.copy() for run in self._runs.values()]
         if self._found is not None and self._found[0] == key:
             return self._found[1]
@@ -490,86 +455,14 @@ class _Rows:
         return self._row(self.lines[place - 1]) if place else None
 
 
-def _joined(places: Iterable[LogWindow]) -> list[LogWindow]:
-    """Return windows that have all of these lines: few, although they have some more."""
-    windows: list[LogWindow] = []
-    for place in sorted(places, key=lambda place: (place.run, place.rank, place.first)):
-        last = windows[-1] if windows else None
-        if last and last.run == place.run and last.rank == place.rank:
-            count = place.first + 1 - last.first
-            if count - last.count <= BETWEEN_LINES:
-                windows[-1] = LogWindow(last.run, last.rank, last.first, count)
-                continue
-        windows.append(place)
-    return windows
+def _told(line: LogLine | None) -> Json | None:
+    return None if line is None else line_facts(line)
 
 
-def _row(number: int, run: int, row: Row | Ending | None, line: LogLine | None) -> Json:
+def _row(number: int, run: int, row: Row | Ending | None, line: Json | None) -> Json:
     told: Json = {"row": number, "run": run, "ranks": format_ranks(row.ranks) if row else ""}
     if row is None:
         return told | {"kind": "run", "text": ""}
     if isinstance(row, Ending):
         return told | {"kind": "end", "text": row.text}
-    if line is None:
-        return told | {"stream": "out", "text": "", "away": True}
-    told |= {"stream": "err" if line.stream == "stderr" else "out", "text": line.text}
-    if line.size_bytes > MAX_LINE_BYTES:
-        told["size"] = line.size_bytes  # of the whole line
-    return told
-
-
-class Logs:
-    """The logs that are open, by id.
-
-    Args:
-        publish: called with an event when one of them has grown.
-        is_watched: returns whether anybody would hear it.
-        is_silent, root: see Log.
-    """
-
-    def __init__(
-        self,
-        publish: Callable[[Json], None],
-        is_watched: Callable[[], bool],
-        is_silent: Callable[[str], bool] = lambda _: False,
-        root: str = "",
-    ) -> None:
-        self._publish, self._is_watched, self._is_silent, self._root = publish, is_watched, is_silent, root
-        self._logs: dict[str, Log] = {}
-
-    async def open(self, lines: LogLines, request: LogRequest) -> Json:
-        """Open one; it is followed until it is closed, or forgotten."""
-        self._forget()
-        log = Log(lines, request, self._tell, self._is_silent, self._root)
-        self._logs[log.id] = log
-        try:
-            await log.opened(OPEN_WAIT_S)
-        except BaseException:
-            self.close(log.id)
-            raise
-        return log.describe() | {"log": log.id, "runs": log.describe_runs()}
-
-    def get(self, log_id: str) -> Log | None:
-        """Return an open one."""
-        log = self._logs.get(log_id)
-        if log is not None:
-            log.used_at = time.monotonic()
-        return log
-
-    def close(self, log_id: str) -> None:
-        """Close one; closing it twice is fine."""
-        if log := self._logs.pop(log_id, None):
-            log.close()
-
-    def _forget(self) -> None:
-        oldest = sorted(self._logs.values(), key=lambda log: log.used_at)
-        for log in oldest:
-            unused = not self._is_watched() and time.monotonic() - log.used_at > FORGOTTEN_S
-            if unused or len(self._logs) >= MAX_OPEN:
-                self.close(log.id)
-
-    def _tell(self, log: Log) -> None:
-        event: Json = {"type": "log", "log": log.id} | log.describe()
-        if log.error is not None:
-            event["error"] = clickable(str(log.error))
-        self._publish(event)
+    return told | {"line": row.line} | (line or {"stream": "out", "text": "", "away": True})

@@ -1,6 +1,7 @@
-"""The lines of one run, side by side: those that are equal on several ranks are one row. Pure.
+"""The lines of one run, side by side: those that are alike on several ranks are one row. Pure.
 
-A line is known by a digest of its stream and text. Rows are found without looking at each line where ranks print the
+A line is known by a digest of its stream and text, or of what its text has in common with those that may share its row.
+Lines with the same digest are called equal here. Rows are found without looking at each line where ranks print the
 same, and where they print different things in step; ranks get out of step where one prints what others do not, and are
 brought back in step by the next line that they share.
 """

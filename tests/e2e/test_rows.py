@@ -1,0 +1,65 @@
+"""Rows that stand for lines that differ open: in the output of a cell, and in the log viewer."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from e2e.lab import NotebookPage, OpenNotebook
+from e2e.panel import LogPage, PanelPage
+
+MORE_RANKS = "%mesh reserve many --nodes 2 --procs 4 --preload json --files none"
+STEPS = """\
+%%mesh --fold numbers
+for step in range(40):
+    loss = float('nan') if (step, rank) == (7, 5) else 7.8 + rank / 1000
+    print(f'step: {step} loss: {loss:.3f}')"""
+OWN = [f"[{rank}] step: 9 loss: {7.8 + rank / 1000:.3f}" for rank in range(8)]
+
+
+def test_a_row_of_a_cell_opens_and_closes(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook("%mesh release", MORE_RANKS, STEPS, "%mesh release many")
+    for place in (1, 2, 3):
+        notebook.run(place)
+    assert "[0-7] step: 9 loss: 7.800–7.807" in notebook.text(3)
+    assert re.search(r"\[5\]! step: 7 loss: nan", notebook.text(3))
+    row = notebook.output(3).get_by_role("button", name="step: 9 ")
+    own = notebook.output(3).locator(".mnb-own-line")
+    row.click()
+    expect(own).to_have_text(OWN)
+    notebook.save()
+    assert "7.804" not in notebook.path.read_text(), "the notebook holds what its kernel published"
+    row.click()
+    expect(own).to_have_count(0)
+    row.focus()
+    notebook.page.keyboard.press("Enter")
+    expect(own).to_have_text(OWN)
+    expect(notebook.cell(3)).not_to_have_class(re.compile("jp-mod-editing|jp-mod-editMode"))
+    _look_into_the_log(notebook)
+    notebook.run(4)
+    row.click()
+    row.click()
+    expect(own).to_contain_text(["there is no such mesh (any more)"])
+
+
+def _look_into_the_log(notebook: NotebookPage) -> None:
+    """The same rows open in the log viewer."""
+    panel = PanelPage(notebook.page)
+    panel.show()
+    panel.button("Log").click()
+    log = LogPage(notebook.page)
+    log.root.get_by_label("Fold").select_option("numbers")
+    log.wait_for_total(40)
+    row = log.line("step: 9 loss")
+    expect(row.locator(".mnb-line-text")).to_have_text("step: 9 loss: 7.800–7.807")
+    expect(log.line("step: 7 loss").locator(".mnb-line-apart")).to_have_text("[5]! … loss: nan")
+    own = log.root.locator(".mnb-line-own .mnb-line-text")
+    row.click()
+    expect(own).to_have_text([line[4:] for line in OWN])
+    row.focus()
+    notebook.page.keyboard.press("Enter")
+    expect(own).to_have_count(0)
+    log.root.get_by_label("Fold").select_option("equal")
+    log.wait_for_total(320)
+    log.button("Close log").click() if log.button("Close log").count() else None
