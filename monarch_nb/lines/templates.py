@@ -135,7 +135,9 @@ def _find_shape(text: str) -> Shape:
     return Shape(
         "".join((*pieces, text[at:])),
         tuple(tokens),
-        tuple(place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()),
+        tuple(
+            place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()
+        ),
         any(token.kind is Kind.MOMENT for token in tokens),
         parts=_slicer(tokens),
         literals=_slicer(literals) if literals else None,

@@ -17,6 +17,7 @@ from tests.bench import (
     calls,
     files,
     flood,
+    fold,
     lives,
     panel,
     ray,
@@ -33,7 +34,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
     *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit"),
     *("slurm", "ray"),
-    *("hang", "flood", "push", "import"),
+    *("hang", "flood", "fold", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
@@ -43,7 +44,7 @@ _LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 ROWS = sorted(
     (
         row
-        for rows in (actors, calls, files, flood, lives, training, panel, browser, ray, scale, slurm, ways, soak)
+        for rows in (actors, calls, files, flood, fold, lives, training, panel, browser, ray, scale, slurm, ways, soak)
         for row in rows.ROWS
     ),
     key=lambda row: (*_ORDER, *_LONG).index(row.name),

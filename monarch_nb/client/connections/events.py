@@ -153,11 +153,9 @@ def takes_many(listener: Callable[..., None]) -> Callable[..., None]:
 
 def tell(listener: Callable[[Event], None], event: Event) -> None:
     """Tell a listener of an event."""
-    try:
-        if isinstance(event, TextOfMany) and not getattr(listener, "takes_many", False):
-            for part in event.parts():
-                listener(part)
-        else:
-            listener(event)
-    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
-        _log.exception("a listener failed at %r", event)
+    is_apart = isinstance(event, TextOfMany) and not getattr(listener, "takes_many", False)
+    for part in event.parts() if is_apart and isinstance(event, TextOfMany) else (event,):
+        try:
+            listener(part)
+        except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
+            _log.exception("a listener failed at %r", part)

@@ -10,7 +10,7 @@ import json
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch_nb.client.connections.events import (
@@ -28,7 +28,7 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.lines.templates import FoldBy, default_fold, key_of
-from monarch_nb.notebook.output.placing import Cursor, Places
+from monarch_nb.notebook.output.placing import Cursor, Flood, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -40,6 +40,7 @@ from monarch_nb.notebook.output.rows import (
     members,
     order,
     position_of,
+    shown_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
 
@@ -80,7 +81,7 @@ class _Lane(Cursor):
         super().__init__(ranks)
         self.screens: dict[Stream, Screen] = {}
         self.clear_next = False
-        self.flood: _Flood | None = None
+        self.flood: Flood | None = None
         self.lines = 0  # that each of them began, as its log counts them
         # The newest lines since others' rows at its position were dropped, and so were these.
         self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=_LAST_ROWS_OF_ALL)
@@ -96,16 +97,6 @@ class _Lane(Cursor):
         if self.clear_next or self.flood or self.behind:
             return False
         return all(screen.is_blank for screen in self.screens.values())
-
-
-@dataclass(slots=True)
-class _Flood:
-    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
-
-    row: ElidedRow
-    base: int  # the rank's line number before it
-    seen_s: float
-    passing: list[Row] = field(default_factory=list)
 
 
 class Fold:
@@ -216,12 +207,13 @@ class Fold:
             for part in event.parts():
                 self._add_text(self._lane(part.rank), part.stream, part.text)
             return
-        first, *others = self._lanes_of(event.ranks)
-        self._add_text(first, event.stream, event.text)
-        for lane in others:
+        there: dict[tuple[int, Position], _Lane] = {}
+        for lane in self._lanes_of(event.ranks):
             self._add_text(lane, event.stream, event.text)
-            if first.is_between_lines and lane.is_between_lines and first.lines == lane.lines and first.join(lane):
-                self._lanes.update(dict.fromkeys(members(lane.ranks), first))
+            if lane.is_between_lines:
+                first = there.setdefault((lane.lines, lane.position), lane)
+                if first is not lane and first.join(lane):
+                    self._lanes.update(dict.fromkeys(members(lane.ranks), first))
 
     def _recalling(self, lane: _Lane, stream: Stream) -> Callable[[], str | None]:
         return lambda: self._recall(lane, stream)
@@ -292,7 +284,7 @@ class Fold:
             else:
                 elided = ElidedRow(0, self._places.place(lane, "elided", event.lines), self._sequence, "elided")
                 self._insert(elided)
-            flood = lane.flood = _Flood(elided, lane.position[0], now_s)
+            flood = lane.flood = Flood(elided, lane.position[0], now_s)
             lane.enter(elided)
         lane.forget()
         flood.row.lines[lane.number] += event.lines
@@ -537,7 +529,7 @@ class Fold:
 
     def rows(self) -> list[Row]:
         """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
-        return [*_shown(self._kept()), *self._live_rows()]
+        return [*shown_of(self._kept()), *self._live_rows()]
 
     def _kept(self) -> list[Row]:
         """Return the finished rows, in order, and the gap."""
@@ -560,7 +552,7 @@ class Fold:
         waiting = [lane.position for lane in self._each_lane() if lane.ranks & ~self.ended]
         settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
         taken = [row for row in self._kept() if row.position <= settled]
-        copies = [replace(row) for row in _shown(taken)]
+        copies = [replace(row) for row in shown_of(taken)]
         for row in taken:
             row.ranks = 0
         if settled >= self._gap_begin:
@@ -596,16 +588,7 @@ class Fold:
                     row = rows.setdefault(key, TextRow(0, (_END, depth), 0, None, stream, line, live=True))
                     row.ranks |= lane.ranks
                     row.put(lane.ranks, line, lane.lines)
-        return [*_shown(sorted(rows.values(), key=order))]
-
-
-def _shown(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield what is shown of rows."""
-    for row in rows:
-        if isinstance(row, TextRow):
-            yield from row.shown()
-        else:
-            yield row
+        return [*shown_of(sorted(rows.values(), key=order))]
 
 
 def _digest(content: Any) -> bytes:

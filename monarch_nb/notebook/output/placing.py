@@ -16,8 +16,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 
-from monarch_nb.notebook.output.rows import Position, Row, TextRow, position_of
+from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, TextRow, position_of
 
 WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
@@ -81,6 +82,16 @@ class Cursor:
         self.following &= other.following
         self._fresh.clear()
         return True
+
+
+@dataclass(slots=True)
+class Flood:
+    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
+
+    row: ElidedRow
+    base: int  # the rank's line number before it
+    seen_s: float
+    passing: list[Row] = field(default_factory=list)
 
 
 class Places:

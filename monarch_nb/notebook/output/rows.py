@@ -41,7 +41,7 @@ class TextRow(Row):
 
     Attributes:
         text: as its first rank wrote it, or what stands for the lines of several.
-        number: of that rank's line, in the order in which it wrote them.
+        number: of the line, in the order in which a rank wrote them; see `number_of`.
         texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last.
         is_folded: `text` stands for lines that differ.
         is_apart: it is one that must not be overlooked, of a row whose other ranks have other values.
@@ -105,7 +105,6 @@ class TextRow(Row):
             ranks=folded.ranks,
             key=None,
             text=folded.text,
-            number=self.number_of((folded.ranks & -folded.ranks).bit_length() - 1),
             texts=[],
             is_folded=folded.is_many,
             is_apart=folded.is_apart,
@@ -188,3 +187,12 @@ def order(row: Row) -> tuple[Position, int, int]:
 def position_of(row: Row) -> Position:
     """Search sorted rows by this."""
     return row.position
+
+
+def shown_of(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield what is shown of rows."""
+    for row in rows:
+        if isinstance(row, TextRow):
+            yield from row.shown()
+        else:
+            yield row
