@@ -57,6 +57,10 @@ CHUNK_BYTES = 1 << 20
 """Largest piece of a blob in one message."""
 INLINE_VALUE_BYTES = 128 << 10
 """Values pickled to more than this travel as blobs."""
+UNFOLDED_RANKS = 8
+"""What no more ranks than this return is shown as it is; of more, different numbers and tensors are one row."""
+FACTS_MIME = "application/vnd.monarch-nb.facts+json"
+"""In the MIME bundle of a value: its facts, for the row of many ranks (worker.shell.facts)."""
 RESTARTED = "restarted while the run went on"
 """Cause of the end of a rank that its user had replaced, or how it begins."""
 PROVISIONAL_LEASE_S = 20.0

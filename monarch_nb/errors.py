@@ -6,13 +6,16 @@ The classes are plain data so that they can cross processes: `to_facts` and `fro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import indent
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_nodes, name_ranks
+from monarch_nb.lines.templates import FEW_RANKS
+from monarch_nb.lines.texts import fold_texts
 
 
 class MonarchNbError(Exception):
@@ -354,7 +357,8 @@ class RunFailed(MonarchNbError):
         return {"error": type(self).__name__, "message": str(self), "failures": failures}
 
     def groups(self) -> list[tuple[list[int], RankFailure]]:
-        """Return the failures that are equal but for rank and host, each once, with its ranks.
+        """Return the failures that are equal but for rank and host, each once, with its ranks. On many ranks those are
+        one as well that differ only in numbers: what they say then has ranges, as in `shard 0-127 is empty`.
 
         Ranks that failed by themselves come first, then those whose peers did, which need no traceback beside them.
         """
@@ -364,7 +368,10 @@ class RunFailed(MonarchNbError):
             told = replace(failure, rendered="") if has_cause and failure.is_consequence else failure
             key = (told.kind, told.name, told.message, told.rendered, told.place, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
-        return sorted(groups.values(), key=lambda group: group[1].is_consequence)
+        told_of = list(groups.values())
+        if len(self.failures) > FEW_RANKS:
+            told_of = _folded(told_of, lambda f: (f.kind, f.name, f.stderr_tail), "message", "rendered", "where")
+        return sorted(told_of, key=lambda group: group[1].is_consequence)
 
     def _summary(self) -> str:
         return "; ".join(
@@ -480,7 +487,10 @@ class ActorError(MonarchNbError):
         for rank, failure in sorted(self.failures.items()):
             said = failure.traceback or str(failure.exception)
             groups.setdefault((failure.kind, type(failure.exception).__name__, said), ([], failure))[0].append(rank)
-        return sorted(groups.values(), key=lambda group: group[1].kind != "error")
+        told_of = list(groups.values())
+        if len(self.failures) > FEW_RANKS and all(failure.traceback for _, failure in told_of):
+            told_of = _folded(told_of, lambda f: (f.kind, type(f.exception)), "traceback")
+        return sorted(told_of, key=lambda group: group[1].kind != "error")
 
     def _describe(self, group: tuple[list[int], ActorFailure]) -> str:
         ranks, failure = group
@@ -498,6 +508,29 @@ class ActorError(MonarchNbError):
 
 
 _TRACEBACK = "Traceback (most recent call last):"
+
+_F = TypeVar("_F", bound=RankFailure | ActorFailure)
+
+
+def _folded(
+    groups: Iterable[tuple[list[int], _F]], kind_of: Callable[[_F], Hashable], *fields: str
+) -> list[tuple[list[int], _F]]:
+    """Return groups of failures of one kind that differ only in numbers as one; `fields` say what happened."""
+    alike: dict[Hashable, dict[int, tuple[list[int], _F, list[str]]]] = {}
+    for ranks, failure in groups:
+        texts = [getattr(failure, field).split("\n") for field in fields]
+        key = (kind_of(failure), *map(len, texts))
+        alike.setdefault(key, {})[ranks[0]] = ranks, failure, [line for text in texts for line in text]
+    folded: list[tuple[list[int], _F]] = []
+    for group in alike.values():
+        for bits, lines in fold_texts((sum(1 << rank for rank in ranks), told) for ranks, _, told in group.values()):
+            ranks = [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+            failure, left = group[ranks[0]][1], iter(lines)
+            said: dict[str, Any] = {
+                field: "\n".join(itertools.islice(left, getattr(failure, field).count("\n") + 1)) for field in fields
+            }
+            folded.append((ranks, replace(failure, **said)))
+    return folded
 
 
 class SupervisionError(ActorError, RuntimeError):

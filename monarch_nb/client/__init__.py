@@ -2,6 +2,7 @@
 
 reservations/  what a user holds: taken, found again, attached to, released
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
+scaling/       one cell on more and more ranks, measured
 doctor/        what differs between this process and the nodes
 scripts/       programs on a mesh, as torchrun would start them
 runs/          one execution on some ranks: followed, waited for, interrupted

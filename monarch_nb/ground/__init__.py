@@ -8,6 +8,7 @@ frames        messages on sockets, and pickles whose large buffers lie outside
 pickling      pickling by value
 code_names    what cells, runs and pulls are called
 rank_sets     sets of ranks as people read them
+places        where a process stands in its world, as torchrun says it
 pdb_lines     lines for pdb: its commands, and Python
 ranges        sets of ranks as thousands of them are kept and sent
 namespaces    where ids of processes count

@@ -6,6 +6,7 @@ assist/    Tab and Shift+Tab
 cells/     a %%mesh cell: its files go first, then its body; it waits, and Ctrl-C interrupts the ranks
 mode       %mesh on: every cell is a %%mesh cell
 panels/    reservations and meshes as live widgets, or as they were
+scaling/   how a cell scales: a table and a curve
 output/    what ranks print and return, folded and rendered; tables
 session    what this kernel holds, and how the next one finds it
 syntax/    the line of a magic: flags, help, completion
@@ -46,6 +47,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from monarch_nb.notebook.mode import MeshMode
     from monarch_nb.notebook.output.tables import calm_line, show
     from monarch_nb.notebook.panels.showing import Panels
+    from monarch_nb.notebook.scaling import view as scaling
     from monarch_nb.notebook.session import Session, notebook_path
 
     unload_ipython_extension(shell)
@@ -59,6 +61,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     unregister_inspection = inspection.register(shell, session, mode)
     matcher = make_matcher(session, mode, shell.user_ns)
     unregister_calls = calls.register(shell, session)
+    unregister_reports = scaling.register(shell)
     callbacks: dict[str, Callable[..., Any]] = {
         "pre_execute": mode.pre_execute,
         "pre_run_cell": mode.pre_run_cell,
@@ -72,6 +75,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         unregister_panels()
         unregister_inspection()
         unregister_calls()
+        unregister_reports()
         for event, callback in callbacks.items():
             shell.events.unregister(event, callback)
         shell.input_transformers_cleanup.remove(mode)

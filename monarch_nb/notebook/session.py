@@ -179,12 +179,12 @@ class Session:
         mesh = held.mesh if name in (None, MAIN_MESH) else held.meshes[name]
         return mesh if targets is None else mesh.select(parse_targets(targets, mesh.extent))
 
-    def folds_by(self, mesh: Mesh) -> FoldBy:
+    def folds_by(self, ranks: int) -> FoldBy:
         """Return in what lines of one row may differ: as `%mesh fold` says, else the project, else by so many ranks."""
         from monarch_nb.client.files.project import find_root, read_settings
 
         project = read_settings(find_root(Path(self.directory)))
-        return self.fold or project.fold or default_fold(len(mesh.ranks))
+        return self.fold or project.fold or default_fold(ranks)
 
     def shown_ranks(self, mesh: Mesh, show: str | None = None) -> tuple[int, ...] | None:
         """Return the ranks whose output is shown, of those of a run; None for all, also where the run has none of them.

@@ -88,8 +88,10 @@ class RunSpec(_message.Message):
     PULL_FIELD_NUMBER: _builtins.int
     SCRIPT_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    END_GROUPS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     ON_BREAKPOINT_FIELD_NUMBER: _builtins.int
+    OWN_WORLD_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
@@ -99,6 +101,10 @@ class RunSpec(_message.Message):
     rank, because making files costs more (0.8 ms on ext4) than running an empty cell.
     """
     on_breakpoint: Global___OnBreakpoint.ValueType
+    own_world: _builtins.bool
+    """The ranks are a world of their own while the body runs: torchrun's variables and the numbers that every namespace
+    starts with say so, and process groups end before and after.
+    """
     @_builtins.property
     def cell(self) -> Global___Cell: ...
     @_builtins.property
@@ -109,6 +115,8 @@ class RunSpec(_message.Message):
     def script(self) -> Global___Script: ...
     @_builtins.property
     def calls(self) -> Global___Calls: ...
+    @_builtins.property
+    def end_groups(self) -> Global___EndGroups: ...
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks that a cell runs on, where these are not all of the mesh."""
@@ -128,15 +136,17 @@ class RunSpec(_message.Message):
         pull: Global___Pull | None = ...,
         script: Global___Script | None = ...,
         calls: Global___Calls | None = ...,
+        end_groups: Global___EndGroups | None = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         on_breakpoint: Global___OnBreakpoint.ValueType = ...,
+        own_world: _builtins.bool = ...,
         tree: Global___Tree | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "own_world", b"own_world", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script", "calls"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script", "calls", "end_groups"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -277,6 +287,23 @@ class Pull(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pull: _TypeAlias = Pull  # noqa: Y015
+
+@_typing.final
+class EndGroups(_message.Message):
+    """Destroy the process groups there are. The value: how many ranks the default group had, 0 without one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndGroups: _TypeAlias = EndGroups  # noqa: Y015
 
 @_typing.final
 class Script(_message.Message):

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine import process as engine
 from monarch_nb.actor.engine.outside import Execution
+from monarch_nb.config import UNFOLDED_RANKS
 from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
@@ -53,8 +54,9 @@ from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
 from monarch_nb.worker.runs.import_times import ImportTimes
 from monarch_nb.worker.runs.results import Results
+from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell import failures, streams
-from monarch_nb.worker.shell.shell import RankShell
+from monarch_nb.worker.shell.shell import LastValue, RankShell
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
@@ -96,7 +98,8 @@ class Rank:
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         shell.name_files = self._user_code.name_files
         self._reloader = Reloader(shell, self._user_code, spec.workspace)
-        self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader)
+        worlds = Worlds(spec.rank, shell.user_ns)
+        self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader, worlds)
         entries = cells.user_code_entries() | {script.call.__code__}
         files = cells.not_user_files() | {script.__file__}
         self._activities = Activities()
@@ -140,7 +143,10 @@ class Rank:
         note = Path(self._spec.store_note) if moves else None
         forming.install(note, self._report_lost_store)
         self._debugger.install()
-        self._shell.user_ns.update(after_fork.presets(os.environ))
+        presets = after_fork.presets(os.environ)
+        self._shell.user_ns.update(presets)
+        last: LastValue = self._shell.displayhook  # type: ignore[assignment]
+        last.tells_facts = presets["world_size"] > UNFOLDED_RANKS
         self._shell.user_ns["actors"] = LiveActors(lambda: made.instances() if (made := engine.installed()) else {})
         self._interrupter.install()
         outside = RankOutside(self._post, self._executions.executing, self._interrupt_execution, self._spec.python)
@@ -240,7 +246,7 @@ class Rank:
         forming.begin_run(spec.number)
         forming.free_unused()
         lone_training.begin_run()
-        lightning.begin_run(spec.ranks)
+        lightning.begin_run(() if spec.own_world else spec.ranks)
         if not self._interrupter.begin(active):
             self._finish(active.error(), active, result, output)
             return

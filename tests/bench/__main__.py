@@ -26,6 +26,7 @@ from tests.bench import (
     slurm,
     soak,
     training,
+    values,
     ways,
 )
 from tests.bench.harness import Bench, Outcome, Row
@@ -37,14 +38,30 @@ _ORDER = (
     *("hang", "flood", "fold", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
-    *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
+    *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024", "values"),
 )
 _LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 """Only when they are asked for."""
 ROWS = sorted(
     (
         row
-        for rows in (actors, calls, files, flood, fold, lives, training, panel, browser, ray, scale, slurm, ways, soak)
+        for rows in (
+            actors,
+            calls,
+            files,
+            flood,
+            fold,
+            lives,
+            training,
+            panel,
+            browser,
+            ray,
+            scale,
+            slurm,
+            values,
+            ways,
+            soak,
+        )
         for row in rows.ROWS
     ),
     key=lambda row: (*_ORDER, *_LONG).index(row.name),

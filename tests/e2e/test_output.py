@@ -34,6 +34,21 @@ def test_output_folds_by_ranks(open_notebook: OpenNotebook) -> None:
     assert "ZeroDivisionError" in notebook.text(4)
 
 
+def test_how_a_cell_scales_is_a_table_and_a_picture(open_notebook: OpenNotebook) -> None:
+    notebook = open_notebook("%%mesh --scale 1,2,4 --per tokens\nprint('tokens: 1,000')")
+    shown = notebook.run(1)
+    assert "tokens/s\tefficiency\n1\t" in shown
+    assert "3 runs measured in" in shown
+    assert "1,000" not in shown, "what a run prints goes with it"
+    drawn = notebook.output(1).locator("img")
+    expect(drawn).to_have_count(1)
+    assert drawn.evaluate("image => image.naturalWidth") > 400
+    table, picture, *_ = notebook.save().cells[1].outputs
+    assert "<table" in table.data["text/html"]
+    assert picture.data["image/svg+xml"].startswith("<svg")
+    assert "100 %" in picture.data["text/plain"]
+
+
 def test_lines_and_progress_bars_show_while_the_cell_runs(
     open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
 ) -> None:

@@ -20,6 +20,7 @@ from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.errors import CapacityError, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
+from monarch_nb.worker.shell.facts import WHOLE_ELEMENTS, facts_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
 GIB = 1 << 30
@@ -164,3 +165,18 @@ def test_a_gpu_that_others_use_is_left_alone(pool: list[Node], capsys: pytest.Ca
         stranger.kill()
     eventually(lambda: call(pool_named(None).ask())[0][1].node.gpus_free == count)
     reserve("again", gpus=count).release()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_facts_of_tensors_are_found_on_the_gpu(dtype: torch.dtype) -> None:
+    """What a rank sends of a tensor is the same from either device, and takes little of the GPU's memory."""
+    tensor = torch.arange(3 * WHOLE_ELEMENTS).remainder(100).to(dtype).reshape(3, WHOLE_ELEMENTS).t()
+    on_cpu, there = facts_of(tensor), tensor.to("cuda").t().contiguous().t()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    on_gpu = facts_of(there)
+    assert torch.cuda.max_memory_allocated() - before_bytes < 32 << 20
+    assert on_cpu is not None
+    assert on_gpu is not None
+    assert on_gpu["tensor"] | {"device": "cpu"} == on_cpu["tensor"]
+    assert facts_of(there[3, 1]) == facts_of(tensor[3, 1])

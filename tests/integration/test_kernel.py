@@ -51,6 +51,30 @@ def test_cells(kernel: Kernel) -> None:
     assert "4 of 4 ranks alive" in kernel.run("%mesh status")
 
 
+def test_lines_that_differ_only_in_numbers_are_one_row(kernel: Kernel) -> None:
+    step = "print(f'step 5 loss {2 + rank / 4}')"
+    assert "[2] step 5 loss 2.5" in kernel.run(f"%%mesh\n{step}"), "on few ranks who prints four losses wants four"
+    assert kernel.run(f"%%mesh --fold numbers\n{step}") == "[0-3] step 5 loss 2.0–2.75"
+    assert kernel.run("%mesh fold numbers") == "lines fold by numbers"
+    shown = kernel.run(f"%%mesh\n{step}\nprint('loss', float('nan') if rank == 2 else rank / 2)")
+    assert shown.split("\n") == ["  [0-3] step 5 loss 2.0–2.75", "[0-1,3] loss 0.0–1.5", "    [2] loss nan"]
+    assert "[3] step 5 loss 2.75" in kernel.run("%mesh logs -n 2 --fold equal")
+    kernel.run("%mesh fold default")
+
+
+def test_only_some_ranks_are_shown(kernel: Kernel) -> None:
+    code = "import sys\nprint('from', rank)\nsys.stderr.write('a warning\\n')\nrank"
+    stderr = "… 3 lines on stderr of ranks 1-3 not shown: `%mesh logs` has them, `%mesh show all` shows every rank's"
+    alone = ["[0] from 0", "[stderr:0] a warning", stderr, "Out[0]: 0"]
+    assert kernel.run(f"%%mesh --show 0\n{code}").splitlines() == alone
+    kernel.run("%mesh show 0")
+    assert kernel.run(f"%%mesh -o kept\n{code}").splitlines() == alone
+    assert kernel.run("kept") == "[0, 1, 2, 3]", "values are kept of all"
+    assert "[3] from 3" in kernel.run(f"%%mesh -t 3\n{code}"), "of a cell without rank 0 all is shown"
+    assert "1 of 4 ranks failed" in kernel.run("%%mesh\n1 / (rank - 1)"), "who fails is named"
+    kernel.run("%mesh show all")
+
+
 def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate) -> None:
     slow = kernel.start(f"%%mesh --timeout 0.3\n{gate.wait}\nprint('late')")
     assert "TimeoutError" in kernel.wait(slow)

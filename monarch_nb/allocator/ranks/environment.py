@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
+from monarch_nb.ground.places import Place, nodes_of
 from monarch_nb.proto import allocator_pb2 as pb
 
 _NOT_PASSED_ON = ("GRPC_", "JPY_", SHARED_VARIABLE)
@@ -17,42 +18,17 @@ _OF_A_RANK = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROL
 """With these Lightning would take a command's first process for a rank, and torchrun's flags would be another's."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a process stands among those that it works with, as torchrun counts them."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nodes: int
-
-    @classmethod
-    def in_mesh(cls, spec: pb.SpawnRequest, rank: int) -> Place:
-        """Return the place of a mesh's live rank."""
-        nodes = max(1, spec.world_size // max(1, spec.ranks))
-        return cls(rank, spec.world_size, rank - spec.first_rank, spec.ranks, spec.node_rank, nodes)
-
-    @classmethod
-    def in_script(cls, spec: pb.SpawnRequest, rank: int, ranks: Iterable[int]) -> Place:
-        """Return the place of the process that a script has on a rank's slot, when it runs on those of `ranks`."""
-        chosen = sorted(ranks)
-        nodes = _nodes_of(spec, chosen)
-        here = [each for each in chosen if each // spec.ranks == spec.node_rank]
-        index = (chosen.index(rank), len(chosen), here.index(rank), len(here))
-        return cls(*index, nodes.index(spec.node_rank), len(nodes))
-
-    @classmethod
-    def of_node(cls, spec: pb.SpawnRequest, ranks: Iterable[int]) -> Place:
-        """Return the place of the first of a node's ranks, when each node that has one of `ranks` has all of them."""
-        nodes = _nodes_of(spec, ranks)
-        here = nodes.index(spec.node_rank)
-        return cls(here * spec.ranks, len(nodes) * spec.ranks, 0, spec.ranks, here, len(nodes))
+def place_in_mesh(spec: pb.SpawnRequest, rank: int) -> Place:
+    """Return the place of a mesh's live rank."""
+    nodes = max(1, spec.world_size // max(1, spec.ranks))
+    return Place(rank, spec.world_size, rank - spec.first_rank, spec.ranks, spec.node_rank, nodes)
 
 
-def _nodes_of(spec: pb.SpawnRequest, ranks: Iterable[int]) -> list[int]:
-    return sorted({rank // spec.ranks for rank in ranks})
+def place_of_node(spec: pb.SpawnRequest, ranks: Iterable[int]) -> Place:
+    """Return the place of the first of a node's ranks, when each node that has one of `ranks` has all of them."""
+    nodes = nodes_of(ranks, spec.ranks)
+    here = nodes.index(spec.node_rank)
+    return Place(here * spec.ranks, len(nodes) * spec.ranks, 0, spec.ranks, here, len(nodes))
 
 
 @dataclass(frozen=True)
@@ -95,20 +71,12 @@ def rank_environment(
     """
     environment = {name: value for name, value in base.items() if not name.startswith(_NOT_PASSED_ON)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // place.local_world_size)))
-    defaults = _library_defaults(place.local_world_size, place.nodes, has_gpus=bool(gpu_indices))
+    defaults = _library_defaults(place, has_gpus=bool(gpu_indices))
     for name, value in defaults.items():
         environment.setdefault(name, value)
     environment |= {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(place.nodes),
-        "NODE_RANK": str(place.node_rank),
+        **place.variables,
         "ROLE_NAME": "default",
-        "ROLE_RANK": str(place.rank),
-        "ROLE_WORLD_SIZE": str(place.world_size),
         "MASTER_ADDR": job.store_host,
         "MASTER_PORT": str(job.store_port),
         "TORCHELASTIC_RUN_ID": job.id,
@@ -146,15 +114,12 @@ def node_environment(environment: Mapping[str, str], place: Place, python: str) 
     return {**kept, **own, **{f"PET_{name}": value for name, value in own.items()}}
 
 
-def _library_defaults(ranks: int, nodes: int, *, has_gpus: bool) -> dict[str, str]:
+def _library_defaults(place: Place, *, has_gpus: bool) -> dict[str, str]:
     """Return what libraries need to train on all ranks where they would train a model on each, and say nothing.
 
     Only what gives way to arguments: LT_* of Lightning's `Fabric` are the command line's, and override or refuse them.
-
-    Args:
-        ranks: on each node.
     """
-    defaults = {"PL_TRAINER_DEVICES": str(ranks), "PL_TRAINER_NUM_NODES": str(nodes)}  # else: one CPU, one node
+    defaults = place.trainer_defaults
     if not has_gpus:
         defaults["ACCELERATE_USE_CPU"] = "true"  # else accelerate and transformers look for GPUs only
     return defaults

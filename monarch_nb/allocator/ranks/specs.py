@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from monarch_nb.allocator.ranks.environment import Job, Place, node_environment, rank_environment
+from monarch_nb.allocator.ranks.environment import Job, node_environment, place_in_mesh, place_of_node, rank_environment
 from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -49,7 +50,7 @@ def plan_rank(
         mesh_id=spec.mesh_id, rank=rank, incarnation=incarnation, gpu_indices=gpu_indices, token=new_token()
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
-    place = Place.in_mesh(spec, rank)
+    place = place_in_mesh(spec, rank)
     seen = gpus_of(mesh, mesh.ranks)
     start = str(start_directory(spec, workspace))
     return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
@@ -64,7 +65,7 @@ def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: in
     )
     job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
     ranks = mesh.all_ranks(run.submit)
-    place = Place.of_node(spec, ranks) if script.shell else Place.in_script(spec, rank, ranks)
+    place = place_of_node(spec, ranks) if script.shell else Place.among(rank, ranks, spec.ranks)
     added = {**spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
     whole = _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from monarch_nb.client.connections import events
-from monarch_nb.config import RESTARTED
+from monarch_nb.config import FACTS_MIME, RESTARTED
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2, run_pb2
@@ -128,11 +128,13 @@ def result_event(
     node's, as its first rank."""
     outcome = _OUTCOMES.get(packed.outcome, "error")
     content = json.loads(packed.bundle_json) if packed.bundle_json else {}
+    bundle = content.get("data", {})
     return events.Result(
         rank=packed.rank,
         outcome=outcome,
         duration_s=packed.duration_s,
-        bundle=content.get("data", {}),
+        facts=bundle.pop(FACTS_MIME, {}),
+        bundle=bundle,
         metadata=content.get("metadata", {}),
         failure=None if outcome == "ok" else replace(_failure(packed, outcome, host, of_script), of_node=of_node),
         group_aborted=packed.group_aborted,

@@ -92,7 +92,8 @@ class Display:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A rank finished the run. `bundle` is the last expression's MIME bundle, empty when there is none;
+    """A rank finished the run. `bundle` is the last expression's MIME bundle, empty when there is none; `facts`: of its
+    value, as `worker.shell.facts` finds them, when it is one of many ranks;
     `may_print_later`: it printed, or left a thread, task or process behind that may."""
 
     rank: int
@@ -100,6 +101,7 @@ class Result:
     duration_s: float
     bundle: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     failure: RankFailure | None = None
     group_aborted: bool = False
     may_print_later: bool = False

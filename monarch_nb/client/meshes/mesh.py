@@ -20,6 +20,7 @@ from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
+from monarch_nb.client.meshes.scales import Scales
 from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun
@@ -32,10 +33,7 @@ from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
-from monarch_nb.errors import (
-    MonarchNbError,
-    TargetError,
-)
+from monarch_nb.errors import MonarchNbError, TargetError
 from monarch_nb.ground.code_names import mesh_flag
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
@@ -46,7 +44,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh:
+class Mesh(Scales):
     """A named set of live ranks, or a part of one.
 
     Attributes:
@@ -190,15 +188,17 @@ class Mesh:
         want_value: bool = True,
         sync: bool = True,
         on_breakpoint: OnBreakpoint | None = None,
+        own_world: bool = False,
         listener: Listener | None = None,
     ) -> Run:
-        """As `run`, but return at once."""
+        """As `run`, but return at once. `own_world`: while it runs, these ranks alone are the world, without groups."""
         if sync:
             self._sync()
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
         tree = self.reservation.files.tree()
-        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=tree, on_breakpoint=policy(on_breakpoint))
+        spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=tree, own_world=own_world)
+        spec.on_breakpoint = policy(on_breakpoint)
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- scripts ----

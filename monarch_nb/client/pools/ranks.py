@@ -77,6 +77,13 @@ class MeshRanks:
         """Return what the nodes of ranks are called, as far as they are known."""
         return [self.connections[node].name for node in self.by_node(ranks) if node in self.connections]
 
+    def hosts(self, ranks: Iterable[int]) -> dict[str, list[int]]:
+        """Return the ranks of each node that has some, by what it is called, or its number."""
+        return {
+            self.connections[node].name if node in self.connections else f"node {node}": on_node
+            for node, on_node in self.by_node(ranks).items()
+        }
+
     def where_of(self, ranks: Iterable[int]) -> str:
         """Return on which nodes ranks are, for sentences: " (host2)"; "" where there is only one node."""
         return f" ({listed(self.node_names(ranks))})" if len(self.connections) > 1 else ""

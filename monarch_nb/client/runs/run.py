@@ -83,7 +83,7 @@ class Run:
     ) -> None:
         self.mesh, self.id, self.ranks, self.title = mesh, run_id, tuple(ranks), title
         self.cell_number, self.notebook = cell_number, served_notebook()
-        self.is_script = self.is_of_nodes = self.is_calls = False
+        self.is_script = self.is_of_nodes = self.is_calls = self._has_own_world = False
         self.number = 0
         self.owner = ""
         """Who has submitted it, when that is somebody else."""
@@ -308,7 +308,8 @@ class Run:
 
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
-        self._submission = Submission(self, self._nodes, lambda: self._described(spec))
+        self._has_own_world, described = spec.own_world, lambda: self._described(spec)
+        self._submission = Submission(self, self._nodes, described)
         self._submission.begin()
         self._watch_waits()
         if self.mesh.core.line_text:
@@ -536,7 +537,7 @@ class Run:
         return await self.mesh.core.where(self.left(), self.id, is_urgent=False)
 
     def _left_out(self) -> Mapping[int, str]:
-        if self.is_script or self.is_calls:
+        if self.is_script or self.is_calls or self._has_own_world:
             return {}  # a world of its own; called one by one
         return self._nodes.left_out(range(self.mesh.extent.size))
 

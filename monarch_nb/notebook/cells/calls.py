@@ -16,6 +16,7 @@ from monarch_nb.client.debug.answering import Screen
 from monarch_nb.client.presenting import show_calls_in
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
+from monarch_nb.lines.templates import FoldBy, default_fold
 from monarch_nb.notebook.cells.answering import SCREEN
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
@@ -31,11 +32,19 @@ class CellCalls:
         number: its execution count.
         finished: told the runs of calls that were shown to their end.
         terminal: there are no cells, only a terminal.
+        by: returns in what lines of one row may differ on so many ranks.
     """
 
-    def __init__(self, number: int, finished: Callable[[Any], None], *, terminal: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        finished: Callable[[Any], None],
+        *,
+        terminal: bool,
+        by: Callable[[int], FoldBy] = default_fold,
+    ) -> None:
         self.number, self.finished = number, finished
-        self._terminal = terminal
+        self._terminal, self._by = terminal, by
         self._publish: Callable[[], Publish] = printing if terminal else displaying()
         self._views: list[RunView] = []
         self._told: RunView | None = None
@@ -51,10 +60,12 @@ class CellCalls:
         return self._view(ranks, of_calls=False).on_event
 
     def _view(self, ranks: Iterable[int], *, of_calls: bool) -> RunView:
+        ranks = tuple(ranks)
         view = RunView(
             ranks,
             self._publish(),
             call_later,
+            by=self._by(len(ranks)),
             stream=not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=self._terminal,
             of_calls=of_calls,
@@ -98,10 +109,10 @@ def _is_interrupt(error: BaseException | None) -> bool:
 def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
     """Have what each cell calls of actors shown in it; return what ends that."""
     terminal = not is_notebook(shell)
-    cells = [CellCalls(shell.execution_count, session.finished, terminal=terminal)]
+    cells = [CellCalls(shell.execution_count, session.finished, terminal=terminal, by=session.folds_by)]
 
     def begin(*_: Any) -> None:
-        cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal)
+        cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal, by=session.folds_by)
 
     def end(result: Any) -> None:
         with at_waits():

@@ -23,6 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
@@ -85,11 +86,16 @@ class CellRunner:
             show(calm_line("an empty cell: nothing was run"))
             return
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
+        asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
             self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
-        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(mesh)
+        if asked is not None:
+            cell = ScalingCell(self._shell, self._session, mesh, code, parsed, asked, self._cell_number)
+            cell.run(lambda report: self._shell.user_ns.update({out: report} if out else {}))
+            return
+        by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks))
         shown = self._session.shown_ranks(mesh, parsed.text("show"))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
         self._execute(
@@ -142,7 +148,7 @@ class CellRunner:
             noblock=noblock,
             timeout_s=timeout_s,
             out=out,
-            by=self._session.folds_by(mesh),
+            by=self._session.folds_by(len(mesh.ranks)),
             shown=self._session.shown_ranks(mesh) if shown is None else shown,
             on_breakpoint=on_breakpoint,
         )
@@ -217,7 +223,7 @@ class CellRunner:
     def _follow(self, info: RunInfo, *, from_start: bool, block: bool) -> Failed:
         mesh = self._session.mesh(name=info.mesh or None).select(info.ranks)
         shown = self._session.shown_ranks(mesh)
-        by = self._session.folds_by(mesh)
+        by = self._session.folds_by(len(mesh.ranks))
         view = self._view(info.ranks, by=by, shown=shown, background=not block, resumed=not from_start)
         run = self._session.runs.get(info.run_id)
         if run is not None and run.refusal:
@@ -230,6 +236,7 @@ class CellRunner:
             run = self._session.mesh(name=info.mesh or None).attach_run(
                 info.run_id, from_start=from_start, listener=view.on_event
             )
+        view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
         if block:
@@ -243,6 +250,7 @@ class CellRunner:
         except BaseException:
             view.close()  # else it would go on to tell how long the run takes
             raise
+        view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
         return run

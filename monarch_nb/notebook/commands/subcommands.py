@@ -151,7 +151,6 @@ class Subcommands:
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise _interrupted(what, interrupt) from None
             self._session.hold(reservation, parsed.text("pool"))
-            self._session.look(fold=checked_fold(parsed.text("fold") or ""))
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
             lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]
@@ -393,7 +392,9 @@ class Subcommands:
         follow, number = parsed.switch("follow"), parsed.count("run")
         with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
             line = ""
-            by = checked_fold(parsed.text("fold") or "") or (None if number else self._session.folds_by(mesh))
+            by = checked_fold(parsed.text("fold") or "") or (
+                None if number else self._session.folds_by(len(mesh.ranks))
+            )
             for line in shown_logs(mesh, parsed.count("lines"), number, follow=follow, by=by):
                 sys.stdout.write(f"{line}\n")
             if not line:
@@ -409,7 +410,7 @@ class Subcommands:
                 raise UsageError(f"lines fold by {', '.join(FOLDS_BY)} or default, not {parsed.word!r}{meant}")
             self._session.look(fold=by or "default")
         chosen = "" if self._session.fold else ", as nothing else is said here"
-        show(calm_line(f"lines fold by {self._session.folds_by(mesh)}{chosen}"))
+        show(calm_line(f"lines fold by {self._session.folds_by(len(mesh.ranks))}{chosen}"))
 
     def _show(self, parsed: Parsed) -> None:
         mesh = self._session.mesh()

@@ -9,8 +9,8 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb.client.connections.events import (
@@ -34,6 +34,7 @@ from monarch_nb.notebook.output.rows import (
     ElidedRow,
     NoteRow,
     Position,
+    ResultGroup,
     Row,
     TextRow,
     bits,
@@ -59,14 +60,6 @@ _UNSETTLED_ROWS = 50
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-
-
-@dataclass(slots=True)
-class ResultGroup:
-    """Ranks whose last expression looks the same."""
-
-    ranks: int
-    bundle: Mapping[str, Any]
 
 
 class _Lane(Cursor):
@@ -300,6 +293,8 @@ class Fold:
         if event.bundle:
             group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
             group.ranks |= 1 << event.rank
+            if event.facts:
+                group.facts[event.rank] = event.facts
         if event.failure is not None:
             self.failures[event.rank] = event.failure
 

@@ -19,8 +19,10 @@ from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output import ansi, mime
-from monarch_nb.notebook.output.fold import Fold, ResultGroup
-from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, bits, members
+from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, ResultGroup, Row, TextRow, bits, members
+from monarch_nb.notebook.output.values import grid
+from monarch_nb.notebook.output.values.folding import FoldedRow, MoreRows, Part, folded
 
 Group = Literal["rank", "order", "type"]
 """ipyparallel's --group-outputs: by rank set, as it came, or by stream and kind."""
@@ -28,6 +30,7 @@ Group = Literal["rank", "order", "type"]
 MAX_STORED_BYTES = 190_000
 """Of text, HTML and plain together, as the notebook's file holds them; images and HTML of ranks come on top."""
 _MAX_RESULT_BYTES, _MAX_FAILURE_BYTES = 60_000, 40_000
+_MAX_HIDDEN_BYTES, _MAX_GRID_BYTES = 30_000, 80_000
 _MAX_RICH_RESULTS, _MAX_RICH_BYTES = 20, 8_000_000
 _MAX_TRACEBACK_CHARACTERS = 12_000
 _ROW_OVERHEAD_BYTES, _STDERR_BYTES = 100, 130
@@ -62,6 +65,7 @@ def render(
     aside: str = "",
     status: str = "",
     status_alone: bool = False,
+    hosts: grid.Hosts | None = None,
 ) -> dict[str, str]:
     """Return what `fold` looks like now, as a MIME bundle of text/html and text/plain; empty when that is nothing.
 
@@ -70,6 +74,7 @@ def render(
         aside: a line below the output, of what is not shown.
         status: a line below everything, e.g. "● running on 8 ranks".
         status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
+        hosts: the ranks of each node, by what it is called, as far as they are known.
 
     Example:
         >>> fold = Fold([0, 1])
@@ -79,7 +84,7 @@ def render(
         '[0-1] loss 2.31'
     """
     failed = _failures(fold, failures)
-    results = _results(fold.results())
+    results = _results(folded(fold.results()), hosts or {})
     notices = [_notice(text) for text in fold.notices.values()]
     asides = [_aside(aside)] if aside else []
     spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
@@ -105,7 +110,7 @@ def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False) -> str:
 
 def plain_ending(fold: Fold, show_failures: bool) -> str:
     """Return the results (and failures) as text, to come after all rows."""
-    pieces = [*_results(fold.results()), *_failures(fold, "full" if show_failures else "none")]
+    pieces = [*_results(folded(fold.results()), {}), *_failures(fold, "full" if show_failures else "none")]
     return "\n".join(piece.plain for piece in pieces)
 
 
@@ -150,6 +155,10 @@ class _Piece:
     @staticmethod
     def of(markup: str, plain: str, rich_bytes: int = 0) -> _Piece:
         return _Piece(markup, plain, _stored_bytes(markup) - rich_bytes + _stored_bytes(plain))
+
+    def above(self, markup: str) -> _Piece:
+        """Return it with something below that has no text."""
+        return _Piece(self.markup + markup, self.plain, self.cost + _stored_bytes(markup))
 
 
 def _stored_bytes(text: str) -> int:
@@ -385,37 +394,125 @@ def _width(rows: Sequence[Row], ranks: int = 0) -> int:
 # ---- results, failures, notices ----
 
 
-def _results(groups: list[ResultGroup]) -> list[_Piece]:
-    """Return `Out[0-7]: 3` for every group, as far as there is room."""
-    if not groups:
+def _results(parts: list[Part], hosts: grid.Hosts) -> list[_Piece]:
+    """Return `Out[0-7]: 3` for every part, as far as there is room."""
+    if not parts:
         return []
-    width = max(len(f"Out{_short_label(group.ranks)}:") for group in groups)
+    width = max(len(f"Out{_short_label(part.ranks)}:") for part in parts)
+    room = _Room(_MAX_RESULT_BYTES, _MAX_GRID_BYTES)
     pieces: list[_Piece] = []
-    spent = rich = rich_bytes = 0
-    for index, group in enumerate(groups):
-        size_bytes = sum(len(str(content)) for content in group.bundle.values()) if mime.is_rich(group.bundle) else 0
-        room = rich < _MAX_RICH_RESULTS and rich_bytes + size_bytes <= _MAX_RICH_BYTES
-        piece = _result(group, width, as_rich=bool(size_bytes) and room)
-        if spent + piece.cost > _MAX_RESULT_BYTES and index:
-            rest = bits(rank for other in groups[index:] for rank in members(other.ranks))
-            text = f"… results of {name_ranks(members(rest))} not shown: `-o NAME` keeps them"
-            return [*pieces, _Piece.of(f'<pre style="{_PRE};{_QUIET}">{html.escape(text)}</pre>', text)]
-        pieces.append(piece)
-        spent += piece.cost
-        if size_bytes and room:
-            rich, rich_bytes = rich + 1, rich_bytes + size_bytes
+    for index, part in enumerate(parts):
+        match part:
+            case ResultGroup():
+                piece = _result(part, width, room)
+            case FoldedRow():
+                piece = _folded_result(part, width)
+            case MoreRows():
+                piece = _more_results(part, width, room)
+        if not room.take(piece.cost) and index:
+            return [*pieces, _not_shown(rank for left in parts[index:] for rank in members(left.ranks))]
+        pieces.append(piece if not isinstance(part, FoldedRow) else piece.above(_grids(part, width, room, hosts)))
     return pieces
 
 
-def _result(group: ResultGroup, width: int, as_rich: bool) -> _Piece:
+@dataclass(slots=True)
+class _Room:
+    """What results may still take: text, grids, and rich content."""
+
+    text_bytes: int
+    grid_bytes: int
+    rich: int = _MAX_RICH_RESULTS
+    rich_bytes: int = _MAX_RICH_BYTES
+
+    def take(self, size_bytes: int) -> bool:
+        """Take room for text, if there is so much."""
+        fits = size_bytes <= self.text_bytes
+        self.text_bytes -= size_bytes
+        return fits
+
+    def take_rich(self, size_bytes: int) -> bool:
+        """Take room for rich content, if there is so much."""
+        fits = self.rich > 0 and size_bytes <= self.rich_bytes
+        if fits:
+            self.rich, self.rich_bytes = self.rich - 1, self.rich_bytes - size_bytes
+        return fits
+
+    def take_grid(self, size_bytes: int) -> bool:
+        """Take room for a grid, if there is so much."""
+        fits = size_bytes <= self.grid_bytes
+        self.grid_bytes -= size_bytes if fits else 0
+        return fits
+
+
+def _not_shown(ranks: Iterable[int]) -> _Piece:
+    text = f"… results of {name_ranks(ranks)} not shown: `-o NAME` keeps them"
+    return _Piece.of(f'<pre style="{_PRE};{_QUIET}">{html.escape(text)}</pre>', text)
+
+
+def _result(group: ResultGroup, width: int, room: _Room) -> _Piece:
     label = f"Out{_short_label(group.ranks)}:"
     plain = _labelled(f"Out{_label(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle)))
-    if as_rich:
+    rich = mime.is_rich(group.bundle)
+    if rich and room.take_rich(sum(len(str(content)) for content in group.bundle.values())):
         content = mime.rich_html(group.bundle, {})
         return _Piece.of(_beside(label, width, content, _PROMPT), plain, rich_bytes=_stored_bytes(content))
+    return _Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle))), plain)
+
+
+def _out(label: str, width: int, markup: str) -> str:
     gutter = f'<span style="margin-left:-{width + 1}ch;{_PROMPT}">{label:>{width}} </span>'
-    text = ansi.to_html(mime.best_text(group.bundle))
-    return _Piece.of(f'<pre style="{_PRE};padding:0 0 0 {width + 1}ch">{gutter}{text}</pre>', plain)
+    return f'<pre style="{_PRE};padding:0 0 0 {width + 1}ch">{gutter}{markup}</pre>'
+
+
+def _folded_result(row: FoldedRow, width: int) -> _Piece:
+    """Return many ranks' values as a few lines."""
+    label = f"Out{_label(row.ranks)}:"
+    indent = " " * min(len(label), _MAX_LABEL_CHARACTERS)
+    plain = "\n".join(f"{indent if place else label} {line}" for place, line in enumerate(row.lines))
+    return _Piece.of(_out(f"Out{_short_label(row.ranks)}:", width, html.escape("\n".join(row.lines))), plain)
+
+
+def _grids(row: FoldedRow, width: int, room: _Room, hosts: grid.Hosts) -> str:
+    """Return what is drawn below the lines, as far as there is room."""
+    drawn = (grid.markup(picture, hosts) for picture in row.pictures)
+    shown = "".join(content for content in drawn if room.take_grid(_stored_bytes(content)))
+    return f'<div style="margin:2px 0 4px {width + 1}ch">{shown}</div>' if shown else ""
+
+
+def _more_results(more: MoreRows, width: int, room: _Room) -> _Piece:
+    """Return a line that opens: what it hides is bounded, too."""
+    text = f"… {len(more.groups):,} more different values on {name_ranks(members(more.ranks))}"
+    plain = f"{text} not shown: `-o NAME` keeps them"
+    line = f'<summary style="cursor:pointer"><span style="{_QUIET}">{html.escape(text)}</span></summary>'
+    hidden, spent = _hidden(more.groups, width, room)
+    style = f"margin-left:{width + 1}ch"
+    return _Piece(f'<details style="{style}">{line}{hidden}</details>', plain, _stored_bytes(line + plain) + spent)
+
+
+def _hidden(groups: Sequence[ResultGroup], width: int, room: _Room) -> tuple[str, int]:
+    """Return values, texts one below the other and rich ones as such, as far as there is room; and what they cost."""
+    parts: list[str] = []
+    lines: list[str] = []
+    spent = 0
+    for index, group in enumerate(groups):
+        label = f"Out{_short_label(group.ranks)}:"
+        is_rich = mime.is_rich(group.bundle)
+        content = "" if is_rich else f"{label} {ansi.to_html(mime.best_text(group.bundle))}"
+        piece = _result(group, width, room) if is_rich else _Piece.of(content, "")
+        spent += piece.cost
+        if spent > _MAX_HIDDEN_BYTES:
+            rest = _not_shown(rank for left in groups[index:] for rank in members(left.ranks))
+            return "".join([*parts, _hidden_text(lines), rest.markup]), spent - piece.cost + rest.cost
+        if is_rich:
+            parts += [_hidden_text(lines), piece.markup]
+            lines = []
+        else:
+            lines.append(content)
+    return "".join([*parts, _hidden_text(lines)]), spent
+
+
+def _hidden_text(lines: list[str]) -> str:
+    return f'<pre style="{_PRE};padding:0">{_newline(lines)}</pre>' if lines else ""
 
 
 def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[_Piece]:

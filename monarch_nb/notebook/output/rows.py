@@ -168,6 +168,20 @@ class ElidedRow(Row):
         return replace(self, ranks=ranks, lines=lines, displays=displays)
 
 
+@dataclass(slots=True)
+class ResultGroup:
+    """Ranks whose last expression looks the same.
+
+    Attributes:
+        bundle: what it looks like.
+        facts: of each rank's value, where it is a number, or a tensor, of one of many ranks.
+    """
+
+    ranks: int
+    bundle: Mapping[str, Any]
+    facts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
 @lru_cache(4096)
 def members(ranks: int) -> tuple[int, ...]:
     """Return the ranks of a bit set, e.g. (0, 2) for 0b101."""

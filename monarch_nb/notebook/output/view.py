@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
 
@@ -71,6 +71,9 @@ class RunView:
     A run that shows nothing and returns nothing soon publishes nothing, so that its cell has no empty output area.
 
     Thread-safe: events come on the client's background thread.
+
+    Attributes:
+        hosts: the ranks of each node, by what it is called; empty as long as nobody has said it.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class RunView:
         self._group, self._show_failures, self._of_calls = group, show_failures, of_calls
         # A terminal can not put lines between others: it shows arranged output at the end.
         self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
+        self.hosts: Mapping[str, Sequence[int]] = {}
         self._lock = threading.Lock()
         self._started_s = clock()
         self._since_s = self._started_s  # it waits, or goes on
@@ -305,6 +309,7 @@ class RunView:
             status=self._status(now_s),
             aside=self._told_aside(),
             status_alone=self._kept_open or self._shown is not None or not self._over,
+            hosts=self.hosts,
         )
         keeps_place = self._over and self._may_print_later  # a later output must find its cell
         if bundle == self._shown or (not bundle and self._shown is None and not keeps_place):

@@ -39,6 +39,13 @@ FOLD_FLAG = Flag(
     value="HOW",
     choices=FOLDS_BY,
 )
+SCALING = (
+    Flag("--scale", "run it on 1 rank, then 2, then 4: time, throughput, efficiency, cost", value="1,2,4"),
+    Flag("--repeat", "with --scale: so many runs of each size (1 when not said)", value="N", kind="count"),
+    Flag("--per", "with --scale: an amount that the cell prints or returns, such as tokens", value="NAME"),
+    Flag("--rate", "with --scale: a throughput that it prints or returns itself, such as tps", value="NAME"),
+    Flag("--weak", "with --scale: each rank does the same work at every size"),
+)
 _OURS_TOO = ("--max-restarts", "--module")
 RUN = Command(
     "run",
@@ -427,7 +434,7 @@ CELL = Command(
         FOLD_FLAG,
         Flag(
             "--show",
-            "whose output is shown, as -t takes it; of the others how much they wrote on stderr",
+            "whose output is shown, as -t takes it (%mesh help show)",
             value="T",
             completes="target",
         ),
@@ -442,11 +449,13 @@ CELL = Command(
         _ON_BREAKPOINT,
         Flag("--sync", "first bring files that changed to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
+        *SCALING,
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",
     examples=(
         ("%%mesh -t 0,2-3", "ranks 0, 2 and 3"),
         ("%%mesh -t hosts=0 --noblock -o run", "in the background; run.result() waits"),
         ("%%mesh --mesh judges", "on the ranks of another mesh of the reservation"),
+        ("%%mesh --scale 1,2,4,8 --repeat 3 --per tokens", "how it scales, by what it prints: tokens: 12,345"),
     ),
 )

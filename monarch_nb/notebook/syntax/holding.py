@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from monarch_nb.lines.templates import FOLDS_BY
 from monarch_nb.notebook.syntax.command_line import Command, Flag, Words
 
 NOBLOCK = Flag("--noblock", "go on at once; output keeps arriving here", short="-a")
@@ -74,12 +73,6 @@ RESERVE = Command(
             "release it when no cell ran and no kernel was attached for this time",
             value="T",
             kind="duration",
-        ),
-        Flag(
-            "--fold",
-            "in what lines of one row may differ in this notebook's cells (%mesh help fold)",
-            value="HOW",
-            choices=FOLDS_BY,
         ),
         Flag("--force-busy", "also GPUs on which programs of others run, where no others are free"),
         Flag(

@@ -18,10 +18,12 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlparse
 
+from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.worker.groups import breaking, c10d, connections, freeing, mesh_store, rendezvous, sockets
 from monarch_nb.worker.groups.breaking import (
     drop_groups,
     forget_groups,
+    is_broken,
     is_left,
     note_interrupt,
     raise_if_broken,
@@ -64,6 +66,25 @@ def install(note: Path | None = None, report: Callable[[Address], None] = lambda
 def begin_run(number: int) -> None:
     """What makes a group from now on belongs to this run, or to a newer one that has begun on another thread."""
     state.run = max(state.run, number)
+
+
+def begin_world(ranks: Iterable[int]) -> None:
+    """Groups are of these ranks from now on, numbered from 0: not of whoever else counts as many. None: of all."""
+    if state.rendezvous is not None:
+        state.rendezvous.world = format_ranks(ranks)
+
+
+def end_groups() -> int:
+    """Destroy the groups that there are; return how many ranks the default group had, 0 without one."""
+    group = c10d.default_group()
+    if group is None:
+        return 0
+    size: int = group.size()
+    if is_broken():
+        forget_groups()
+    else:
+        sys.modules[c10d.MODULE].destroy_process_group()
+    return size
 
 
 def free_unused() -> None:

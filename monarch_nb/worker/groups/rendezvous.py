@@ -91,9 +91,13 @@ class Rendezvous:
         mesh_store: the mesh's own store; None where there is none.
         endpoints: gets the address of every store that is used.
         hush: silences torch.
+
+    Attributes:
+        world: the ranks of the mesh that make groups, where these are a world of their own; empty for all.
     """
 
     def __init__(self, mesh_store: MeshStore | None, endpoints: set[Endpoint], hush: Hush) -> None:
+        self.world = ""
         self._mesh_store, self._endpoints, self._hush = mesh_store, endpoints, hush
         self._store: tuple[Address, Any] | None = None
         self._left: str | None = None
@@ -110,7 +114,7 @@ class Rendezvous:
             raise ValueError(f"no rank {rank} in a world of {world_size}: ranks are 0 to {world_size - 1}")
         address, name, follows = self._choose_store()
         store = self._connect(address, follows, timeout)
-        prefix = f"{_ROOT}/{name}{world_size}"
+        prefix = f"{_ROOT}/{name}{f'{self.world}/' if self.world else ''}{world_size}"
         talk = dist.PrefixStore(prefix, store)
         try:
             number = agree(talk, rank, world_size)

@@ -1,6 +1,7 @@
 """What a run brings to a rank, and what it leaves.
 
 values         what was pushed is unpacked, what is pulled is packed
+worlds         which ranks user code is told to work with
 cells          a cell, a push or a pull is executed in the shell
 actors         the rank's actors, as cells see them
 script         a program is executed as `python train.py` would

@@ -16,9 +16,11 @@ from IPython.core.macro import Macro
 
 from monarch_nb.proto.run_pb2 import Cell, RankResult, RunSpec
 from monarch_nb.worker.forking.after_fork import device_name
+from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload import live_update
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import values
+from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
@@ -55,13 +57,14 @@ class CellRunner:
         shell: the shell.
         blob_directory: where pushed and large returned values lie.
         reloader: brings modules up to date before a body.
+        worlds: says which ranks a body is to work with.
     """
 
-    def __init__(self, shell: RankShell, blob_directory: str, reloader: Reloader) -> None:
+    def __init__(self, shell: RankShell, blob_directory: str, reloader: Reloader, worlds: Worlds) -> None:
         self._shell = shell
         assert isinstance(shell.compile, BoundedCompiler)
         self._compiler = shell.compile
-        self._reloader = reloader
+        self._reloader, self._worlds = reloader, worlds
         self._blob_directory = blob_directory
         self._has_presets = False
 
@@ -72,19 +75,27 @@ class CellRunner:
             What user code raised, or None.
         """
         try:
-            if spec.HasField("tree"):
-                self._reloader.follow(spec.tree)
-            match spec.WhichOneof("body"):
-                case "cell":
-                    assert transformed is not None
-                    return await self._run_cell(spec.cell, transformed, result)
-                case "push":
-                    self._shell.user_ns.update(_call(self._load, spec.push.blob))
-                case "pull":
-                    value = self._evaluate(spec.pull.expression, spec.number)
-                    _call(values.store_value, result, value, self._blob_directory)
+            with self._worlds.of(spec):
+                return await self._run_body(spec, transformed, result)
         except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
             return error
+
+    async def _run_body(
+        self, spec: RunSpec, transformed: Transformed | None, result: RankResult
+    ) -> BaseException | None:
+        if spec.HasField("tree"):
+            self._reloader.follow(spec.tree)
+        match spec.WhichOneof("body"):
+            case "cell":
+                assert transformed is not None
+                return await self._run_cell(spec.cell, transformed, result)
+            case "push":
+                self._shell.user_ns.update(_call(self._load, spec.push.blob))
+            case "pull":
+                value = self._evaluate(spec.pull.expression, spec.number)
+                _call(values.store_value, result, value, self._blob_directory)
+            case "end_groups":
+                values.store_value(result, forming.end_groups(), self._blob_directory)
         return None
 
     def transform(self, cell: Cell, number: int) -> Transformed:

@@ -27,11 +27,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
+from monarch_nb.config import FACTS_MIME
 from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.ground.code_names import code_label
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
+from monarch_nb.worker.shell.facts import facts_of
 from monarch_nb.worker.shell.last_error import LastError, release_frames
 from monarch_nb.worker.user_code import cut_middle, error_chain
 
@@ -51,6 +53,8 @@ class LastValue(DisplayHook):
     """Keeps the value of a cell's last expression until the cell's end; IPython's keeps it in `_`, `Out` and more."""
 
     exec_result = None
+    tells_facts = False
+    """Whether its facts go with a value: the rank is one of so many that values may have to fold."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -75,6 +79,8 @@ class LastValue(DisplayHook):
         data, metadata = shell.display_formatter.format(result)  # type: ignore[no-untyped-call]
         if data:
             self.bundle = {"data": clean_data(data), "metadata": metadata}
+            if self.tells_facts and "text/plain" in data and (facts := facts_of(result)):
+                self.bundle["data"][FACTS_MIME] = facts
 
 
 class FilePublisher(DisplayPublisher):

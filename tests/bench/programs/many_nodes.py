@@ -24,11 +24,12 @@ from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.allocator.supervision.processes import identify
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import NodePaths, pool_directory, private_directory, run_file
+from monarch_nb.config import FACTS_MIME, NodePaths, pool_directory, private_directory, run_file
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.channel import make_server, open_channel
+from monarch_nb.worker.shell.facts import facts_of
 
 FLOOD_LINES = 2_500
 """More than 64 kB, of which an allocator forwards 24 (logs/output.py)."""
@@ -66,9 +67,11 @@ class StandInLink:
             if verb == "flood" and looks < int(rest):
                 asyncio.get_running_loop().call_later(LOOK_S, self._run, run, looks + 1)
                 return
-        elif verb != "pass" and run.cell.want_value:
+        elif verb != "pass":
             value = eval(run.cell.code, {"rank": self._rank})
-            result.value_inline = b"".join(pack_pickle(value, pickle.dumps))
+            result.bundle_json = json.dumps({"data": {"text/plain": repr(value), FACTS_MIME: facts_of(value)}})
+            if run.cell.want_value:
+                result.value_inline = b"".join(pack_pickle(value, pickle.dumps))
         result.duration_s = 0.001 + self._rank / 1e6
         if self.process is not None:  # else it was released
             self._supervisor.answered(self.process, result)

@@ -10,9 +10,9 @@ import pytest
 from monarch_nb.integrations.accelerate import PATCHES
 
 
-def accelerate(*, backend: str | None, group: bool) -> Any:
+def accelerate(*, backend: str | None, group: bool, processes: int = 4) -> Any:
     class PartialState:
-        _shared_state: ClassVar[dict[str, Any]] = {"backend": backend, "num_processes": 4}
+        _shared_state: ClassVar[dict[str, Any]] = {"backend": backend, "num_processes": processes}
 
     class AcceleratorState:
         made: ClassVar[list[dict[str, Any]]] = []
@@ -41,6 +41,16 @@ def test_state_goes_with_its_group(backend: str | None, group: bool, resets: int
     state = accelerate(backend=backend, group=group)
     state(True, _from_accelerator=True)
     assert (state.resets, state.made[0] == {}) == (resets, bool(resets))
+
+
+def test_who_was_alone_is_not_when_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    state = accelerate(backend=None, group=False, processes=1)
+    state(True, _from_accelerator=True)
+    assert state.resets == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    state(True, _from_accelerator=True)
+    assert (state.resets, state.made[1]) == (1, {})
 
 
 def test_who_only_reads_the_state_resets_nothing() -> None:

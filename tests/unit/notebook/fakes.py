@@ -167,6 +167,7 @@ class FakeMesh:
                 for node in {rank // per_node for rank in ranks}
             },
             node_names=lambda ranks: [f"node{node}" for node in dict.fromkeys(rank // per_node for rank in ranks)],
+            hosts=lambda ranks: {},
             connection_of=lambda rank: SimpleNamespace(name=f"node{rank // per_node}"),
             way_on=lambda said: "",
         )

@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Collection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,6 +291,31 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
     assert held.ok("%mesh logs --run 2 --follow") == "", "Ctrl-C ends it, and is no error"
     held.ok("%mesh logs -n 0 --run 3")
     assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
+
+
+def test_how_lines_fold_is_chosen_and_remembered(held: Notebook, client: FakeClient, tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").touch()
+    assert held.ok("%mesh fold") == "lines fold by times, as nothing else is said here"
+    assert held.ok("%mesh fold numbers") == "lines fold by numbers"
+    held.ok("%reload_ext monarch_nb")
+    assert held.ok("%mesh fold") == "lines fold by numbers", "the next kernel finds it"
+    assert "not 'number'; did you mean numbers?" in str(held.error("%mesh fold number"))
+    assert held.ok("%mesh fold default") == "lines fold by times, as nothing else is said here"
+    (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "equal"\n')
+    assert held.ok("%mesh fold") == "lines fold by equal, as nothing else is said here"
+    (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "some"\n')
+    assert "fold is one of numbers, times, equal, off, not 'some'" in str(held.error("%mesh fold"))
+
+
+def test_whose_output_is_shown_is_chosen_and_remembered(held: Notebook, client: FakeClient) -> None:
+    assert held.ok("%mesh show") == "cells show the output of all ranks"
+    alone = "cells show the output of rank 0; %mesh show all shows every rank's again"
+    assert held.ok("%mesh show 0") == alone
+    held.ok("%reload_ext monarch_nb")
+    assert held.ok("%mesh show") == alone, "the next kernel finds it"
+    assert "9" in str(held.error("%mesh show 9"))
+    assert held.ok("%mesh show") == alone, "nothing has changed"
+    assert held.ok("%mesh show all") == "cells show the output of all ranks"
 
 
 def test_doctor(held: Notebook) -> None:

@@ -4,8 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from monarch_nb.allocator.ranks.environment import Job, Place, node_environment, rank_environment
+from monarch_nb.allocator.ranks.environment import (
+    Job,
+    node_environment,
+    place_in_mesh,
+    place_of_node,
+    rank_environment,
+)
 from monarch_nb.config import RANK_TOKEN_VARIABLE, SHARED_VARIABLE
+from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
 
 
@@ -32,7 +39,7 @@ def environment(
     job = Job(spec.mesh_id, spec.master_host, spec.master_port, restarts=2)
     return rank_environment(
         base or {},
-        Place.in_mesh(spec, rank),
+        place_in_mesh(spec, rank),
         job,
         gpu_indices=gpus,
         token="t",
@@ -131,7 +138,7 @@ def test_shared_storage_is_what_the_reservation_named_never_the_allocators_own()
 
 
 def place(node_rank: int, ranks: Sequence[int]) -> Place:
-    return Place.of_node(spec(ranks=4, world_size=12, first_rank=4 * node_rank, node_rank=node_rank), ranks)
+    return place_of_node(spec(ranks=4, world_size=12, first_rank=4 * node_rank, node_rank=node_rank), ranks)
 
 
 class TestCommands:

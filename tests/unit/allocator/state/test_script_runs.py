@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from monarch_nb.allocator.ranks.environment import Place
 from monarch_nb.allocator.state.runs import Effect, Mesh, RankFinished, Run, StartRun
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -152,5 +152,4 @@ def test_a_restarted_allocator_begins_where_the_one_before_had_not(state: NodeSt
     ],
 )
 def test_the_chosen_ranks_are_the_world(rank: int, ranks: Iterable[int], place: Place) -> None:
-    spec = pb.SpawnRequest(first_rank=rank // 4 * 4, ranks=4, world_size=8, node_rank=rank // 4)
-    assert Place.in_script(spec, rank, ranks) == place
+    assert Place.among(rank, ranks, per_node=4) == place

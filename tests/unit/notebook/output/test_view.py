@@ -418,3 +418,50 @@ def test_notices_are_not_held() -> None:
     cell.view.on_event(Notice("node1 does not answer", key="link"))
     cell.pass_time(0.2)
     assert "node1 does not answer" in cell.texts[-1]
+
+
+# ---- whose output ----
+
+
+def test_of_ranks_that_are_not_shown_only_stderr_is_counted() -> None:
+    cell = _Cell(ranks=3, shown=[0])
+    for rank in range(3):
+        cell.print("to be seen\n", rank)
+        cell.view.on_event(Text(rank, "stderr", "a warning\n"))
+    cell.view.on_event(Elided(2, "stderr", 40, 900))
+    for rank in range(3):
+        cell.view.on_event(Result(rank, "ok", 0.1, bundle={"text/plain": str(rank)}))
+    cell.view.on_event(Finished())
+    cell.view.close()
+    assert cell.texts[-1].splitlines() == [
+        "[0] to be seen",
+        "[stderr:0] a warning",
+        "… 42 lines on stderr of ranks 1-2 not shown: `%mesh logs` has them, `%mesh show all` shows every rank's",
+        "Out[0]: 0",
+    ]
+    assert "to be seen" in cell.html
+
+
+def test_silent_ranks_that_are_not_shown_are_not_spoken_of() -> None:
+    cell = _Cell(ranks=2, shown=[1])
+    for rank in range(2):
+        cell.print(f"from {rank}\n", rank)
+    cell.finish()
+    cell.view.close()
+    assert cell.texts[-1] == "[1] from 1"
+
+
+def test_lines_fold_by_what_the_cell_says() -> None:
+    shown = {}
+    for by in ("numbers", "times", "equal", "off"):
+        cell = _Cell(ranks=2, by=by)
+        for rank in range(2):
+            cell.print(f"10:00:0{rank} ready\nloss 2.{rank}\nend\n", rank)
+        cell.finish()
+        cell.view.close()
+        shown[by] = [line.strip() for line in cell.texts[-1].splitlines()]
+    assert shown["numbers"] == ["[0-1] 10:00:00 ready", "[0-1] loss 2.0–2.1", "[0-1] end"]
+    assert shown["times"] == ["[0-1] 10:00:00 ready", "[0] loss 2.0", "[1] loss 2.1", "[0-1] end"]
+    assert shown["equal"][:2] == ["[0] 10:00:00 ready", "[1] 10:00:01 ready"]
+    assert shown["equal"][-1] == "[0-1] end"
+    assert shown["off"][-2:] == ["[0] end", "[1] end"]

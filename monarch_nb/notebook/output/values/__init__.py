@@ -1,0 +1,6 @@
+"""What many ranks return: different numbers and tensors are one row, with a grid of hosts × ranks.
+
+spread   numbers of ranks in a sentence, and which are far from the others
+folding  which values fold, and what their rows say
+grid     the numbers as a grid that is coloured by value, and as a table
+"""

@@ -1,0 +1,107 @@
+"""A series of runs in its cell: rows as a table that grows, the curve below it, and what the present run prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.client.scaling.report import ScalingReport
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.notebook.output.publishing import displaying, printing
+from monarch_nb.notebook.output.tables import Shown, is_notebook, show, table
+from monarch_nb.notebook.output.view import Publish
+from monarch_nb.notebook.scaling.curve import bars, curve
+
+_EMPTY = {"text/html": "", "text/plain": ""}
+
+
+def table_of(report: ScalingReport) -> Shown:
+    """Return the rows as a table."""
+    unbroken = [[*(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in row[:-1]), row[-1]] for row in report.cells]
+    html = table(report.title, report.headers, unbroken, report.all_notes).html
+    return Shown(str(report), html)
+
+
+def register(shell: InteractiveShell) -> Callable[[], None]:
+    """Show reports richly from now on, in notebooks; returns what ends that."""
+    if not is_notebook(shell):
+        return lambda: None
+    display_formatter: Any = shell.display_formatter  # IPython's has no types
+    formatter = display_formatter.formatters["text/html"]
+    formatter.for_type(ScalingReport, lambda report: table_of(report).html + curve(report))
+    return lambda: formatter.pop(ScalingReport, None)
+
+
+class ScalingView:
+    """What the cell shows.
+
+    Args:
+        has_curve: more than one size is to be measured.
+    """
+
+    def __init__(self, shell: InteractiveShell, has_curve: bool) -> None:
+        self._in_place = is_notebook(shell)
+        self._make = displaying() if self._in_place else printing
+        self._table = self._make() if self._in_place else None
+        self._curve = self._make() if self._in_place and has_curve else None
+        self._is_begun = False
+        self.output = RunOutput(self._make, self._in_place)
+
+    def show(self, report: ScalingReport) -> None:
+        """Show the rows so far; in a terminal, where nothing can be updated, `finish` does."""
+        if self._table is not None:
+            self._table(table_of(report)._repr_mimebundle_(), self._is_begun)
+        if self._curve is not None:
+            self._curve(_picture(report), self._is_begun)
+        self._is_begun = True
+
+    def tell(self, heading: str, failed: MonarchNbError) -> None:
+        """Show why a run failed, as a cell does that fails, below what it printed."""
+        sys.stderr.write("\n".join([heading, *failed._render_traceback_(), ""]))
+
+    def finish(self, report: ScalingReport) -> None:
+        """Show all rows."""
+        self.show(report)
+        if not self._in_place:
+            show(Shown("\n".join(filter(None, [str(report), bars(report)])), ""))
+
+
+class RunOutput:
+    """Where runs show what they print, each in place of the one before."""
+
+    def __init__(self, make: Callable[[], Publish], in_place: bool) -> None:
+        self._make, self._in_place = make, in_place
+        self._publish: Publish | None = None
+        self._is_shown = False
+        self._turn = 0
+
+    def begin(self) -> Publish:
+        """Return where the next run shows its output."""
+        publish = self._publish = self._publish or self._make()
+        turn = self._turn
+
+        def publish_in_turn(bundle: dict[str, str], update: bool) -> None:
+            if turn == self._turn:
+                publish(bundle, self._is_shown)
+                self._is_shown = self._in_place
+
+        return publish_in_turn
+
+    def keep(self) -> None:
+        """The run has ended, and what it shows stays."""
+        self._turn += 1
+        self._publish, self._is_shown = None, False
+
+    def clear(self) -> None:
+        """The run has ended: nothing of it is shown any more, or will be, but in a terminal."""
+        self._turn += self._in_place
+        if self._publish is not None and self._is_shown:
+            self._publish(_EMPTY, True)
+
+
+def _picture(report: ScalingReport) -> dict[str, str]:
+    drawn = curve(report)
+    return {"text/plain": bars(report), **({"image/svg+xml": drawn} if drawn else {})}

@@ -1,0 +1,136 @@
+"""The order of a series: what is run, what is not, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.logs.records import LogRecord
+from monarch_nb.client.scaling.report import Plan, ScalingReport
+from monarch_nb.client.scaling.series import Series
+from monarch_nb.errors import MeshNotFound, RankDead
+
+Wait = Callable[[Any], None]
+
+
+class FakeMesh:
+    """8 ranks on 2 nodes, with a process group of all; they print `lines`, and runs return `values`."""
+
+    def __init__(self) -> None:
+        self.ranks, self.flag, self.group = tuple(range(8)), "", 8
+        self.core = SimpleNamespace(by_node=lambda ranks: {rank // 4 for rank in ranks})
+        self.done: list[str] = []
+        self.lines: list[str] = []
+        self.value: Any = None
+
+    def end_groups(self) -> int:
+        self.done.append("end groups")
+        ended, self.group = self.group, 0
+        return ended
+
+    def log_batches(self, ranks: Iterable[int], lines: int | None, run: Any) -> Iterator[list[LogRecord]]:
+        kept = self.lines if lines is None else self.lines[-lines:]
+        yield [LogRecord(rank, "stdout", run.number, f"{line}\n") for rank in ranks for line in kept]
+
+    def submit(self, ranks: tuple[int, ...], repeat: int) -> Any:
+        self.done.append(f"{len(ranks)}.{repeat}")
+        self.group = len(ranks)
+        results = {rank: SimpleNamespace(duration_s=1.0 + rank) for rank in ranks}
+        values = [self.value] * len(ranks)
+        return SimpleNamespace(
+            ranks=ranks, results=results, number=len(self.done), kept_values=values, done=True, refusal=None
+        )
+
+
+def series(mesh: FakeMesh, plan: Plan, wait: Wait = lambda _: None, **options: Any) -> Series:
+    return Series(mesh, plan, mesh.submit, wait, **options)  # type: ignore[arg-type]
+
+
+def at(size: int, do: Wait) -> Wait:
+    return lambda run: do(run) if len(run.ranks) == size else None
+
+
+def fail(error: BaseException) -> Wait:
+    def wait(_: Any) -> None:
+        raise error
+
+    return wait
+
+
+def test_groups_end_before_each_run_and_after_the_last() -> None:
+    mesh, shown = FakeMesh(), list[ScalingReport]()
+    report = series(mesh, Plan((1, 2), repeat=2), show=shown.append).measure()
+    assert mesh.done == [
+        *("end groups", "1.1", "end groups", "1.2", "end groups", "2.1", "end groups", "2.2"),
+        "end groups",
+    ]
+    assert [row.times_s for row in report.rows] == [(1.0, 1.0), (2.0, 2.0)]
+    assert [[len(row.times_s) for row in each.rows] for each in shown] == [[1], [2], [2, 1], [2, 2], [2, 2]]
+    assert report.notes[0].startswith("the process group of 8 ranks was ended for this: call dist.init_process_group()")
+    assert report.notes[1] == "runs 2 to 8: %mesh logs --run N has what each printed"
+
+
+def test_a_failure_ends_its_size_alone() -> None:
+    mesh = FakeMesh()
+    report = series(mesh, Plan((1, 2, 4), repeat=2), at(2, fail(RankDead("rank 1 is dead\nmore")))).measure()
+    assert [row.failure for row in report.rows] == ["", "run 1 of 2: rank 1 is dead", ""]
+    assert "2.2" not in mesh.done
+
+
+def test_an_interrupt_ends_the_series() -> None:
+    mesh = FakeMesh()
+    made = series(mesh, Plan((1, 2, 4)), at(2, fail(KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        made.measure()
+    assert [row.failure for row in made.report.rows] == ["", "interrupted"]
+    assert mesh.done[-2:] == ["2.1", "end groups"]
+
+
+def test_ranks_that_do_not_stop_end_the_series() -> None:
+    """What comes next would wait for them for ever, and so would the end of groups."""
+
+    def hang(run: Any) -> None:
+        run.done = False
+        raise TimeoutError("not finished after 5 s; rank 1 does not stop")
+
+    mesh = FakeMesh()
+    report = series(mesh, Plan((1, 2, 4), repeat=2), at(2, hang)).measure()
+    assert mesh.done[-1] == "2.1"
+    assert report.rows[-1].failure == "run 1 of 2: not finished after 5 s; rank 1 does not stop"
+
+
+def test_a_mesh_that_is_gone_is_an_error() -> None:
+    mesh = FakeMesh()
+    with pytest.raises(MeshNotFound):
+        series(mesh, Plan((1, 2)), fail(MeshNotFound("released"))).measure()
+    assert "2.1" not in mesh.done
+
+
+@pytest.mark.parametrize(
+    ("lines", "value", "told"),
+    [
+        (["tokens: 1", "tokens: 5"], None, 10),
+        (["tokens: 5"], {"tokens": 7}, 14),
+        (["tokens: 5"], 7, 10),
+        ([], 7, 14),
+        (["tokens: 5", *["more"] * 2000], None, 10),
+        (["tokens: nan"], None, None),
+        (["token: 5", "loss=2.0"], True, None),
+    ],
+)
+def test_numbers_of_two_ranks(lines: list[str], value: Any, told: float | None) -> None:
+    mesh = FakeMesh()
+    mesh.lines, mesh.value = lines, value
+    report = series(mesh, Plan((2,), rate="tokens")).measure()
+    assert report.rows[0].throughput == told
+
+
+def test_a_name_that_nobody_tells() -> None:
+    mesh = FakeMesh()
+    mesh.lines = ["token: 5  loss=2.0"]
+    report = series(mesh, Plan((2,), per="tokens")).measure()
+    assert "no tokens in what the cell printed or returned on 2 ranks; it printed token" in report.notes
+    assert report.rows[0].efficiency is None

@@ -1,0 +1,115 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.lines import templates
+from monarch_nb.lines.templates import Kind, default_fold, key_of, shape_of
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    return [(token.kind.name, text[token.start : token.end]) for token in shape_of(text).tokens]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("loss: 7.8010", ["NUMBER 7.8010"]),
+        ("tps: 9,012 mfu: 30.10%", ["NUMBER 9,012", "NUMBER 30.10"]),
+        ("x=-3.5e-4, y 1e5", ["NUMBER -3.5e-4", "NUMBER 1e5"]),
+        ("rows 3-4", ["NUMBER 3", "NUMBER 4"]),
+        ("loss nan acc -inf in information", ["NUMBER nan", "NUMBER -inf"]),
+        ("cuda:3 layer7.weight fp16", ["NUMBER 3", "NUMBER 7", "NUMBER 16"]),
+        ("torch 2.13.0 on 10.0.0.1", ["LITERAL 2.13.0", "LITERAL 10.0.0.1"]),
+        ("1.234,5 stays", ["LITERAL 1.234,5"]),
+        ("step 5: 2", ["LITERAL step 5", "NUMBER 2"]),
+        ("'epoch': 1, 'x': 2", ["LITERAL epoch': 1", "NUMBER 2"]),
+        ("took 12.3 s, 45ms/step, 3 min", ["DURATION 12.3", "DURATION 45", "DURATION 3"]),
+        ("2.5it/s 3 mice", ["NUMBER 2.5", "NUMBER 3"]),
+        ("2026-11-26 10:40:04,123 up", ["MOMENT 2026-11-26", "MOMENT 10:40:04,123"]),
+        ("2026-11-26T10:40:04.1+01:00", ["MOMENT 2026-11-26", "MOMENT 10:40:04.1+01:00"]),
+        ("x[0:16]", ["NUMBER 0", "NUMBER 16"]),
+        ("at 0x7ffd12aB", ["HEX 0x7ffd12aB"]),
+        ("pid 12, pid=13", ["PID 12", "PID 13"]),
+        ("\x1b[31mstep:  1\x1b[0m 2", ["LITERAL \x1b[31m", "LITERAL step:  1", "LITERAL \x1b[0m", "NUMBER 2"]),
+        (
+            " 45%|████▌   | 45/100 [00:12<00:15, 3.61it/s]",
+            ["NUMBER 45", "BAR ████▌   ", "NUMBER 45", "NUMBER 100", "MOMENT 00:12", "MOMENT 00:15", "NUMBER 3.61"],
+        ),
+        ("no numbers at all", []),
+    ],
+)
+def test_tokens_of_a_line(text: str, tokens: list[str]) -> None:
+    assert [" ".join(token) for token in _tokens(text)] == tokens
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "by"),
+    [
+        ("loss 2.31", "loss 12.5", "numbers"),
+        ("loss 2.31", "loss nan", "numbers"),
+        ("10:40:04 ready", "10:41:14 ready", "times"),
+        ("10:40:04 ready in 3", "10:41:14 ready in 4", "numbers"),
+        ("at 0x7f", "at 0x80aa", "numbers"),
+    ],
+)
+def test_lines_that_may_share_a_row(one: str, other: str, by: templates.FoldBy) -> None:
+    assert key_of(one, by) == key_of(other, by)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "by"),
+    [
+        ("step 5: loss 2.31", "step 6: loss 2.31", "numbers"),
+        ("torch 2.13.0", "torch 2.15.0", "numbers"),
+        ("\x1b[31m5", "\x1b[32m5", "numbers"),
+        ("1.234,5", "1.235,5", "numbers"),
+        ("loss 2.31", "accuracy 2.31", "numbers"),
+        ("10:40:04 loss 2.31", "10:40:04 loss 2.32", "times"),
+        ("x[0:16]", "x[16:32]", "times"),
+        ("10:40:04", "10:40:05", "equal"),
+        ("1" * 3_000, "2" * 3_000, "numbers"),
+    ],
+)
+def test_lines_that_may_not(one: str, other: str, by: templates.FoldBy) -> None:
+    assert key_of(one, by) != key_of(other, by)
+
+
+_LINES = st.text(st.sampled_from("abz 019.,:-+e[]()|=xnif\x1b[m█µé"), max_size=40)
+
+
+@given(_LINES)
+def test_tokens_lie_in_the_line_one_after_the_other(text: str) -> None:
+    at = 0
+    for token in shape_of(text).tokens:
+        assert at <= token.start < token.end <= len(text)
+        at = token.end
+
+
+@given(_LINES, st.randoms(use_true_random=False))
+def test_what_is_remembered_of_a_line_is_what_would_be_found(text: str, random: object) -> None:
+    """Lines whose digits stand in the same places share a shape: it must not depend on which came first."""
+    shape_of("".join("7" if character.isdecimal() and character.isascii() else character for character in text))
+    remembered = shape_of(text)
+    templates._shapes.clear()
+    assert remembered == shape_of(text)
+
+
+@given(_LINES, _LINES)
+def test_lines_with_one_key_have_equal_texts_between_their_tokens(one: str, other: str) -> None:
+    if key_of(one, "numbers") == key_of(other, "numbers"):
+        assert [token.kind for token in shape_of(one).tokens] == [token.kind for token in shape_of(other).tokens]
+        literals = [
+            [text[start:end] for kind, start, end in shape_of(text).tokens if kind is Kind.LITERAL]
+            for text in (one, other)
+        ]
+        assert literals[0] == literals[1]
+
+
+def test_a_million_different_templates_take_bounded_memory() -> None:
+    for number in range(3 * templates.MAX_KNOWN_SHAPES):
+        shape_of(f"{'abcdefghij'[number % 10]}{number:b}".replace("0", "o").replace("1", "l") + " 7")
+    assert len(templates._shapes) <= templates.MAX_KNOWN_SHAPES
+
+
+def test_few_ranks_show_all_their_numbers() -> None:
+    assert [default_fold(ranks) for ranks in (1, 8, 9, 128)] == ["times", "times", "numbers", "numbers"]
