@@ -189,19 +189,28 @@ def _join_output(run_id: str, messages: Iterable[pb.Output]) -> pb.Output:
             for rank, cursor in ranks_of(each):
                 said.setdefault(rank, []).extend(each.items)
                 cursors[rank] = cursor
+    for rank, parts in said.items():
+        if parts or rank not in counts:
+            said[rank] = _joined_text(parts)
+    wrote = ((rank, items, cursors[rank]) for rank, items in said.items() if items or rank not in counts)
+    told = _limited(joined_alike(wrote), counts)
+    return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
+
+
+def joined_alike(
+    wrote: Iterable[tuple[int, Sequence[pb.OutputItem], run_pb2.Cursor]],
+) -> list[pb.RankOutput]:
+    """Return what ranks wrote, and up to where that brings them, as one message for all that wrote the same."""
     same: dict[bytes, pb.RankOutput] = {}
     encoded: dict[int, bytes] = {}
-    for rank, parts in said.items():
-        if not parts and rank in counts:
-            continue
-        items = said[rank] = _joined_text(parts)  # kept: `encoded` knows them by their ids
+    kept = list(wrote)  # while `encoded` knows the items by their ids
+    for rank, items, cursor in kept:
         key = b"".join(_encoded(item, encoded) for item in items)
         if (known := same.get(key)) is None:
-            same[key] = pb.RankOutput(rank=rank, items=items, cursor=cursors[rank])
+            same[key] = pb.RankOutput(rank=rank, items=items, cursor=cursor)
         else:
-            _add_rank(known, rank, cursors[rank])
-    told = _limited(list(same.values()), counts)
-    return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
+            _add_rank(known, rank, cursor)
+    return list(same.values())
 
 
 def _limited(told: list[pb.RankOutput], counts: Counts) -> list[pb.RankOutput]:

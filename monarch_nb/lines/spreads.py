@@ -8,15 +8,14 @@ exception, and stay in the range.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.lines.templates import Kind, Token, shape_of
+from monarch_nb.lines.templates import Kind, Shape, Token, shape_of
 
 LEAST_OTHERS = 8
 """So many other ranks are needed to tell that one is far outside."""
@@ -49,25 +48,13 @@ class Folded(NamedTuple):
     is_apart: bool = False
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A line, and the ranks that have it."""
 
     ranks: int
     text: str
-    tokens: tuple[Token, ...]
-
-    @cached_property
-    def parts(self) -> tuple[str, ...]:
-        """The text of each token."""
-        return tuple(self.text[start:end] for _, start, end in self.tokens)
-
-    @cached_property
-    def unbounded(self) -> tuple[int, ...]:
-        """Which of the tokens are nan or inf."""
-        return tuple(
-            place for place, part in enumerate(self.parts) if self.tokens[place].kind is Kind.NUMBER and _is_word(part)
-        )
+    shape: Shape
+    parts: tuple[str, ...]
 
 
 def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
@@ -85,13 +72,18 @@ def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
         ranks_of[text] |= ranks
     if len(ranks_of) == 1:
         return [Folded(ranks, text) for text, ranks in ranks_of.items()]
-    parsed = [_Line(ranks, text, shape_of(text).tokens) for text, ranks in ranks_of.items()]
+    parsed = [_parsed(text, ranks) for text, ranks in ranks_of.items()]
     parsed.sort(key=lambda line: line.ranks & -line.ranks)
     main, *others = _by_unbounded(parsed)
     main, outside = _without_outside(main)
     apart = [_joined(group) for group in others] + [Folded(line.ranks, line.text) for line in outside]
     apart.sort(key=lambda folded: folded.ranks & -folded.ranks)
     return [_joined(main), *(folded._replace(is_apart=True) for folded in apart)]
+
+
+def _parsed(text: str, ranks: int) -> _Line:
+    shape = shape_of(text)
+    return _Line(ranks, text, shape, shape.parts(text))
 
 
 # ---- who is apart ----
@@ -101,7 +93,7 @@ def _by_unbounded(lines: Sequence[_Line]) -> list[list[_Line]]:
     """Return lines grouped by where they have nan or inf, those of most ranks first."""
     groups: dict[tuple[int, ...], list[_Line]] = defaultdict(list)
     for line in lines:
-        groups[line.unbounded].append(line)
+        groups[line.shape.unbounded].append(line)
     return sorted(groups.values(), key=lambda group: -sum(line.ranks.bit_count() for line in group))
 
 
@@ -110,23 +102,37 @@ def _without_outside(lines: list[_Line]) -> tuple[list[_Line], list[_Line]]:
     count = sum(line.ranks.bit_count() for line in lines)
     if count <= LEAST_OTHERS:
         return lines, []
+    most = min(count // MOST_APART or 1, count - LEAST_OTHERS)
     outside: set[int] = set()
-    for place, token in enumerate(lines[0].tokens):
-        if token.kind in (Kind.NUMBER, Kind.DURATION) and not _is_of_ranks(lines, place):
-            outside |= _outside(lines, place, count)
+    for token, parts in zip(lines[0].shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True):
+        if (
+            token.kind in (Kind.NUMBER, Kind.DURATION)
+            and len(distinct := frozenset(parts)) > 1
+            and not _is_word(parts[0])
+            and not _is_of_ranks(lines, token, parts)
+            and _may_be_far(_numbers(distinct), most)
+        ):
+            outside |= _outside(lines, parts, most)
     return (
         [line for index, line in enumerate(lines) if index not in outside],
         [line for index, line in enumerate(lines) if index in outside],
     )
 
 
-def _outside(lines: Sequence[_Line], place: int, count: int) -> set[int]:
+def _may_be_far(values: list[float], most: int) -> bool:
+    """Whether at most so many of these may be far from the others: false of nearly all lines, and soon known."""
+    ends = min(LEAST_OTHERS, most)
+    if len(values) <= 2 * ends:
+        return True
+    values.sort()
+    least, greatest = values[ends], values[-1 - ends]
+    return max(least - values[0], values[-1] - greatest) > FAR * (greatest - least)
+
+
+def _outside(lines: Sequence[_Line], parts: Sequence[str], most: int) -> set[int]:
     """Return which lines have a number there that is far from all others'."""
-    if len({line.parts[place] for line in lines}) == 1:
-        return set()
-    ordered = sorted((_number(line.parts[place]), index) for index, line in enumerate(lines))
+    ordered = sorted(zip(_numbers(parts), itertools.count(), strict=False))
     values = [value for value, _ in ordered]
-    most = min(count // MOST_APART or 1, count - LEAST_OTHERS)
     sizes = [lines[index].ranks.bit_count() for _, index in ordered]
     below, above = _ends(sizes, most), _ends(sizes[::-1], most)
     best: set[int] = set()
@@ -179,16 +185,17 @@ def _joined(lines: Sequence[_Line]) -> Folded:
         ranks |= line.ranks
     pieces: list[str] = []
     at = 0
-    for place, (kind, start, end) in enumerate(first.tokens):
-        pieces += (first.text[at:start], _together(lines, place, kind))
-        at = end
+    for token, parts in zip(first.shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True):
+        pieces += (first.text[at : token.start], _together(lines, token, parts))
+        at = token.end
     return Folded(ranks, "".join((*pieces, first.text[at:])), is_many=True)
 
 
-def _together(lines: Sequence[_Line], place: int, kind: Kind) -> str:
+def _together(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str:
     """Return what stands for a token of all lines."""
-    first = lines[0].parts[place]
-    if all(line.parts[place] == first for line in lines):
+    kind, first = token.kind, parts[0]
+    distinct = dict.fromkeys(parts)
+    if len(distinct) == 1:
         return first
     if kind is Kind.HEX:
         return "0x…"
@@ -196,32 +203,32 @@ def _together(lines: Sequence[_Line], place: int, kind: Kind) -> str:
         return "…"
     if kind in (Kind.MOMENT, Kind.BAR):
         return f"{_DIM}{first}{_NOT_DIM}"
-    if _is_of_ranks(lines, place):
-        return format_ranks(int(line.parts[place]) for line in lines)
-    if all(_is_word(line.parts[place]) for line in lines):
-        return "/".join(dict.fromkeys(line.parts[place] for line in lines))
-    numbers = [(_number(line.parts[place]), line.parts[place]) for line in lines]
-    least, greatest = min(numbers, key=lambda number: number[0]), max(numbers, key=lambda number: number[0])
-    if least[0] == greatest[0]:
+    if _is_of_ranks(lines, token, parts):
+        return format_ranks(map(int, distinct))
+    if all(map(_is_word, distinct)):
+        return "/".join(distinct)
+    values = _numbers(distinct)
+    least, greatest = min(values), max(values)
+    if least == greatest:
         return first
-    if kind is Kind.DURATION and greatest[0] - least[0] <= _NEAR_SHARE * abs(greatest[0]):
+    if kind is Kind.DURATION and greatest - least <= _NEAR_SHARE * abs(greatest):
         return f"{_DIM}{first}{_NOT_DIM}"
-    return f"{least[1]}{_RANGE}{greatest[1]}"
+    texts = list(distinct)
+    return f"{texts[values.index(least)]}{_RANGE}{texts[values.index(greatest)]}"
 
 
-def _is_of_ranks(lines: Sequence[_Line], place: int) -> bool:
+def _is_of_ranks(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> bool:
     """Whether the numbers are the ranks themselves, or are said to be those of ranks, nodes or devices."""
-    if not all(line.parts[place].isdecimal() and len(line.parts[place]) < 7 for line in lines):
+    if not parts[0].isdecimal() or not all(part.isdecimal() and len(part) < 7 for part in parts):
         return False
-    first = lines[0]
-    return all(line.ranks == 1 << int(line.parts[place]) for line in lines) or bool(
-        _OF_RANKS.search(first.text, max(0, first.tokens[place].start - 16), first.tokens[place].start)
-    )
+    if _OF_RANKS.search(lines[0].text, max(0, token.start - 16), token.start):
+        return True
+    return all(line.ranks == 1 << int(part) for line, part in zip(lines, parts, strict=True))
 
 
 def _is_word(part: str) -> bool:
     return part[-1].isalpha()
 
 
-def _number(part: str) -> float:
-    return float(part.replace(",", ""))
+def _numbers(parts: Iterable[str]) -> list[float]:
+    return [float(part.replace(",", "")) for part in parts]

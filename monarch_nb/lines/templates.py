@@ -7,8 +7,10 @@ as `step 5` belongs to the template: a rank that is at step 6 prints another lin
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 FoldBy = Literal["numbers", "times", "equal", "off"]
@@ -43,19 +45,25 @@ class Token(NamedTuple):
     end: int
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shape:
     """Where the tokens of a line are.
 
     Attributes:
         template: the line with a mark in place of each token.
         tokens: in order.
-        by_times: the template in which only times are left out; "" when the line has none.
+        unbounded: which of the tokens are nan or inf.
+        has_moments: some tokens are dates or times of day.
+        parts: returns the text of each token of a line of this shape.
+        literals: returns those that must be equal; None when there are none.
     """
 
     template: str
     tokens: tuple[Token, ...]
-    has_literals: bool
+    unbounded: tuple[int, ...]
     has_moments: bool
+    parts: Callable[[str], tuple[str, ...]] = field(compare=False)
+    literals: Callable[[str], tuple[str, ...]] | None = field(compare=False)
 
 
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
@@ -123,8 +131,25 @@ def _find_shape(text: str) -> Shape:
         tokens.append(Token(kind, start, end))
         pieces += (text[at:start], _MARKS[kind])
         at = end
-    kinds = {token.kind for token in tokens}
-    return Shape("".join((*pieces, text[at:])), tuple(tokens), Kind.LITERAL in kinds, Kind.MOMENT in kinds)
+    literals = [token for token in tokens if token.kind is Kind.LITERAL]
+    return Shape(
+        "".join((*pieces, text[at:])),
+        tuple(tokens),
+        tuple(
+            place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()
+        ),
+        any(token.kind is Kind.MOMENT for token in tokens),
+        parts=_slicer(tokens),
+        literals=_slicer(literals) if literals else None,
+    )
+
+
+def _slicer(tokens: list[Token]) -> Callable[[str], tuple[str, ...]]:
+    """Return what takes the text of each token out of a line."""
+    slices = [slice(token.start, token.end) for token in tokens]
+    if len(slices) > 1:
+        return itemgetter(*slices)
+    return lambda text: tuple(text[one] for one in slices)
 
 
 def key_of(text: str, by: FoldBy) -> Hashable:
@@ -141,9 +166,9 @@ def key_of(text: str, by: FoldBy) -> Hashable:
     shape = shape_of(text)
     if by == "times":
         return _without_moments(text, shape) if shape.has_moments else text
-    if not shape.has_literals:
+    if shape.literals is None:
         return shape.template if shape.tokens else text
-    return (shape.template, *(text[start:end] for kind, start, end in shape.tokens if kind is Kind.LITERAL))
+    return shape.template, shape.literals(text)
 
 
 def _without_moments(text: str, shape: Shape) -> str:

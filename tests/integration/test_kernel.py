@@ -57,7 +57,7 @@ def test_lines_that_differ_only_in_numbers_are_one_row(kernel: Kernel) -> None:
     assert kernel.run(f"%%mesh --fold numbers\n{step}") == "[0-3] step 5 loss 2.0–2.75"
     assert kernel.run("%mesh fold numbers") == "lines fold by numbers"
     shown = kernel.run(f"%%mesh\n{step}\nprint('loss', float('nan') if rank == 2 else rank / 2)")
-    assert shown.split("\n") == ["  [0-3] step 5 loss 2.0–2.75", "[0-1,3] loss 0.0–1.5", "    [2] loss nan"]
+    assert shown.split("\n") == ["  [0-3] step 5 loss 2.0–2.75", "[0-1,3] loss 0.0–1.5", "   [2]! loss nan"]
     assert "[3] step 5 loss 2.75" in kernel.run("%mesh logs -n 2 --fold equal")
     kernel.run("%mesh fold default")
 

@@ -11,7 +11,7 @@ from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
-from monarch_nb.branches.folding import fold
+from monarch_nb.branches.folding import fold, joined_alike
 from monarch_nb.config import PROTOCOL
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -282,6 +282,9 @@ class Follower:
                     outputs.append(output)
         flood = any(item.HasField("elided") for output in outputs for item in output.items)
         self._interval_s = FLOOD_INTERVAL_S if flood else OUTPUT_INTERVAL_S
+        if len(outputs) > 1 and not flood:  # no two floods are alike
+            wrote = [(output.rank, list(output.items), output.cursor) for output in outputs]
+            outputs = joined_alike(wrote)
         if outputs:
             self.session.send(output=pb.Output(run_id=self.run_id, ranks=outputs))
 

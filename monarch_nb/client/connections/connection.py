@@ -15,6 +15,7 @@ from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort:
 import grpc
 
 from monarch_nb import config
+from monarch_nb.branches.folding import ranks_of
 from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener, drop_cancels
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, TrustError, VersionMismatch
@@ -504,8 +505,9 @@ class Connection:
             followed.listener.on_finished(self, event.finished)
 
     def _on_output(self, followed: Followed, output: pb.Output) -> None:
-        for rank in output.ranks:
-            followed.follow.cursors[rank.rank].CopyFrom(rank.cursor)
+        for told in output.ranks:
+            for rank, cursor in ranks_of(told):
+                followed.follow.cursors[rank].CopyFrom(cursor)
         followed.follow.from_shown = False
         followed.listener.on_output(self, output)
         run_id = output.run_id

@@ -14,7 +14,6 @@ from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2, run_pb2
 
-_UTF_8 = codecs.getincrementaldecoder("utf-8")
 _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
     run_pb2.OUTCOME_OK: "ok",
     run_pb2.OUTCOME_ERROR: "error",
@@ -33,15 +32,26 @@ class OutputDecoder:
 
     def __init__(self, on_lone_training: Callable[[int, str], None]) -> None:
         self._on_lone_training = on_lone_training
-        self._decoders: dict[tuple[int, events.Stream], codecs.IncrementalDecoder] = {}
+        self._begun: dict[tuple[int, events.Stream], bytes] = {}  # characters whose ends have not come
 
-    def events_of(self, rank: int, item: allocator_pb2.OutputItem) -> Iterator[events.Event]:
-        """Yield what listeners are told of a piece of a rank's output."""
+    def events_of(self, output: allocator_pb2.Output) -> Iterator[events.Event]:
+        """Yield what listeners are told of what ranks wrote."""
+        if output.HasField("counted"):
+            yield from self._events_of_counted(output.counted)
+        for told in output.ranks:
+            ranks = (told.rank, *told.also)
+            for item in told.items:
+                match item.WhichOneof("item"):
+                    case "stdout":
+                        yield from self._texts(ranks, "stdout", item.stdout)
+                    case "stderr":
+                        yield from self._texts(ranks, "stderr", item.stderr)
+                    case _:
+                        for rank in ranks:
+                            yield from self._events_of_item(rank, item)
+
+    def _events_of_item(self, rank: int, item: allocator_pb2.OutputItem) -> Iterator[events.Event]:
         match item.WhichOneof("item"):
-            case "stdout":
-                yield self._text(rank, "stdout", item.stdout)
-            case "stderr":
-                yield self._text(rank, "stderr", item.stderr)
             case "elided":
                 stream: events.Stream = "stderr" if item.elided.stderr else "stdout"
                 yield from self._rest_of(rank, stream)
@@ -55,7 +65,7 @@ class OutputDecoder:
             case "notice":
                 yield events.Notice(f"rank {rank}: {item.notice}", key=f"rank{rank}")
 
-    def events_of_counted(self, counted: allocator_pb2.Counted) -> Iterator[events.Event]:
+    def _events_of_counted(self, counted: allocator_pb2.Counted) -> Iterator[events.Event]:
         """Yield what listeners are told of ranks of which nothing but a count has come."""
         streams: tuple[tuple[events.Stream, Iterable[int], Iterable[int]], ...] = (
             ("stdout", counted.stdout_lines, counted.stdout_bytes),
@@ -63,7 +73,7 @@ class OutputDecoder:
         )
         for stream, lines, sizes_bytes in streams:
             wrote = [one for one in zip(counted.ranks, lines, sizes_bytes, strict=True) if one[2]]
-            if self._decoders:
+            if self._begun:
                 for rank, *_ in wrote:
                     yield from self._rest_of(rank, stream)
             if wrote:
@@ -72,19 +82,30 @@ class OutputDecoder:
 
     def rest(self) -> Iterator[events.Text]:
         """Yield the beginnings of characters whose ends do not come."""
-        for rank, stream in list(self._decoders):
+        for rank, stream in list(self._begun):
             yield from self._rest_of(rank, stream)
 
-    def _text(self, rank: int, stream: events.Stream, data: bytes) -> events.Text:
-        key = (rank, stream)
-        if key not in self._decoders:
-            self._decoders[key] = _UTF_8("backslashreplace")
-        return events.Text(rank, stream, self._decoders[key].decode(data))
+    def _texts(
+        self, ranks: tuple[int, ...], stream: events.Stream, data: bytes
+    ) -> Iterator[events.Text | events.TextOfMany]:
+        """Yield what several ranks wrote alike: as one, unless some of them are in the middle of a character."""
+        alike: dict[bytes, list[int]] = {}
+        if self._begun:
+            for rank in ranks:
+                alike.setdefault(self._begun.pop((rank, stream), b""), []).append(rank)
+        for begun, of in alike.items() if alike else ((b"", ranks),):
+            whole = begun + data
+            text, size = codecs.utf_8_decode(whole, "backslashreplace", False)
+            if size < len(whole):
+                self._begun.update(((rank, stream), whole[size:]) for rank in of)
+            if len(of) > 1:
+                yield events.TextOfMany(tuple(of), stream, text)
+            else:
+                yield events.Text(of[0], stream, text)
 
     def _rest_of(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
-        decoder = self._decoders.pop((rank, stream), None)
-        if decoder is not None and (text := decoder.decode(b"", final=True)):
-            yield events.Text(rank, stream, text)
+        if begun := self._begun.pop((rank, stream), b""):
+            yield events.Text(rank, stream, begun.decode(errors="backslashreplace"))
 
 
 def _display_event(rank: int, display: run_pb2.Display) -> events.Display:

@@ -24,6 +24,25 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class TextOfMany:
+    """The same text of several ranks at once. Only a listener that is marked with `takes_many` is told so."""
+
+    ranks: tuple[int, ...]
+    stream: Stream
+    text: str
+
+    def parts(self) -> Iterator[Text]:
+        """Yield what it says of each rank."""
+        for rank in self.ranks:
+            yield Text(rank, self.stream, self.text)
+
+    def without(self, ranks: Collection[int]) -> TextOfMany | None:
+        """Return what it says of other ranks than these; None when it says nothing."""
+        left = tuple(rank for rank in self.ranks if rank not in ranks)
+        return TextOfMany(left, self.stream, self.text) if left else None
+
+
+@dataclass(frozen=True, slots=True)
 class Elided:
     """Lines that were not forwarded because a rank printed faster than anyone reads; the log has them all."""
 
@@ -125,12 +144,20 @@ LINE_NOTICE = "line"
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
-Event = Text | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished
+Event = Text | TextOfMany | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished
+
+
+def takes_many(listener: Callable[..., None]) -> Callable[..., None]:
+    """Mark a listener that understands TextOfMany; others are told each rank's text by itself."""
+    listener.takes_many = True  # type: ignore[attr-defined]
+    return listener
 
 
 def tell(listener: Callable[[Event], None], event: Event) -> None:
     """Tell a listener of an event."""
-    try:
-        listener(event)
-    except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
-        _log.exception("a listener failed at %r", event)
+    is_apart = isinstance(event, TextOfMany) and not getattr(listener, "takes_many", False)
+    for part in event.parts() if is_apart and isinstance(event, TextOfMany) else (event,):
+        try:
+            listener(part)
+        except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)
+            _log.exception("a listener failed at %r", part)

@@ -358,19 +358,10 @@ class Run(PrintedOfRun):
 
     def on_output(self, connection: FollowedThrough, output: pb.Output) -> None:
         self._waits_watch.printed = True
-        if output.HasField("counted"):
-            for event in self._decoder.events_of_counted(output.counted):
-                self.emit(event)
-        for rank_output in output.ranks:
-            for rank in (rank_output.rank, *rank_output.also):
-                self._on_items(rank, rank_output.items)
-
-    def _on_items(self, rank: int, items: Iterable[pb.OutputItem]) -> None:
-        for item in items:
-            for event in self._decoder.events_of(rank, item):
-                self.emit(event)
-                if isinstance(event, events.Stopped):
-                    self._note_stop(event.rank, event.stop, on=event.on)
+        for event in self._decoder.events_of(output):
+            self.emit(event)
+            if isinstance(event, events.Stopped):
+                self._note_stop(event.rank, event.stop, on=event.on)
 
     def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         if self.done:

@@ -9,8 +9,8 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb.client.connections.events import (
@@ -24,10 +24,11 @@ from monarch_nb.client.connections.events import (
     Result,
     Stream,
     Text,
+    TextOfMany,
 )
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.lines.templates import FoldBy, default_fold, key_of
-from monarch_nb.notebook.output.placing import Cursor, Places
+from monarch_nb.notebook.output.placing import Cursor, Flood, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -40,6 +41,7 @@ from monarch_nb.notebook.output.rows import (
     members,
     order,
     position_of,
+    shown_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
 
@@ -60,30 +62,34 @@ _END = 1 << 62
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
-class _Rank(Cursor):
-    """One rank: where it is, and what it is in the middle of."""
+class _Lane(Cursor):
+    """Ranks that have written the same lately: where they are, and what they are in the middle of.
 
-    __slots__ = ("behind", "clear_next", "flood", "lines", "number", "screens")
+    Text of several ranks is added once for each lane. A rank that writes something by itself gets a lane of its own.
+    """
 
-    def __init__(self, number: int) -> None:
-        super().__init__(1 << number)
-        self.number = number
+    __slots__ = ("behind", "clear_next", "flood", "lines", "screens")
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__(ranks)
         self.screens: dict[Stream, Screen] = {}
         self.clear_next = False
-        self.flood: _Flood | None = None
-        self.lines = 0  # that it began, as its log counts them
+        self.flood: Flood | None = None
+        self.lines = 0  # that each of them began, as its log counts them
         # The newest lines since others' rows at its position were dropped, and so were these.
         self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=_LAST_ROWS_OF_ALL)
 
+    @property
+    def number(self) -> int:
+        """The first of its ranks."""
+        return (self.ranks & -self.ranks).bit_length() - 1
 
-@dataclass(slots=True)
-class _Flood:
-    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
-
-    row: ElidedRow
-    base: int  # the rank's line number before it
-    seen_s: float
-    passing: list[Row] = field(default_factory=list)
+    @property
+    def is_between_lines(self) -> bool:
+        """Whether it is in the middle of nothing."""
+        if self.clear_next or self.flood or self.behind:
+            return False
+        return all(screen.is_blank for screen in self.screens.values())
 
 
 class Fold:
@@ -106,10 +112,11 @@ class Fold:
 
     def __init__(self, ranks: Iterable[int], by: FoldBy | None = None) -> None:
         """Args: by: in what lines of one row may differ; None for what is usual on so many ranks."""
-        self._ranks = {rank: _Rank(rank) for rank in ranks}
-        self._by: FoldBy = by or default_fold(len(self._ranks))
+        self.ranks = bits(ranks)
+        everyone = _Lane(self.ranks)
+        self._lanes = dict.fromkeys(members(self.ranks), everyone)  # by rank
+        self._by: FoldBy = by or default_fold(len(self._lanes))
         self._texts = 0  # about so many lines are kept that differ from their rows'
-        self.ranks = bits(self._ranks)
         self.ended = 0
         self.finished = False
         self.notices: dict[str, str] = {}
@@ -131,16 +138,18 @@ class Fold:
         self._places.close_old(now_s)
         match event:
             case Text():
-                self._add_text(self._rank(event.rank), event.stream, event.text)
+                self._add_text(self._lane(event.rank), event.stream, event.text)
+            case TextOfMany():
+                self._add_text_of_many(event)
             case Elided():
-                self._add_elided(self._rank(event.rank), event, now_s)
+                self._add_elided(self._lane(event.rank), event, now_s)
             case ElidedOfMany():
                 for part in event.parts():
-                    self._add_elided(self._rank(part.rank), part, now_s)
+                    self._add_elided(self._lane(part.rank), part, now_s)
             case Display():
-                self._add_display(self._rank(event.rank), event)
+                self._add_display(self._lane(event.rank), event)
             case Result():
-                self._add_result(self._rank(event.rank), event)
+                self._add_result(event)
             case Notice():
                 self.notices.pop(event.key, None)
                 if event.text:
@@ -153,108 +162,153 @@ class Fold:
                 self._flush_all()
                 self._fold_end()
 
-    def _rank(self, number: int) -> _Rank:
-        rank = self._ranks.get(number)
-        if rank is None:
-            rank = self._ranks[number] = _Rank(number)
-            self.ranks |= rank.bit
-        return rank
+    def _lane(self, rank: int) -> _Lane:
+        """Return the lane of this rank alone."""
+        lane = self._lanes.get(rank)
+        if lane is None:
+            self.ranks |= 1 << rank
+            lane = self._lanes[rank] = _Lane(1 << rank)
+        return lane if lane.ranks == 1 << rank else self._split(lane, 1 << rank)
 
-    def _add_text(self, rank: _Rank, stream: Stream, text: str) -> None:
-        if rank.clear_next:
-            self._clear(rank)
-        screen = rank.screens.get(stream)
-        if screen is None:
-            screen = rank.screens[stream] = Screen(lambda: self._recall(rank, stream))
-        first, rank.lines = rank.lines, rank.lines + text.count("\n")
-        for number, line in enumerate(screen.write(text), first):
-            self._add_line(rank, stream, line, number)
+    def _split(self, lane: _Lane, ranks: int) -> _Lane:
+        """Return a lane of some ranks of one."""
+        other = _Lane(ranks)
+        lane.split(other)
+        other.lines, other.behind = lane.lines, lane.behind.copy()  # only of one rank: a flood, and what is to clear
+        for stream, screen in lane.screens.items():
+            other.screens[stream] = screen.split(self._recalling(other, stream))
+        self._lanes.update(dict.fromkeys(members(ranks), other))
+        return other
 
-    def _add_line(self, rank: _Rank, stream: Stream, text: str, number: int) -> None:
-        in_gap = rank.following and not rank.flood and self._gap_begin <= rank.position < self._gap_end
-        if in_gap and rank.position[0] >= self._places.closed:
-            rank.position = (rank.position[0] + 1, 0)  # in step with others' lines that were dropped
-            self._dropped[rank.bit] += 1
-            rank.behind.append((stream, text, number))
+    def _lanes_of(self, ranks: Iterable[int]) -> list[_Lane]:
+        """Return lanes of exactly these ranks."""
+        left, lanes = bits(ranks), []
+        while left:
+            rank = (left & -left).bit_length() - 1
+            lane = self._lanes.get(rank) or self._lane(rank)
+            if lane.ranks & ~left:
+                lane = self._split(lane, lane.ranks & left)
+            left &= ~lane.ranks
+            lanes.append(lane)
+        return lanes
+
+    def _each_lane(self) -> list[_Lane]:
+        return list(dict.fromkeys(self._lanes.values()))
+
+    def _add_text_of_many(self, event: TextOfMany) -> None:
+        if self._by == "off":
+            for part in event.parts():
+                self._add_text(self._lane(part.rank), part.stream, part.text)
             return
-        rank.behind.clear()
+        there: dict[tuple[int, Position], _Lane] = {}
+        for lane in self._lanes_of(event.ranks):
+            self._add_text(lane, event.stream, event.text)
+            if lane.is_between_lines:
+                first = there.setdefault((lane.lines, lane.position), lane)
+                if first is not lane and first.join(lane):
+                    self._lanes.update(dict.fromkeys(members(lane.ranks), first))
+
+    def _recalling(self, lane: _Lane, stream: Stream) -> Callable[[], str | None]:
+        return lambda: self._recall(lane, stream)
+
+    def _add_text(self, lane: _Lane, stream: Stream, text: str) -> None:
+        if lane.clear_next:
+            self._clear(lane)
+        screen = lane.screens.get(stream)
+        if screen is None:
+            screen = lane.screens[stream] = Screen(self._recalling(lane, stream))
+        first, lane.lines = lane.lines, lane.lines + text.count("\n")
+        for number, line in enumerate(screen.write(text), first):
+            self._add_line(lane, stream, line, number)
+
+    def _add_line(self, lane: _Lane, stream: Stream, text: str, number: int) -> None:
+        in_gap = lane.following and not lane.flood and self._gap_begin <= lane.position < self._gap_end
+        if in_gap and lane.position[0] >= self._places.closed:
+            lane.position = (lane.position[0] + 1, 0)  # in step with others' lines that were dropped
+            self._dropped[lane.ranks] += 1
+            lane.behind.append((stream, text, number))
+            return
+        lane.behind.clear()
         digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
-        key = (stream, rank.number if self._by == "off" else key_of(text, self._by), digest)
+        key = (stream, lane.number if self._by == "off" else key_of(text, self._by), digest)
         reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
-        row, variant = self._places.find(rank, key, reach), None
+        row, variant = self._places.find(lane, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
-            place = self._places.place(rank, variant, reach)
+            place = self._places.place(lane, variant, reach)
             row = TextRow(0, place, self._sequence, key, stream, text, number=number)
             self._insert(row)
-        rank.enter(row, variant)
+        lane.enter(row, variant)
         if isinstance(row, TextRow):
-            row.put(rank.number, text, number)
+            row.put(lane.ranks, text, number)
             self._note_texts(len(row.texts) > 0)
-        if rank.flood:
-            rank.flood.passing.append(row)
-            if len(rank.flood.passing) > _FLOOD_LINES:
-                rank.flood = None
+        if lane.flood:
+            lane.flood.passing.append(row)
+            if len(lane.flood.passing) > _FLOOD_LINES:
+                lane.flood = None
 
     def _note_texts(self, count: int) -> None:
         """Bound what is kept of rows whose ranks wrote different lines."""
         self._texts += count
         if self._texts > MAX_TEXTS:
-            rows = sorted((row for row in self._rows if isinstance(row, TextRow) and row.ranks), key=order)
-            for row in rows[:-_UNSETTLED_ROWS]:
-                row.settle()
+            self._trim()
+            rows = [row for row in sorted(self._rows, key=order) if isinstance(row, TextRow)]
             self._texts = sum(len(row.texts) for row in rows)
+            for row in rows[:-_UNSETTLED_ROWS] if self._texts > MAX_TEXTS / 2 else ():
+                self._texts -= row.settle()
 
-    def _add_elided(self, rank: _Rank, event: Elided, now_s: float) -> None:
-        self._flush(rank, event.stream)
-        rank.lines += event.lines
-        rank.behind.clear()
-        flood = rank.flood
-        if flood and flood.row.ranks & rank.bit and now_s - flood.seen_s <= _FLOOD_S:
+    def _add_elided(self, lane: _Lane, event: Elided, now_s: float) -> None:
+        self._flush(lane, event.stream)
+        lane.lines += event.lines
+        lane.behind.clear()
+        flood = lane.flood
+        if flood and flood.row.ranks & lane.ranks and now_s - flood.seen_s <= _FLOOD_S:
             withdrawn = 0
             for row in flood.passing:
-                if row.ranks & rank.bit:
-                    row.ranks &= ~rank.bit
+                if row.ranks & lane.ranks:
+                    row.ranks &= ~lane.ranks
                     withdrawn += 1
-            flood.row.lines[rank.number] += withdrawn
+            flood.row.lines[lane.number] += withdrawn
             flood.seen_s, flood.passing = now_s, []
         else:
-            found = self._places.find(rank, "elided", event.lines)
+            found = self._places.find(lane, "elided", event.lines)
             if isinstance(found, ElidedRow):
                 elided = found
             else:
-                elided = ElidedRow(0, self._places.place(rank, "elided", event.lines), self._sequence, "elided")
+                elided = ElidedRow(0, self._places.place(lane, "elided", event.lines), self._sequence, "elided")
                 self._insert(elided)
-            flood = rank.flood = _Flood(elided, rank.position[0], now_s)
-            rank.enter(elided)
-        rank.forget()
-        flood.row.lines[rank.number] += event.lines
+            flood = lane.flood = Flood(elided, lane.position[0], now_s)
+            lane.enter(elided)
+        lane.forget()
+        flood.row.lines[lane.number] += event.lines
         flood.row.size_bytes += event.size_bytes
-        rank.following = False  # what comes now is the newest: not to be dropped in step with others
-        rank.position = max(flood.row.position, (flood.base + flood.row.lines[rank.number], 0))
+        lane.following = False  # what comes now is the newest: not to be dropped in step with others
+        lane.position = max(flood.row.position, (flood.base + flood.row.lines[lane.number], 0))
 
-    def _add_result(self, rank: _Rank, event: Result) -> None:
-        self._flush(rank)
-        self.ended |= rank.bit
+    def _add_result(self, event: Result) -> None:
+        known = self._lanes.get(event.rank)
+        if known is None or not known.is_between_lines:
+            self._flush(self._lane(event.rank))
+        self.ended |= 1 << event.rank
         if event.bundle:
             group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
-            group.ranks |= rank.bit
+            group.ranks |= 1 << event.rank
             if event.facts:
-                group.facts[rank.number] = event.facts
+                group.facts[event.rank] = event.facts
         if event.failure is not None:
-            self.failures[rank.number] = event.failure
+            self.failures[event.rank] = event.failure
 
-    def _flush(self, rank: _Rank, stream: Stream | None = None) -> None:
+    def _flush(self, lane: _Lane, stream: Stream | None = None) -> None:
         """Finish the open lines: something else comes after them."""
-        for each, screen in rank.screens.items():
+        for each, screen in lane.screens.items():
             if stream is None or each == stream:
                 for line in screen.flush():
-                    self._add_line(rank, each, line, rank.lines)
+                    self._add_line(lane, each, line, lane.lines)
 
     def _flush_all(self) -> None:
-        for rank in self._ranks.values():
-            self._flush(rank)
-            self._bring_back(rank)
+        for lane in self._each_lane():
+            self._flush(lane)
+            self._bring_back(lane)
 
     def _bar(self, text: str) -> None:
         """Put a note below all rows: what was printed before it stays above, what comes now stands below."""
@@ -262,34 +316,34 @@ class Fold:
         last = self._places.last + 1
         self._insert(NoteRow(self.ranks, (last, 0), self._sequence, None, text))
         self._places.closed = last
-        for rank in self._ranks.values():
-            rank.flood, rank.following = None, False
-            rank.screens.clear()
-            rank.forget()
-            rank.position = (last, 0)
+        for lane in self._each_lane():
+            lane.flood, lane.following = None, False
+            lane.screens.clear()
+            lane.forget()
+            lane.position = (last, 0)
 
-    def _recall(self, rank: _Rank, stream: Stream) -> str | None:
+    def _recall(self, lane: _Lane, stream: Stream) -> str | None:
         """Take back the rank's newest row, which it moves up to in order to rewrite it."""
-        if not rank.recent:
+        if not lane.recent:
             return None
-        row, before = rank.recent[-1]
-        if not isinstance(row, TextRow) or row.stream != stream or not row.ranks & rank.bit:
+        row, before = lane.recent[-1]
+        if not isinstance(row, TextRow) or row.stream != stream or not row.ranks & lane.ranks:
             return None
-        rank.recent.pop()
-        row.ranks &= ~rank.bit
-        rank.position = before
-        return row.text_of(rank.number)
+        lane.recent.pop()
+        row.ranks &= ~lane.ranks
+        lane.position = before
+        return row.text_of(lane.number)
 
-    def _bring_back(self, rank: _Rank) -> None:
+    def _bring_back(self, lane: _Lane) -> None:
         """Show the newest lines of a rank that was in step with dropped lines to the end."""
-        newest = list(rank.behind)[-self._newest_of_each :]
+        newest = list(lane.behind)[-self._newest_of_each :]
         if not newest:
             return
-        self._dropped[rank.bit] -= len(newest)
-        rank.following = False
-        rank.position = max(rank.position, self._gap_end)
+        self._dropped[lane.ranks] -= len(newest)
+        lane.following = False
+        lane.position = max(lane.position, self._gap_end)
         for stream, text, number in newest:
-            self._add_line(rank, stream, text, number)
+            self._add_line(lane, stream, text, number)
 
     def _fold_end(self) -> None:
         """Fold the lines after the gap once more, from the end backwards: there, ranks that come seconds apart do not
@@ -301,16 +355,15 @@ class Fold:
         rows = sorted(self._rows, key=order)
         begin = max([self._gap_begin, *(row.position for row in rows if not isinstance(row, TextRow))])
         lines = [row for row in rows if isinstance(row, TextRow) and row.position > begin]
-        ends = {rank: [row for row in lines if row.ranks & rank.bit] for rank in self._ranks.values()}
-        if len({row.key for row in lines}) == len(lines) or sum(map(len, ends.values())) > _MAX_END_LINES:
+        if len({row.key for row in lines}) == len(lines) or any(row.is_settled for row in lines):
             return
-        if any(row.is_settled for row in lines):
+        if sum(row.ranks.bit_count() for row in lines) > _MAX_END_LINES:
             return
-        again = Fold(self._ranks, self._by)
+        ends = {rank: [row for row in lines if row.ranks >> rank & 1] for rank in self._lanes}
+        again = Fold(self._lanes, self._by)
         for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
             for row in reversed(of_rank):
-                number = rank.number
-                again._add_line(again._ranks[number], row.stream, row.text_of(number), row.number_of(number))
+                again._add_line(again._lane(rank), row.stream, row.text_of(rank), row.number_of(rank))
         if again._dropped or len(again._rows) >= len(lines):
             return
         for row in lines:
@@ -321,47 +374,47 @@ class Fold:
         for made in again._rows:
             made.position = (last - backwards[made.position], 0)
             self._insert(made)
-        for rank in self._ranks.values():
-            rank.forget()
-            rank.position = (last, 0)
+        for lane in self._each_lane():
+            lane.forget()
+            lane.position = (last, 0)
 
     # ---- displays ----
 
-    def _add_display(self, rank: _Rank, event: Display) -> None:
+    def _add_display(self, lane: _Lane, event: Display) -> None:
         if event.kind == "update":
-            self._update_display(rank, event)
+            self._update_display(lane, event)
             return
         if event.kind == "clear" and event.data.get("wait"):
-            rank.clear_next = True
+            lane.clear_next = True
             return
-        if event.kind == "clear" or rank.clear_next:
-            self._clear(rank)
+        if event.kind == "clear" or lane.clear_next:
+            self._clear(lane)
         if event.kind == "clear":
             return
-        self._flush(rank)
-        rank.flood = None
-        rank.behind.clear()
+        self._flush(lane)
+        lane.flood = None
+        lane.behind.clear()
         key, variant = _digest([event.data, event.metadata]), tuple(sorted(event.data))
-        found = self._places.find(rank, key, _END)
+        found = self._places.find(lane, key, _END)
         if isinstance(found, DisplayRow):
             row = found
         else:
-            row = self._insert_display(self._places.place(rank, variant, _END), event, key)
-        rank.enter(row, variant)
+            row = self._insert_display(self._places.place(lane, variant, _END), event, key)
+        lane.enter(row, variant)
         if event.display_id:
-            self._displays.setdefault((rank.number, event.display_id), []).append(row)
+            self._displays.setdefault((lane.number, event.display_id), []).append(row)
         self._bound_displays()
 
-    def _update_display(self, rank: _Rank, event: Display) -> None:
-        shown = self._displays.get((rank.number, event.display_id or ""), [])
+    def _update_display(self, lane: _Lane, event: Display) -> None:
+        shown = self._displays.get((lane.number, event.display_id or ""), [])
         key = _digest([event.data, event.metadata])
         for index, row in enumerate(shown):
-            if not row.ranks & rank.bit:
+            if not row.ranks & lane.ranks:
                 continue  # dropped
-            self._leave(row, rank)
+            self._leave(row, lane)
             same = self._places.living(key, row.position)
             shown[index] = same if isinstance(same, DisplayRow) else self._insert_display(row.position, event, key)
-            shown[index].ranks |= rank.bit
+            shown[index].ranks |= lane.ranks
         self._bound_displays()
 
     def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
@@ -389,27 +442,27 @@ class Fold:
             row.ranks, row.data = 0, {}
         self._displays = {key: rows for key, rows in self._displays.items() if any(row.ranks for row in rows)}
 
-    def _clear(self, rank: _Rank) -> None:
+    def _clear(self, lane: _Lane) -> None:
         """As clear_output: nothing stays of what the rank showed."""
-        rank.clear_next, rank.flood = False, None
-        rank.screens.clear()
-        rank.behind.clear()
-        rank.forget()
+        lane.clear_next, lane.flood = False, None
+        lane.screens.clear()
+        lane.behind.clear()
+        lane.forget()
         for row in self._rows:
-            if row.ranks & rank.bit:
-                self._leave(row, rank)
+            if row.ranks & lane.ranks:
+                self._leave(row, lane)
         for counts in (self._dropped, self._dropped_displays):
-            for ranks in [ranks for ranks in counts if ranks & rank.bit]:
-                counts[ranks & ~rank.bit] += counts.pop(ranks)
+            for ranks in [ranks for ranks in counts if ranks & lane.ranks]:
+                counts[ranks & ~lane.ranks] += counts.pop(ranks)
             del counts[0]
 
     @staticmethod
-    def _leave(row: Row, rank: _Rank) -> None:
-        row.ranks &= ~rank.bit
+    def _leave(row: Row, lane: _Lane) -> None:
+        row.ranks &= ~lane.ranks
         if isinstance(row, DisplayRow) and not row.ranks:
             row.data = {}
         if isinstance(row, ElidedRow):
-            del row.lines[rank.number], row.displays[rank.number]
+            del row.lines[lane.number], row.displays[lane.number]
 
     # ---- bounded memory ----
 
@@ -434,10 +487,10 @@ class Fold:
 
     @property
     def _newest_of_each(self) -> int:
-        return max(1, _LAST_ROWS_OF_ALL // len(self._ranks))
+        return max(1, _LAST_ROWS_OF_ALL // len(self._lanes))
 
     def _newest(self, rows: list[Row]) -> Iterator[Row]:
-        wanted = dict.fromkeys(self._ranks, self._newest_of_each)
+        wanted = dict.fromkeys(self._lanes, self._newest_of_each)
         hungry = self.ranks
         for row in reversed(rows):
             if fed := row.ranks & hungry:
@@ -471,7 +524,7 @@ class Fold:
 
     def rows(self) -> list[Row]:
         """Return what to show, in order: finished rows, a gap where many were dropped, then the lines still open."""
-        return [*_shown(self._kept()), *self._live_rows()]
+        return [*shown_of(self._kept()), *self._live_rows()]
 
     def _kept(self) -> list[Row]:
         """Return the finished rows, in order, and the gap."""
@@ -490,18 +543,18 @@ class Fold:
     def take(self, now_s: float = 0.0) -> list[Row]:
         """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
         self._places.close_old(now_s)
-        last = max((rank.position for rank in self._ranks.values()), default=(0, 0))
-        waiting = [rank.position for rank in self._ranks.values() if not self.ended & rank.bit]
+        last = max((lane.position for lane in self._each_lane()), default=(0, 0))
+        waiting = [lane.position for lane in self._each_lane() if lane.ranks & ~self.ended]
         settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
         taken = [row for row in self._kept() if row.position <= settled]
-        copies = [replace(row) for row in _shown(taken)]
+        copies = [replace(row) for row in shown_of(taken)]
         for row in taken:
             row.ranks = 0
         if settled >= self._gap_begin:
             self._dropped.clear()
             self._dropped_displays.clear()
-            for rank in self._ranks.values():
-                rank.behind.clear()
+            for lane in self._each_lane():
+                lane.behind.clear()
             self._gap_begin, self._gap_end = (_END, 0), (0, 0)
         self._purge()
         self._places.closed = max(self._places.closed, settled[0])
@@ -521,25 +574,16 @@ class Fold:
 
     def _live_rows(self) -> list[Row]:
         rows: dict[Hashable, TextRow] = {}
-        for rank in self._ranks.values():
-            for stream, screen in rank.screens.items():
+        for lane in self._each_lane():
+            for stream, screen in lane.screens.items():
                 for depth, line in enumerate(screen.open_lines()):
                     if not line:
                         continue
-                    key = (depth, stream, rank.number if self._by == "off" else key_of(line, self._by))
+                    key = (depth, stream, lane.number if self._by == "off" else key_of(line, self._by))
                     row = rows.setdefault(key, TextRow(0, (_END, depth), 0, None, stream, line, live=True))
-                    row.ranks |= rank.bit
-                    row.put(rank.number, line, rank.lines)
-        return [*_shown(sorted(rows.values(), key=order))]
-
-
-def _shown(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield what is shown of rows."""
-    for row in rows:
-        if isinstance(row, TextRow):
-            yield from row.shown()
-        else:
-            yield row
+                    row.ranks |= lane.ranks
+                    row.put(lane.ranks, line, lane.lines)
+        return [*shown_of(sorted(rows.values(), key=order))]
 
 
 def _digest(content: Any) -> bytes:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 
-from monarch_nb.notebook.output.rows import Position, Row, position_of
+from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, TextRow, position_of
 
 WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
@@ -26,19 +27,19 @@ _RECENT_ROWS = 8
 
 
 class Cursor:
-    """Where one rank is.
+    """Where a rank is, or several ranks that have been at the same places lately.
 
     Attributes:
-        bit: of the rank.
+        ranks: bit set of them.
         position: of its newest row.
         following: its newest row was found beside others'.
         recent: its newest rows, and where it was before each.
     """
 
-    __slots__ = ("_anchor", "_fresh", "_novel", "bit", "following", "position", "recent")
+    __slots__ = ("_anchor", "_fresh", "_novel", "following", "position", "ranks", "recent")
 
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
         self.position: Position = (0, 0)
         self.following = False
         self.recent: deque[tuple[Row, Position]] = deque(maxlen=_RECENT_ROWS)
@@ -47,7 +48,7 @@ class Cursor:
         self._fresh: list[tuple[Row, Hashable]] = []  # its newest rows, unlike any other rank's, with their variants
 
     def enter(self, row: Row, variant: Hashable = None) -> None:
-        """Add the rank to `row`, which `Places` found or placed for it."""
+        """Add the ranks to `row`, which `Places` found or placed for them."""
         self.recent.append((row, self.position))
         if not self._novel:
             self._fresh.clear()
@@ -57,13 +58,40 @@ class Cursor:
             self._fresh.append((row, variant))
             if len(self._fresh) > _MAX_FRESH_ROWS:
                 self._fresh.clear()
-        row.ranks |= self.bit
+        row.ranks |= self.ranks
         self.position = row.position
 
     def forget(self) -> None:
         """Forget its newest rows: they are gone, or are not to be moved."""
         self.recent.clear()
         self._fresh.clear()
+
+    def split(self, other: Cursor) -> None:
+        """Let the ranks of `other`, a new one, go their own way from here."""
+        self.ranks &= ~other.ranks
+        other.position, other.following, other._novel = self.position, self.following, self._novel
+        other._anchor, other.recent, other._fresh = self._anchor, self.recent.copy(), self._fresh.copy()
+
+    def join(self, other: Cursor) -> bool:
+        """Take in the ranks of `other`, if they have been at the same places lately; return whether that is so."""
+        if self.position != other.position or self.recent != other.recent:
+            return False
+        if any(isinstance(row, TextRow) and not row.is_alike for row, _ in self.recent):
+            return False
+        self.ranks |= other.ranks
+        self.following &= other.following
+        self._fresh.clear()
+        return True
+
+
+@dataclass(slots=True)
+class Flood:
+    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
+
+    row: ElidedRow
+    base: int  # the rank's line number before it
+    seen_s: float
+    passing: list[Row] = field(default_factory=list)
 
 
 class Places:
@@ -92,7 +120,7 @@ class Places:
             return None
         row = _after(rows, cursor._anchor, cursor._anchor[0] + reach) if cursor._fresh else None
         if row is not None and row.position <= cursor.position:
-            own = row.ranks & cursor.bit
+            own = row.ranks & cursor.ranks
             row = row if not own and self._rewind(cursor, row.position) else None
         if row is None:
             row = _after(rows, cursor.position, cursor.position[0] + reach)
@@ -145,7 +173,7 @@ class Places:
     def _rewind(self, cursor: Cursor, place: Position) -> bool:
         """Move the rank's fresh rows to before `place`, if they are still its own and recent."""
         line, inserted = cursor._anchor
-        if place[0] <= max(line, self.closed) or any(row.ranks != cursor.bit for row, _ in cursor._fresh):
+        if place[0] <= max(line, self.closed) or any(row.ranks != cursor.ranks for row, _ in cursor._fresh):
             return False
         for row, variant in cursor._fresh:
             inserted += 1

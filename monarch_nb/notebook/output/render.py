@@ -243,14 +243,10 @@ def _opening(row: TextRow, log: LogOf | None, markup: str) -> str:
 
 def _places(row: TextRow) -> str:
     """Return which line of each rank it is, e.g. "120:0-6;1120:7"; of a few ranks that are out of step."""
-    others: dict[int, int] = {}
-    in_step = row.ranks
-    for rank, number in row.numbers.items():
-        if row.ranks >> rank & 1 and (number in others or len(others) < _MAX_PLACES):
-            others[number] = others.get(number, 0) | 1 << rank
-            in_step &= ~(1 << rank)
-    places = {row.number: in_step} if in_step else {}
-    return ";".join(f"{number}:{_label(ranks)[1:-1]}" for number, ranks in (places | others).items())
+    places = dict(sorted(row.ranks_by_number().items(), key=lambda place: -place[1].bit_count()))
+    for number in list(places)[_MAX_PLACES:]:  # they are looked for around the first
+        places[next(iter(places))] |= places.pop(number)
+    return ";".join(f"{number}:{_label(ranks)[1:-1]}" for number, ranks in places.items())
 
 
 def _where(log: LogOf | None) -> str:

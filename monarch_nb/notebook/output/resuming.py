@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from monarch_nb.client.connections.events import ElidedOfMany, Event, Finished, Notice, Restart, Result, Text
+from monarch_nb.client.connections.events import (
+    ElidedOfMany,
+    Event,
+    Finished,
+    Notice,
+    Restart,
+    Result,
+    Text,
+    TextOfMany,
+)
 
 HOLD_S = 0.8
 """So long at most. Ranks that are further apart in time are not taken for being in step."""
@@ -27,7 +36,7 @@ class Held:
             return [event]
         if isinstance(event, Restart | Finished):
             return [*self.release(), event]
-        for one in event.parts() if isinstance(event, ElidedOfMany) else [event]:
+        for one in event.parts() if isinstance(event, ElidedOfMany | TextOfMany) else [event]:
             self._events.setdefault(one.rank, []).append(one)
         return self.release() if self._is_clear() else []
 

@@ -41,8 +41,8 @@ class TextRow(Row):
 
     Attributes:
         text: as its first rank wrote it, or what stands for the lines of several.
-        number: of most of its ranks' lines, in the order in which each wrote them.
-        texts, numbers: those of ranks whose line or number is another one, by rank.
+        number: of the line, in the order in which a rank wrote them; see `number_of`.
+        texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last.
         is_folded: `text` stands for lines that differ.
         is_apart: it is one that must not be overlooked, of a row whose other ranks have other values.
     """
@@ -51,8 +51,8 @@ class TextRow(Row):
     text: str
     live: bool = False
     number: int = -1
-    texts: dict[int, str] = field(default_factory=dict)
-    numbers: dict[int, int] = field(default_factory=dict)
+    texts: list[tuple[int, str]] = field(default_factory=list)
+    numbers: list[tuple[int, int]] = field(default_factory=list)
     is_folded: bool = False
     is_apart: bool = False
     _shown: list[TextRow] | None = field(default=None, init=False)
@@ -60,25 +60,31 @@ class TextRow(Row):
     _settled: list[TextRow] | None = field(default=None, init=False)
     _settled_ranks: int = field(default=0, init=False)
 
-    def put(self, rank: int, text: str, number: int) -> None:
-        """Say what a rank of it wrote, and in which of its lines."""
+    def put(self, ranks: int, text: str, number: int) -> None:
+        """Say what some of its ranks wrote, a bit set, and in which of their lines."""
         self._shown = None
-        if text != self.text:
-            self.texts[rank] = text
-        elif self.texts:
-            self.texts.pop(rank, None)
-        if number != self.number:
-            self.numbers[rank] = number
-        elif self.numbers:
-            self.numbers.pop(rank, None)
+        if self.texts or text != self.text:
+            self.texts.append((ranks, text))
+        if self.numbers or number != self.number:
+            self.numbers.append((ranks, number))
 
     def text_of(self, rank: int) -> str:
         """Return what a rank of it wrote."""
-        return self.texts.get(rank, self.text)
+        return next((text for ranks, text in reversed(self.texts) if ranks >> rank & 1), self.text)
 
     def number_of(self, rank: int) -> int:
         """Return the number of the line of a rank."""
-        return self.numbers.get(rank, self.number)
+        return next((number for ranks, number in reversed(self.numbers) if ranks >> rank & 1), self.number)
+
+    def ranks_by_number(self) -> dict[int, int]:
+        """Return the numbers that the line has on its ranks, each with the ranks on which it has that."""
+        found: dict[int, int] = {}
+        left = self.ranks
+        for ranks, number in (*reversed(self.numbers), (self.ranks, self.number)):
+            if ranks & left:
+                found[number] = found.get(number, 0) | ranks & left
+                left &= ~ranks
+        return found
 
     def shown(self) -> list[TextRow]:
         """Return the rows to show for it: one, and one more for each rank that is apart."""
@@ -95,13 +101,13 @@ class TextRow(Row):
         return self._shown
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        equal = self.ranks
-        for rank, text in self.texts.items():
-            if self.ranks >> rank & 1:
-                equal &= ~(1 << rank)
-                yield 1 << rank, text
-        if equal:
-            yield equal, self.text
+        left = self.ranks
+        for ranks, text in reversed(self.texts):
+            if ranks & left:
+                yield ranks & left, text
+                left &= ~ranks
+        if left:
+            yield left, self.text
 
     def _part(self, folded: Folded) -> TextRow:
         return replace(
@@ -109,7 +115,7 @@ class TextRow(Row):
             ranks=folded.ranks,
             key=None,
             text=folded.text,
-            texts={},
+            texts=[],
             is_folded=folded.is_many,
             is_apart=folded.is_apart,
         )
@@ -119,8 +125,13 @@ class TextRow(Row):
         count = len(self.texts)
         if count:
             self._settled, self._settled_ranks = self.shown(), self.ranks
-            self.texts = {}
+            self.texts = []
         return count
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all of its ranks wrote the same."""
+        return not self.texts and self._settled is None
 
     @property
     def is_settled(self) -> bool:
@@ -200,3 +211,12 @@ def order(row: Row) -> tuple[Position, int, int]:
 def position_of(row: Row) -> Position:
     """Search sorted rows by this."""
     return row.position
+
+
+def shown_of(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield what is shown of rows."""
+    for row in rows:
+        if isinstance(row, TextRow):
+            yield from row.shown()
+        else:
+            yield row

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from itertools import groupby
 
 from monarch_nb.ground import escapes
@@ -66,6 +67,19 @@ class Screen:
         self._style = ansi.PLAIN
         self._held = ""  # the beginning of an escape code
         self._finished: list[str] = []
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no line is open, and no code has begun or is in force."""
+        return not (self._held or self._cells or self._plain.characters or self._style != ansi.PLAIN)
+
+    def split(self, recall: Callable[[], str | None]) -> Screen:
+        """Return another one that looks the same."""
+        other = Screen(recall)
+        if not self.is_blank:
+            left_out = ("_recall", "_finished")
+            vars(other).update(deepcopy({name: value for name, value in vars(self).items() if name not in left_out}))
+        return other
 
     def write(self, text: str) -> list[str]:
         """Add a piece of any size; return the lines that it finished, colour codes and nothing else left in them."""

@@ -20,6 +20,8 @@ from monarch_nb.client.connections.events import (
     Notice,
     Result,
     Text,
+    TextOfMany,
+    takes_many,
 )
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import FoldBy
@@ -157,8 +159,13 @@ class RunView:
             self._log = LogOf(run.mesh.id, run.number)
         return self._log
 
+    @takes_many
     def on_event(self, event: Event) -> None:
         """Take in an event of the run; it shows soon."""
+        if self._unshown and isinstance(event, TextOfMany):
+            for part in event.parts():
+                self.on_event(part)
+            return
         shown = self._shown_of(event) if self._unshown else event
         with self._lock:
             now_s = self._clock()

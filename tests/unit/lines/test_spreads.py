@@ -98,7 +98,7 @@ def _holds(shown: str, value: str) -> bool:
     if shown == value:
         return True
     if re.fullmatch(r"[\d,-]+", shown) and not shown.startswith("-"):
-        return int(value) in {n for part in shown.split(",") for n in _numbers(part)}
+        return float(value) in {n for part in shown.split(",") for n in _numbers(part)}
     least, _, greatest = shown.partition("–")
     return float(least) <= float(value) <= float(greatest or least)
 

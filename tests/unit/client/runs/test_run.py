@@ -220,6 +220,21 @@ class TestOutput:
             harness.output(1, out(b"x"))
         assert self.text(harness) == "×é😀\n"
 
+    async def test_what_several_ranks_wrote_alike_is_one_event_for_who_takes_it(self, harness: Harness) -> None:
+        together: list[events.Event] = []
+        harness.run._add_listener(events.takes_many(lambda event: together.append(event)))
+        first, second = (bytes([byte]) for byte in "é".encode())
+        harness.output(1, out(first))
+        for data in (second, b"\n"):
+            alike = pb.RankOutput(rank=0, also=[1, 2, 3], items=[out(data)])
+            harness.run.on_output(harness.nodes[0], pb.Output(run_id="run-id", ranks=[alike]))
+        assert [event for event in together if isinstance(event, events.Text | events.TextOfMany) and event.text] == [
+            events.TextOfMany((0, 2, 3), "stdout", "\\xa9"),
+            events.Text(1, "stdout", "é"),
+            events.TextOfMany((0, 1, 2, 3), "stdout", "\n"),
+        ]
+        assert [self.text(harness, rank) for rank in range(4)] == ["\\xa9\n", "é\n", "\\xa9\n", "\\xa9\n"]
+
     async def test_streams_do_not_mix(self, harness: Harness) -> None:
         whole = "é".encode()
         harness.output(0, out(whole[:1]), pb.OutputItem(stderr=b"err\n"), out(whole[1:]))

@@ -20,9 +20,12 @@ from monarch_nb.client.connections.events import (
     Restart,
     Result,
     Text,
+    TextOfMany,
 )
 from monarch_nb.errors import RankFailure
+from monarch_nb.lines.templates import FOLDS_BY, FoldBy, key_of
 from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.placing import Places
 from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, members
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
@@ -131,6 +134,66 @@ def test_taking_rows_loses_nothing(outputs: list[list[tuple[str, str]]], order: 
     for rank, output in enumerate(outputs):
         assert _of_rank(taken, rank) == _as_shown(output)
     assert fold.rows() == []
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 4), min_size=1), _LINES, st.sampled_from(["stdout", "stderr"])), max_size=25
+    ),
+    st.sampled_from(FOLDS_BY),
+    st.randoms(use_true_random=False),
+)
+def test_rows_open_to_every_line_of_each_rank(
+    steps: list[tuple[set[int], str, Any]], by: FoldBy, order: random.Random
+) -> None:
+    """Whether text of several ranks comes as one or one by one, wherever it is cut."""
+    fold, wrote, now_s = Fold(range(5), by), {rank: list[tuple[str, str]]() for rank in range(5)}, 0.0
+    for ranks, line, stream in steps:
+        cut = order.randrange(len(line) + 2)
+        for piece in filter(None, (f"{line}\n"[:cut], f"{line}\n"[cut:])):
+            now_s += order.choice([0.0, 0.1, 0.3])
+            if order.random() < 0.6:
+                fold.add(TextOfMany(tuple(ranks), stream, piece), now_s)
+            else:
+                for rank in order.sample(sorted(ranks), len(ranks)):
+                    fold.add(Text(rank, stream, piece), now_s)
+        for rank in ranks:
+            wrote[rank].append((stream, line))
+    rows = [row for row in fold.rows() if isinstance(row, TextRow)]
+    for rank, lines in wrote.items():
+        assert [row.number_of(rank) for row in rows if row.ranks >> rank & 1] == [*range(len(lines))]
+    for row in rows:
+        opened = [wrote[rank][row.number_of(rank)] for rank in members(row.ranks)]
+        assert {stream for stream, _ in opened} == {row.stream}
+        assert len({key_of(line, by) for _, line in opened}) == 1, "no row mixes steps"
+        assert row.is_folded or [*map(_as_shown, [opened[:1]])] == [[(row.stream, row.text)]]
+        assert by != "off" or len(opened) == 1
+
+
+@pytest.mark.parametrize("by", ["equal", "numbers"])
+def test_text_of_many_ranks_is_added_once(by: FoldBy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of one, also after some ranks have written something by themselves."""
+    found, find = [0], Places.find
+
+    def counting(self: Places, *about: Any) -> Row | None:
+        found[0] += 1
+        return find(self, *about)
+
+    monkeypatch.setattr(Places, "find", counting)
+    fold, everyone = Fold(range(1_024), by), tuple(range(1_024))
+    fold.add(TextOfMany(everyone, "stdout", "".join(f"line {n}\n" for n in range(100))))
+    assert found == [100]
+    for rank in range(10, 20):
+        fold.add(Text(rank, "stdout", f"loss {rank}\n"))
+    fold.add(TextOfMany(everyone[:500], "stdout", "some\nmore\n"))
+    fold.add(TextOfMany(everyone[500:], "stdout", "some\nmore\n"))
+    for n in range(10):
+        fold.add(TextOfMany(everyone, "stdout", f"again {n}\n"))
+    found[0] = 0
+    fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "half a "))
+    fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "line\n"))
+    assert found[0] <= 2, "those that were apart have come together again"
 
 
 # ---- examples ----
