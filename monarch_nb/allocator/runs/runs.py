@@ -237,7 +237,8 @@ class Runs:
         death = self._supervisor.explain_death(process, status, stderr)
         process.record.death.CopyFrom(death)
         self._records.save_rank(process.record)
-        self.apply(self._state.rank_died(process.mesh_id, process.rank, death))
+        # Before its runs end: who hears of these, and runs something else at once, is to know that it is dead.
         for session in [session for session in self._sessions if session.may_read(mesh.spec.reservation_id)]:
             session.send(rank_died=pb.RankDied(mesh_id=process.mesh_id, rank=process.rank, death=death))
+        self.apply(self._state.rank_died(process.mesh_id, process.rank, death))
         self._records.flush_soon()

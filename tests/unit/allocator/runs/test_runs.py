@@ -151,3 +151,14 @@ class TestRuns:
             with pytest.raises(MonarchNbError, match="bad blob name"):
                 node.values.blob_path(MESH, name)
         assert node.values.blob_path(MESH, "abc").parent == node.paths.blobs(MESH)
+
+
+async def test_a_death_is_told_before_the_run_that_ends_with_it(node: NodeWithoutProcesses) -> None:
+    """Else who hears of that, and runs something at once, would have it accepted for a rank that is dead."""
+    await spawn(node)
+    session = submit(node, "first")
+    node.supervisor.explain_death = lambda *_: run_pb2.Death(signal=11)
+    tell(node, run_pb2.RankResult(run_id="first", rank=0))
+    node._on_death(node.supervisor.ranks[MESH, 1], 11)
+    kinds = [event.WhichOneof("message") for event in session._events]
+    assert [kind for kind in kinds if kind in ("rank_died", "finished")] == ["rank_died", "finished"]
