@@ -40,7 +40,7 @@ def test_a_row_of_a_cell_opens_and_closes(open_notebook: OpenNotebook) -> None:
     notebook.run(4)
     row.click()
     row.click()
-    expect(own).to_contain_text(["there is no such mesh (any more)"])
+    expect(own).to_contain_text(["many was released"])
 
 
 def _look_into_the_log(notebook: NotebookPage) -> None:
