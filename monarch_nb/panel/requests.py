@@ -239,7 +239,8 @@ class Panel:
         return {"row": await log.find(text, regex=_flag(body, "regex", False), start=start, backwards=backwards)}
 
     async def _log_row(self, body: Json) -> Json:
-        return await self._log(body).read_own(_integer(body, "row", 0))
+        row = _integer(body, "row", 0)
+        return await self._log(body).read_own(row)
 
     async def _own_lines(self, body: Json) -> Json:
         """Answer with each rank's own line of a row in the output of a cell."""

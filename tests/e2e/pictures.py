@@ -156,13 +156,14 @@ def _draw(lab: Lab, browser: Browser, suffix: str, gate: Gate) -> None:
 def draw_rows(lab: Lab, browser: Browser, suffix: str, save: panel_pictures.Save) -> None:
     """Save what a cell on 16 ranks shows, and the log: a rank that is apart, and a row that is open."""
     path = lab.write(f"titan{suffix}.ipynb", [RESERVE_MANY, MANY, "%mesh release"])
-    page = browser.new_page(viewport={"width": 1000, "height": 1000}, device_scale_factor=1.5)
+    page = browser.new_page(viewport={"width": 1100, "height": 1300}, device_scale_factor=1.5)
     notebook, panel, log = NotebookPage(lab, page, path), PanelPage(page), LogPage(page)
     notebook.open(single=True)
     notebook.run(0)
     notebook.run(1)
     notebook.output(1).get_by_role("button", name="step: 3").click()
     expect(notebook.output(1).locator(".mnb-own-line")).to_have_count(16)
+    page.mouse.move(0, 0)
     save(f"rows{suffix}", notebook.output(1))
     notebook.open()
     expect(page.locator("#jupyterlab-splash")).to_have_count(0)
@@ -171,6 +172,7 @@ def draw_rows(lab: Lab, browser: Browser, suffix: str, save: panel_pictures.Save
     log.wait_for_total(6)
     log.line("step: 2").click()
     expect(log.root.locator(".mnb-line-own")).to_have_count(16)
+    page.mouse.move(0, 0)
     save(f"panel-log-rows{suffix}", log.root)
     notebook.run(2)
     page.close()

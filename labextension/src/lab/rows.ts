@@ -83,7 +83,6 @@ export function openRows(node: HTMLElement, ask: (request: RowRequest) => Promis
     row.setAttribute('role', 'button');
     row.setAttribute('tabindex', '0');
     row.setAttribute('aria-expanded', 'false');
-    row.setAttribute('data-lm-suppress-shortcuts', 'true'); // Enter is the row's, not the notebook's
     row.title = CLOSED;
     const request = requestOf(row);
     const entry = request && opened.get(keyOf(request));
@@ -105,7 +104,8 @@ export function openRows(node: HTMLElement, ask: (request: RowRequest) => Promis
   };
   const onKeyDown = (event: KeyboardEvent): void => {
     const row = rowOf(event);
-    if (row && (event.key === 'Enter' || event.key === ' ')) {
+    const isPlain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey);
+    if (row && node.contains(row) && isPlain && (event.key === 'Enter' || event.key === ' ')) {
       event.preventDefault();
       event.stopPropagation();
       toggle(row);
@@ -123,12 +123,12 @@ export function openRows(node: HTMLElement, ask: (request: RowRequest) => Promis
   });
   observer.observe(node, { subtree: true, childList: true });
   node.addEventListener('click', onClick);
-  node.addEventListener('keydown', onKeyDown);
+  window.addEventListener('keydown', onKeyDown, true); // before JupyterLab, whose Enter edits the cell
   node.querySelectorAll<HTMLElement>(ROW).forEach(dress);
   return () => {
     observer.disconnect();
     node.removeEventListener('click', onClick);
-    node.removeEventListener('keydown', onKeyDown);
+    window.removeEventListener('keydown', onKeyDown, true);
   };
 }
 
