@@ -32,7 +32,7 @@ def test_curves_grow_can_be_read_under_the_mouse_and_stay_in_the_notebook(
     charts.nth(1).hover(position={"x": 300, "y": 80})
     expect(charts.nth(1).locator(".u-legend")).to_contain_text("9,")
     gate.open(4)
-    charts.nth(1).hover(position={"x": 640, "y": 80})
+    charts.nth(1).hover(position={"x": 520, "y": 80})
     expect(charts.nth(1).locator(".u-legend")).to_contain_text("9,3", timeout=60_000)
     saved = notebook.save()
     [output] = saved.cells[2].outputs
