@@ -81,6 +81,8 @@ def test_titan_trains_stops_and_trains_on(open_kernel: Callable[[], Kernel], fol
     assert losses(second)[20] < losses(first)[1] - 2
     looked = next(text for code, text in shown.items() if "%%mesh" in code)
     assert "[0-3] step 20, learning rate 0.001, 1,540,928 of 6,163,712 parameters here" in looked
+    curves = shown["%mesh plot loss grad_norm --run {runs[0]},{runs[1]}"]
+    assert all(word in curves for word in ("loss", "grad_norm", "step 10", "step 20")), curves
     log = shown["%mesh logs --run {runs[-1]} -t 3 -n 8"]
     assert "(titan.train)" in log
     assert re.search(r"\[3\].*step: 20 ", ANSI.sub("", log))

@@ -83,7 +83,11 @@ export class CurvesView {
 
   private _show(chart: Chart, curves: Curves): void {
     const data = dataOf(chart);
-    const shape = JSON.stringify([chart.unit, chart.x, chart.lines.map(line => line.run)]);
+    const shape = JSON.stringify([
+      chart.unit,
+      chart.x,
+      chart.lines.map(line => [line.run, line.band[0].length > 0])
+    ]);
     const known = this._charts.get(chart.name);
     if (known?.shape === shape) {
       known.chart = chart;
@@ -117,6 +121,9 @@ export class CurvesView {
       const label = many ? title : chart.name;
       const value = (_: uPlot, y: number): string => shown(y);
       series.push({ label, stroke: colour, width: 1.6, spanGaps: true, points: { show: false }, value });
+      if (!line.band[0].length) {
+        continue;
+      }
       const edge = { stroke: 'transparent', width: 0, points: { show: false }, value };
       series.push({ ...edge, label: 'least' }, { ...edge, label: 'greatest' });
       bands.push({ series: [series.length - 1, series.length - 2], fill: `${colour}38` });
@@ -196,7 +203,7 @@ export class CurvesView {
 function dataOf(chart: Chart): uPlot.AlignedData {
   const tables = chart.lines.flatMap((line): uPlot.AlignedData[] => [
     [line.xs, line.ys],
-    [line.band[0], line.band[1], line.band[2]]
+    ...(line.band[0].length ? [line.band as uPlot.AlignedData] : [])
   ]);
   return uPlot.join(tables);
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from monarch_nb.client.logs.metrics import Found
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.lines.named import STEP_NAMES
 from monarch_nb.lines.pictures import Picture, Point
 from monarch_nb.notebook.output.tables import Shown, table
 
@@ -104,7 +105,9 @@ def listing(title: str, found: Found) -> Shown:
     if found.unlisted_lines:
         notes.append(f"{found.unlisted_lines:,} lines are of too many kinds: what only they have is not listed")
     if rows:
-        notes.append(f"%mesh plot {found.metrics[0].name} draws it")
+        names = [metric.name for metric in found.metrics]
+        first = next((name for name in names if name.lower() not in STEP_NAMES), names[0])
+        notes.append(f"%mesh plot {first!r} draws it" if " " in first else f"%mesh plot {first} draws it")
     else:
         notes.append("no line has a number with a name beside it, as in loss: 2.31")
     return table(title, ["name", "ranks", "lines", "last"], rows, notes)

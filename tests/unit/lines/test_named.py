@@ -21,13 +21,24 @@ NANOCHAT = (
 BAR = "Epoch 1:  67%|██████▋   | 2/3 [00:00<00:00, 55.56it/s, v_num=0, train_loss=2.310]"
 
 SEEN_RUNNING = [
-    # transformers 5.24: Trainer with logging_steps, its bar and its summary
+    # transformers 5.24: Trainer with logging_steps=2, its evaluation and its bar
     (
-        "{'loss': '1.052', 'grad_norm': '2.209', 'learning_rate': '3.75e-05', 'epoch': '0.5'}",
-        {"loss": 1.052, "grad_norm": 2.209, "learning_rate": 3.75e-05, "epoch": 0.5},
+        "{'loss': '1.96', 'grad_norm': '6.081', 'learning_rate': '3.75e-05', 'epoch': '0.5'}",
+        {"loss": 1.96, "grad_norm": 6.081, "learning_rate": 3.75e-05, "epoch": 0.5},
         "epoch",
     ),
-    (" 50%|█████     | 2/4 [00:00<00:00, 120.20it/s]", {"it/s": 120.2}, [2]),
+    (
+        "{'eval_loss': '2.214', 'eval_runtime': '0.0286', 'eval_samples_per_second': '558.6', 'epoch': '1'}",
+        {"eval_loss": 2.214, "eval_runtime": 0.0286, "eval_samples_per_second": 558.6, "epoch": 1},
+        "epoch",
+    ),
+    ("100%|██████████| 4/4 [00:00<00:00, 12.61it/s]", {"it/s": 12.61}, [4]),
+    # Lightning 2.6.6 with TQDMProgressBar
+    (
+        "Epoch 1: 100%|██████████| 3/3 [00:00<00:00, 561.24it/s, train_loss=0.0766]",
+        {"Epoch": 1, "it/s": 561.24, "train_loss": 0.0766},
+        [3, 3, 1],
+    ),
     # a print of a dict, Python 3.11
     (str({"loss": 2.3125, "lr": 1e-4, "step": 7}), {"loss": 2.3125, "lr": 1e-4, "step": 7}, [7]),
     (str({"train": {"loss": float("nan")}}), {"loss": float("nan")}, "line"),
@@ -53,7 +64,7 @@ FROM_SOURCE = [
         [10, 21400, 1],
     ),
     ("Step 00010 | Validation bpb: 1.234567", {"Step": 10, "Validation_bpb": 1.234567}, [10]),
-    # Lightning 2.6 with TQDMProgressBar
+    # Lightning's bar with a version of a logger
     (BAR, {"Epoch": 1, "it/s": 55.56, "v_num": 0, "train_loss": 2.31}, [2, 3, 1]),
     # nanoGPT, train.py
     (
