@@ -11,6 +11,8 @@ from typing import Any
 
 from monarch_nb.config import UNFOLDED_RANKS
 from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.lines.templates import MAX_FOLDED_CHARACTERS
+from monarch_nb.lines.texts import fold_texts
 from monarch_nb.notebook.output.rows import ResultGroup
 from monarch_nb.notebook.output.values.spread import Number, Spread, some_ranks
 
@@ -67,7 +69,7 @@ def folded(groups: Sequence[ResultGroup]) -> list[Part]:
     parts: list[Part] = []
     for kind, alike in kinds.items():
         if kind is None:
-            parts += _first_few(fold_texts(alike))
+            parts += _first_few(_fold_texts(alike))
         elif len(alike) <= UNFOLDED_VALUES:
             parts += alike
         elif kind[0] == "tensor":
@@ -77,10 +79,22 @@ def folded(groups: Sequence[ResultGroup]) -> list[Part]:
     return sorted(parts, key=lambda part: (isinstance(part, MoreRows), part.ranks & -part.ranks))
 
 
-def fold_texts(groups: list[ResultGroup]) -> list[ResultGroup]:
-    """Return values that are neither numbers nor tensors, those that are alike as one: here strings that differ only in
-    numbers would fold as lines do."""
-    return groups
+def _fold_texts(groups: list[ResultGroup]) -> list[ResultGroup]:
+    """Return values that are neither numbers nor tensors: those whose texts differ only in numbers fold as lines do."""
+    texts = [(group.ranks, group.bundle["text/plain"]) for group in groups if _is_short_text(group)]
+    if len(texts) <= UNFOLDED_VALUES:
+        return groups
+    of_ranks = {
+        ranks: ResultGroup(ranks, {"text/plain": "\n".join(lines)})
+        for ranks, lines in fold_texts((ranks, text.split("\n")) for ranks, text in texts)
+    }
+    alone = {group.ranks: group for group in groups if not _is_short_text(group) or group.ranks in of_ranks}
+    return sorted((of_ranks | alone).values(), key=lambda group: group.ranks & -group.ranks)
+
+
+def _is_short_text(group: ResultGroup) -> bool:
+    text = group.bundle.get("text/plain")
+    return isinstance(text, str) and len(group.bundle) == 1 and len(text) <= MAX_FOLDED_CHARACTERS
 
 
 def _first_few(groups: list[ResultGroup]) -> list[Part]:

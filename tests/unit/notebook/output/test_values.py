@@ -176,13 +176,14 @@ def test_mixed_kinds_have_rows_of_their_own() -> None:
 
 
 def test_other_values_show_the_first_few_and_open() -> None:
-    shown = _shown([f"host{rank} <b>" for rank in range(128)])
+    words = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=3)][:128]
+    shown = _shown([f"host {word} <b>" for word in words])
     lines = shown["text/plain"].splitlines()
-    assert lines[0] == "Out[0]: 'host0 <b>'"
+    assert lines[0] == "Out[0]: 'host aaa <b>'"
     assert lines[-1] == "… 123 more different values on ranks 5-127 not shown: `-o NAME` keeps them"
     assert len(lines) == 6
     hidden = shown["text/html"].partition("<details")[2]
-    assert "Out[127]: 'host127 &lt;b&gt;'" in html.unescape(hidden).replace("<", "&lt;").replace(">", "&gt;")
+    assert f"Out[127]: 'host {words[127]} &lt;b&gt;'" in html.unescape(hidden).replace("<", "&lt;").replace(">", "&gt;")
     large = _shown(["x" * 5_000 + str(rank) for rank in range(128)])
     assert _stored_bytes(large) < 120_000
     assert re.search(r"… results of ranks [\d-]+ not shown", large["text/html"])
@@ -209,8 +210,8 @@ def test_1024_ranks_have_a_grid() -> None:
 
 @pytest.mark.parametrize("facts", [{"number": "x"}, {"number": None}, {"numbers": 3}, {"tensor": {}}, {"later": 1}])
 def test_facts_of_another_version_are_left_alone(facts: dict[str, Any]) -> None:
-    shown = _shown([f"{rank}" for rank in range(16)], **facts)
-    assert shown["text/plain"].startswith("Out[0]: '0'\n")
+    shown = _shown(list("abcdefghijklmnop"), **facts)
+    assert shown["text/plain"].startswith("Out[0]: 'a'\n")
 
 
 # ---- tensors ----
@@ -246,3 +247,14 @@ def test_tensors_are_a_row_for_each_shape_dtype_and_device() -> None:
     for part in ({"dtype": "int64"}, {"device": "cpu"}, {"shape": [4]}):
         mixed = [_tensor(rank, **(part if rank % 2 else {})) for rank in range(16)]
         assert _tensors(mixed).count("on 8 ranks") == 2, part
+
+
+# ---- strings ----
+
+
+def test_strings_that_differ_only_in_numbers_fold_as_lines_do() -> None:
+    assert _shown([f"shard {rank} of 16" for rank in range(16)])["text/plain"] == "Out[0-15]: 'shard 0-15 of 16'"
+    shown = _shown(["loss nan" if rank == 3 else f"loss {rank / 4}" for rank in range(16)])["text/plain"]
+    assert shown.splitlines() == ["Out[0-2,4-15]: 'loss 0.0–3.75'", "Out[3]: 'loss nan'"]
+    few = _shown([f"shard {rank % 3}" for rank in range(16)])["text/plain"]
+    assert len(few.splitlines()) == 3, "three different ones are shown as they are"
