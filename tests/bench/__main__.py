@@ -15,6 +15,7 @@ from tests.bench import (
     actors,
     browser,
     calls,
+    curves,
     files,
     flood,
     lives,
@@ -36,14 +37,29 @@ _ORDER = (
     *("hang", "flood", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
-    *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024"),
+    *("panel-browser", "long-log", "log-flood", "curves", "nodes-64", "nodes-256", "nodes-1024"),
 )
 _LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 """Only when they are asked for."""
 ROWS = sorted(
     (
         row
-        for rows in (actors, calls, files, flood, lives, training, panel, browser, ray, scale, slurm, ways, soak)
+        for rows in (
+            actors,
+            calls,
+            curves,
+            files,
+            flood,
+            lives,
+            training,
+            panel,
+            browser,
+            ray,
+            scale,
+            slurm,
+            ways,
+            soak,
+        )
         for row in rows.ROWS
     ),
     key=lambda row: (*_ORDER, *_LONG).index(row.name),
