@@ -42,3 +42,7 @@ def test_curves_grow_can_be_read_under_the_mouse_and_stay_in_the_notebook(
     assert output.data["image/svg+xml"].startswith("<svg")
     assert len(str(output)) < 60_000
     expect(charts).to_have_count(2)
+    notebook.choose("Kernel", "Restart Kernel…")
+    notebook.accept("Restart Kernel?")
+    notebook.page.reload()
+    expect(notebook.output(2).locator("img")).to_be_visible()

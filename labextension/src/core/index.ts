@@ -1,6 +1,5 @@
 export * from './types';
 export * from './context';
-export * from './curves';
 export * from './format';
 export * from './pools';
 export * from './store';
