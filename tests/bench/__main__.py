@@ -15,6 +15,7 @@ from tests.bench import (
     actors,
     browser,
     calls,
+    curves,
     files,
     flood,
     fold,
@@ -38,7 +39,7 @@ _ORDER = (
     *("hang", "flood", "fold", "push", "import"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
-    *("panel-browser", "long-log", "log-flood", "nodes-64", "nodes-256", "nodes-1024", "values"),
+    *("panel-browser", "long-log", "log-flood", "curves", "nodes-64", "nodes-256", "nodes-1024", "values"),
 )
 _LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 """Only when they are asked for."""
@@ -48,6 +49,7 @@ ROWS = sorted(
         for rows in (
             actors,
             calls,
+            curves,
             files,
             flood,
             fold,

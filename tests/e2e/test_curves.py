@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from playwright.sync_api import expect
 
-from e2e.lab import OpenNotebook
+from e2e.lab import Lab, OpenNotebook
 from integration.live import Gate
 
 OUTPUT = "jupyterapp.shell.currentWidget.content.widgets[2].outputArea.model.get(0)"
@@ -21,7 +21,7 @@ for step in range(200, 400):
 
 
 def test_curves_grow_can_be_read_under_the_mouse_and_stay_in_the_notebook(
-    open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
+    open_notebook: OpenNotebook, lab: Lab, make_gate: Callable[[], Gate]
 ) -> None:
     gate = make_gate()
     notebook = open_notebook(TRAINING.format(gate=gate.wait), "%mesh plot loss tps")
@@ -42,3 +42,6 @@ def test_curves_grow_can_be_read_under_the_mouse_and_stay_in_the_notebook(
     assert output.data["image/svg+xml"].startswith("<svg")
     assert len(str(output)) < 60_000
     expect(charts).to_have_count(2)
+    lab.shut_kernels_down()
+    notebook.page.reload()
+    expect(notebook.output(2).locator("img")).to_be_visible()

@@ -2,7 +2,6 @@ export { parseAnsi } from './ansi';
 export { finalText } from './logs';
 export * from './types';
 export * from './context';
-export * from './curves';
 export * from './format';
 export * from './pools';
 export * from './store';

@@ -4,7 +4,8 @@ import { IOutputModel, IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { Widget } from '@lumino/widgets';
 
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
-const HTML = 'text/html';
+/** The static forms, the best first. */
+const FORMS = ['text/html', 'image/svg+xml'];
 const GONE = 'As it was: the kernel of this panel has ended. Run the cell again for a live one.';
 
 /**
@@ -18,9 +19,10 @@ export function showSavedPanels(panel: NotebookPanel): void {
     for (const node of panel.content.node.querySelectorAll<HTMLElement>('.jupyter-widgets')) {
       if (/^Error displaying widget/.test(node.textContent ?? '')) {
         const output = outputAt(panel, node);
-        if (output?.metadata['monarch_nb'] && output.data[WIDGET] && output.data[HTML]) {
+        const form = FORMS.find(each => output?.data[each]);
+        if (output?.metadata['monarch_nb'] && output.data[WIDGET] && form) {
           node.textContent = '';
-          void show(output, node, panel.content.rendermime);
+          void show(output, form, node, panel.content.rendermime);
         }
       }
     }
@@ -46,8 +48,13 @@ function outputAt(panel: NotebookPanel, node: HTMLElement): IOutputModel | undef
   return undefined;
 }
 
-async function show(output: IOutputModel, node: HTMLElement, rendermime: IRenderMimeRegistry): Promise<void> {
-  const renderer = rendermime.createRenderer(HTML);
+async function show(
+  output: IOutputModel,
+  form: string,
+  node: HTMLElement,
+  rendermime: IRenderMimeRegistry
+): Promise<void> {
+  const renderer = rendermime.createRenderer(form);
   await renderer.renderModel(output);
   if (node.isConnected) {
     const note = document.createElement('p');

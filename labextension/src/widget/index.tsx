@@ -1,7 +1,8 @@
 /** The panel as a widget of a notebook (anywidget): requests and events are messages of the widget. */
 
 import { Root, createRoot } from 'react-dom/client';
-import { Curves, CurvesView, Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
+import { Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
+import { Curves, CurvesView } from '../core/curves';
 import { css } from './styles';
 import { GONE, Model, WidgetTransport } from './transport';
 
