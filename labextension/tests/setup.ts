@@ -12,3 +12,7 @@ globalThis.CSS = { escape: (text: string) => text } as unknown as typeof CSS;
 Element.prototype.scrollIntoView = () => undefined;
 
 afterEach(cleanup);
+
+// jsdom has none, and uPlot asks for one when it is imported.
+globalThis.matchMedia ??= (query: string) =>
+  Object.assign(new EventTarget(), { matches: false, media: query }) as unknown as MediaQueryList;
