@@ -356,9 +356,12 @@ class RunFailed(MonarchNbError):
         failures = [asdict(failure) for failure in self.failures.values()]
         return {"error": type(self).__name__, "message": str(self), "failures": failures}
 
-    def groups(self) -> list[tuple[list[int], RankFailure]]:
+    def groups(self, *, fold: bool = True) -> list[tuple[list[int], RankFailure]]:
         """Return the failures that are equal but for rank and host, each once, with its ranks. On many ranks those are
         one as well that differ only in numbers: what they say then has ranges, as in `shard 0-127 is empty`.
+
+        Args:
+            fold: False for only those that are equal.
 
         Ranks that failed by themselves come first, then those whose peers did, which need no traceback beside them.
         """
@@ -369,7 +372,7 @@ class RunFailed(MonarchNbError):
             key = (told.kind, told.name, told.message, told.rendered, told.place, told.stderr_tail)
             groups.setdefault(key, ([], told))[0].append(rank)
         told_of = list(groups.values())
-        if len(self.failures) > FEW_RANKS:
+        if fold and len(self.failures) > FEW_RANKS:
             told_of = _folded(told_of, lambda f: (f.kind, f.name, f.stderr_tail), "message", "rendered", "where")
         return sorted(told_of, key=lambda group: group[1].is_consequence)
 

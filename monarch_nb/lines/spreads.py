@@ -25,6 +25,8 @@ FAR_SHARE = 0.02
 """Of the median of the others: the distance is at least so much."""
 MOST_APART = 8
 """At most one rank in so many is apart."""
+FAR_CLOCK_S = 60.0
+"""Times of day that are further apart are shown as a range: clocks differ less, so it is no time of day."""
 _NEAR_SHARE = 0.1
 """Durations that differ by less are the same for who reads them."""
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
@@ -106,13 +108,13 @@ def _without_outside(lines: list[_Line]) -> tuple[list[_Line], list[_Line]]:
     outside: set[int] = set()
     for token, parts in zip(lines[0].shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True):
         if (
-            token.kind in (Kind.NUMBER, Kind.DURATION)
+            (token.kind in (Kind.NUMBER, Kind.DURATION) or (token.kind is Kind.MOMENT and ":" in parts[0]))
             and len(distinct := frozenset(parts)) > 1
             and not _is_word(parts[0])
             and not _is_of_ranks(lines, token, parts)
             and _may_be_far(_numbers(distinct), most)
         ):
-            outside |= _outside(lines, parts, most)
+            outside |= _outside(lines, parts, most, FAR_CLOCK_S if token.kind is Kind.MOMENT else 0.0)
     return (
         [line for index, line in enumerate(lines) if index not in outside],
         [line for index, line in enumerate(lines) if index in outside],
@@ -129,8 +131,8 @@ def _may_be_far(values: list[float], most: int) -> bool:
     return max(least - values[0], values[-1] - greatest) > FAR * (greatest - least)
 
 
-def _outside(lines: Sequence[_Line], parts: Sequence[str], most: int) -> set[int]:
-    """Return which lines have a number there that is far from all others'."""
+def _outside(lines: Sequence[_Line], parts: Sequence[str], most: int, least_far: float) -> set[int]:
+    """Return which lines have a number there that is far from all others', and at least `least_far`."""
     ordered = sorted(zip(_numbers(parts), itertools.count(), strict=False))
     values = [value for value, _ in ordered]
     sizes = [lines[index].ranks.bit_count() for _, index in ordered]
@@ -142,7 +144,7 @@ def _outside(lines: Sequence[_Line], parts: Sequence[str], most: int) -> set[int
             removed = sum(sizes[:low]) + sum(sizes[len(sizes) - high :] if high else ())
             if (
                 removed <= most
-                and _is_far(values, kept)
+                and _is_far(values, kept, least_far)
                 and removed > sum(lines[index].ranks.bit_count() for index in best)
             ):
                 best = {index for _, index in (*ordered[:low], *ordered[len(ordered) - high :][:high])}
@@ -160,13 +162,14 @@ def _ends(sizes: Sequence[int], most: int) -> int:
     return ends
 
 
-def _is_far(values: Sequence[float], kept: slice) -> bool:
+def _is_far(values: Sequence[float], kept: slice, least_far: float) -> bool:
     """Whether those that are not kept are far from all that are."""
     others = values[kept]
     if not others or len(others) == len(values):
         return False
     least, greatest = others[0], others[-1]
-    far = max(FAR * (greatest - least), FAR_SHARE * abs(others[len(others) // 2]))
+    share = 0.0 if least_far else FAR_SHARE  # of a time of day no share means anything
+    far = max(FAR * (greatest - least), share * abs(others[len(others) // 2]), least_far)
     is_below = kept.start == 0 or least - values[kept.start - 1] > far
     is_above = kept.stop == len(values) or values[kept.stop] - greatest > far
     return bool(is_below and is_above)
@@ -201,7 +204,7 @@ def _together(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str
         return "0x…"
     if kind is Kind.PID:
         return "…"
-    if kind in (Kind.MOMENT, Kind.BAR):
+    if kind is Kind.BAR or (kind is Kind.MOMENT and not _is_wide(distinct)):
         return f"{_DIM}{first}{_NOT_DIM}"
     if _is_of_ranks(lines, token, parts):
         return format_ranks(map(int, distinct))
@@ -215,6 +218,14 @@ def _together(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str
         return f"{_DIM}{first}{_NOT_DIM}"
     texts = list(distinct)
     return f"{texts[values.index(least)]}{_RANGE}{texts[values.index(greatest)]}"
+
+
+def _is_wide(moments: Iterable[str]) -> bool:
+    """Whether times of day are so far apart that they are none."""
+    if not all(":" in moment for moment in moments):
+        return False
+    values = _numbers(moments)
+    return max(values) - min(values) > FAR_CLOCK_S
 
 
 def _is_of_ranks(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> bool:
@@ -231,4 +242,12 @@ def _is_word(part: str) -> bool:
 
 
 def _numbers(parts: Iterable[str]) -> list[float]:
-    return [float(part.replace(",", "")) for part in parts]
+    return [_seconds(part) if ":" in part else float(part.replace(",", "")) for part in parts]
+
+
+def _seconds(clock: str) -> float:
+    """Return how long 1:02:03.5 is; what stands behind a + or - is a time zone."""
+    seconds = 0.0
+    for part in re.split("[+-]", clock)[0].replace(",", ".").split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds

@@ -73,11 +73,12 @@ _TOKEN = re.compile(
     rf"""
     (?P<colour>\x1b\[[0-?]*[\ -/]*[@-~])
     |(?P<date>(?<!\d)(?:\d{{4}}-\d\d-\d\d|\d{{4}}/\d\d/\d\d|\d\d/\d\d/\d{{4}})(?=[\sT,\])]|$))
-    |(?P<time>(?<![\d:.])\d{{1,2}}:\d\d:\d\d(?:[.,]\d+)?(?:[+-]\d\d:\d\d)?(?![\d:])|(?<=\[)\d+:\d\d(?=<)|(?<=<)\d+:\d\d(?=[,\]]))
+    |(?P<time>(?<![\d:.])\d\d:\d\d:\d\d(?:[.,]\d+)?(?:[+-]\d\d:\d\d)?(?![\d:]))
+    |(?P<elapsed>(?<![\d:.])\d:\d\d:\d\d(?:\.\d+)?(?![\d:])|(?<=\[)\d+:\d\d(?=<)|(?<=<)\d+:\d\d(?=[,\]]))
     |(?P<hex>(?<!\w)0x[0-9a-fA-F]+)
     |(?P<pid>(?<=pid\ )\d+|(?<=pid=)\d+|(?<=pid:\ )\d+)
     |(?P<bar>(?<=\|)[#█▉▊▋▌▍▎▏\ ]{{2,}}(?=\|))
-    |(?P<opaque>\d{{1,3}}(?:\.\d{{3}})+,\d+|\d+(?:\.\d+){{2,}})
+    |(?P<opaque>\d{{1,3}}(?:\.\d{{3}})+,\d+|\d+(?:\.\d+){{2,}}|(?<=\bv)\d+\.\d+)
     |(?P<counter>(?:(?<=[\s\[({{'"m])|^)(?:{_COUNTERS})['"]?\s*[:=/#]?\s*\d+(?:,\d{{3}})*(?!\d|\.\d))
     |(?P<number>(?:(?<![\w.,)\]\x1b])[-+])?(?:{_NUMBER})(?:[eE][-+]?\d+(?![\w.]))?(?P<duration>\ ?{_UNIT})?
        |(?<![^\Wm])[-+]?(?:nan|inf)(?!\w))
@@ -91,6 +92,7 @@ _KINDS = {
     "counter": Kind.LITERAL,
     "date": Kind.MOMENT,
     "time": Kind.MOMENT,
+    "elapsed": Kind.DURATION,
     "hex": Kind.HEX,
     "bar": Kind.BAR,
     "pid": Kind.PID,

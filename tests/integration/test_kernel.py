@@ -55,7 +55,7 @@ def test_lines_that_differ_only_in_numbers_are_one_row(kernel: Kernel) -> None:
     step = "print(f'step 5 loss {2 + rank / 4}')"
     assert "[2] step 5 loss 2.5" in kernel.run(f"%%mesh\n{step}"), "on few ranks who prints four losses wants four"
     assert kernel.run(f"%%mesh --fold numbers\n{step}") == "[0-3] step 5 loss 2.0–2.75"
-    assert kernel.run("%mesh fold numbers") == "lines fold by numbers"
+    assert kernel.run("%mesh fold numbers") == "lines that differ only in numbers are one row"
     shown = kernel.run(f"%%mesh\n{step}\nprint('loss', float('nan') if rank == 2 else rank / 2)")
     assert shown.split("\n") == ["  [0-3] step 5 loss 2.0–2.75", "[0-1,3] loss 0.0–1.5", "   [2]! loss nan"]
     assert "[3] step 5 loss 2.75" in kernel.run("%mesh logs -n 2 --fold equal")

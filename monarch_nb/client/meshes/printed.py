@@ -106,7 +106,8 @@ class Printed:
     def numbers(
         self, names: Sequence[str] = (), ranks: int | Iterable[int] | None = None, run: Numbered | int | None = None
     ) -> RunMetrics:
-        """Return what reads the numbers of a run, by default of the newest that has some, or has some of these names.
+        """Return what reads the numbers of a run, by default of the newest that has all of these names. Where none has
+        all it is the newest that has most of them, and where none has any the newest that has numbers at all.
 
         Raises:
             RunNotFound: there was no run of that number, or none at all.
@@ -117,13 +118,17 @@ class Printed:
             past_runs = self.past_runs()[: -LOOKED_AT_RUNS - 1 : -1]
             if not past_runs:
                 raise RunNotFound("nothing has run here yet: there are no numbers to draw")
+            best, most = self._numbers(past_runs[0].number, ranks), -1
             for info in past_runs:
                 numbers = self._numbers(info.number, ranks)
                 found = call(numbers.names(_LOOK_BUDGET_S))
                 known = [metric.name for metric in found.metrics if names or metric.count > 1]
-                if known and (not names or any(_is_there(name, known) for name in names)):
-                    return numbers
-            return self._numbers(past_runs[0].number, ranks)
+                there = sum(_is_there(name, known) for name in names)
+                if known and there > most:
+                    best, most = numbers, there
+                if known and there == len(names):
+                    break
+            return best
 
     def _numbers(self, number: int, ranks: int | Iterable[int] | None) -> RunMetrics:
         return RunMetrics(self.id, self.core.connections, self.core.ranks_per_node, number, self._chosen(ranks))
@@ -167,8 +172,8 @@ def not_there(name: str, known: Sequence[str], number: int, *, unlisted_lines: i
     """Return what to say of a name that no line has."""
     run = run_name(number)
     if not known:
-        return f"no line of {run} has a number with a name beside it, as in loss: 2.31"
+        return f"no line of {run} has a number with a name beside it, as in loss: 2.31; --run N draws another run's"
     near = choosing.nearest(name, known)
     nearest = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known[:8])}"
     more = f"; {unlisted_lines:,} lines are of too many kinds to be listed" if unlisted_lines else ""
-    return f"no line of {run} has {name!r}; {nearest}{more}"
+    return f"no line of {run} has {name!r}; {nearest}{more}; --run N draws another run's"

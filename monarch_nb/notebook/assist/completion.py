@@ -14,6 +14,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.lines.templates import FOLDS_BY
 from monarch_nb.notebook.mode import MeshMode, is_ours
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Source, complete, split_words, unquote
@@ -148,6 +149,7 @@ def make_matcher(
         "node": lambda typed: [name for name in session.current().node_names if name.startswith(typed)],
         "mesh": lambda typed: [name for name in session.current().meshes if name.startswith(typed)],
         "kernel_name": kernel_names,
+        "fold": lambda typed: [by for by in (*FOLDS_BY, "default") if by.startswith(typed)],
         "script": script_files,
         "module": module_names,
     }

@@ -8,7 +8,7 @@ from monarch_nb.lines.choosing import canonical
 from monarch_nb.notebook.curves import words
 from monarch_nb.notebook.curves.live import drawing_of, titles
 from monarch_nb.notebook.curves.showing import CurvesCell
-from monarch_nb.notebook.output.tables import show
+from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
@@ -28,8 +28,14 @@ def plot(session: Session, panels: Panels, parsed: Parsed) -> None:
             show(words.listing(titles(mesh, [reader.number])[reader.number], found))
         return
     x = canonical(parsed.text("x") or "")
-    drawing = drawing_of(mesh, [canonical(name) for name in parsed.words], x, numbers)
-    CurvesCell(drawing, is_attended=panels.is_attended).show()
+    names = [canonical(name) for name in parsed.words]
+    if not numbers:
+        numbers = [mesh.numbers(names).number]
+        going_on = [info for info in mesh.past_runs() if not info.done and info.number > numbers[0]]
+        if going_on:
+            waits = f"--run {going_on[-1].number} waits for it"
+            show(calm_line(f"{going_on[-1]} goes on and has not printed that yet: {waits}"))
+    CurvesCell(drawing_of(mesh, names, x, numbers), is_attended=panels.is_attended).show()
 
 
 def run_numbers(text: str) -> list[int]:

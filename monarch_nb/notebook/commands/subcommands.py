@@ -64,6 +64,15 @@ if TYPE_CHECKING:
     from monarch_nb.client.reservations.reservation import Reservation
 
 
+FOLDED = {
+    "numbers": "lines that differ only in numbers are one row",
+    "times": "lines that differ only in dates and times of day are one row",
+    "equal": "lines that are equal are one row",
+    "off": "each rank's line is a row of its own",
+}
+"""What `%mesh fold` says."""
+
+
 class Subcommands:
     """`%mesh SUBCOMMAND …`."""
 
@@ -411,8 +420,8 @@ class Subcommands:
                 meant = f"; did you mean {nearest[0]}?" if nearest else ""
                 raise UsageError(f"lines fold by {', '.join(FOLDS_BY)} or default, not {parsed.word!r}{meant}")
             self._session.look(fold=by or "default")
-        chosen = "" if self._session.fold else ", as nothing else is said here"
-        show(calm_line(f"lines fold by {self._session.folds_by(len(mesh.ranks))}{chosen}"))
+        chosen = "" if self._session.fold else " (the default here)"
+        show(calm_line(f"{FOLDED[self._session.folds_by(len(mesh.ranks))]}{chosen}"))
 
     def _show(self, parsed: Parsed) -> None:
         mesh = self._session.mesh()

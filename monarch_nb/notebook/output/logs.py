@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from monarch_nb.client.connections.events import Finished, Text
@@ -62,8 +63,10 @@ def shown_logs(
             written, is_all = lines_written(mesh, number or 0)
             yield from earlier_lines(came, written, is_all=is_all)
         batches = iter([records])
-    endings = Endings(lambda: mesh.past_runs(number or 0), mesh.ranks, only=number, cut_off=cut_off)
-    yield from folded_lines(batches, endings, by or ("equal" if number else default_fold(len(mesh.ranks))))
+    by = by or ("equal" if number else default_fold(len(mesh.ranks)))
+    past = partial(mesh.past_runs, number or 0)
+    endings = Endings(past, mesh.ranks, only=number, cut_off=cut_off, fold=by == "numbers")
+    yield from folded_lines(batches, endings, by)
     yield from map(typed, missing)
 
 
@@ -114,11 +117,18 @@ class Endings:
         ranks: whose failures are told.
         only: the number of the one run that is told of, with tracebacks.
         cut_off: what was written is not shown from the beginning: nothing is told of runs before the first one shown.
+        fold: failures that differ only in numbers are told as one.
     """
 
     def __init__(
-        self, ask: Callable[[], Iterable[RunInfo]], ranks: Iterable[int], only: int | None = None, cut_off: bool = False
+        self,
+        ask: Callable[[], Iterable[RunInfo]],
+        ranks: Iterable[int],
+        only: int | None = None,
+        cut_off: bool = False,
+        fold: bool = False,
     ) -> None:
+        self._fold = fold
         self._ask, self._ranks, self._only, self._cut_off = ask, set(ranks), only, cut_off
         self._known: dict[int, RunInfo] = {}
         self._told: int | None = None  # the newest run that was told of
@@ -147,7 +157,7 @@ class Endings:
     def _ending(self, number: int) -> Iterator[str]:
         info = self._known.get(number)
         failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
-        for ranks, failure in RunFailed(failures=failures).groups():
+        for ranks, failure in RunFailed(failures=failures).groups(fold=self._fold):
             yield f"[{format_ranks(ranks)}] {failure.line}" + (
                 f"; --run {number} shows the traceback" if failure.kind == "error" and not failure.rendered else ""
             )

@@ -29,6 +29,7 @@ Source = Literal[
     "kernel_name",
     "rank_name",
     "metric",
+    "fold",
     "script",
     "module",
     "file",

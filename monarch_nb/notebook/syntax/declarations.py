@@ -205,13 +205,16 @@ FOLD = Command(
     usage=f"{' | '.join(FOLDS_BY)} | default",
     magic="%mesh ",
     section="Look",
-    words=Words("HOW", "numbers, times, equal, off; default: what the project or the number of ranks says"),
+    words=Words(
+        "HOW", "numbers, times, equal, off; default: what the project or the number of ranks says", completes="fold"
+    ),
     notes="numbers  those that differ only in numbers and times: [0-127] loss 2.31–2.35\n"
     f"         (what is usual on more than {FEW_RANKS} ranks)\n"
     f"times    those that differ only in dates and times of day (on up to {FEW_RANKS} ranks)\n"
     "equal    those that are equal\n"
     "off      none: each rank's line is a row\n"
-    "A rank with nan or with a number far outside has a row of its own. Nothing is lost: click a row, or\n"
+    "A rank with nan, or with a number far from those of 8 others, has a row of its own, marked with !.\n"
+    "Nothing is lost: each rank's own line is there when you click a row that is underlined, or with\n"
     "%mesh logs --run N. Without HOW, says what is in force. For a project: fold in pyproject.toml's\n"
     "[tool.monarch_nb].",
     examples=(("%mesh fold equal", "each rank's own numbers, also on many ranks"), ("%%mesh --fold off", "one cell")),

@@ -31,6 +31,9 @@ def _spread(*texts: str) -> list[str]:
         (["rank 0", "rank 1", "rank 2"], ["[0-2] rank 0-2"]),
         (["cuda:0 on", "cuda:1 on", "cuda:0 on"], ["[0-2] cuda:0-1 on"]),
         (["10:40:04 up", "10:40:05 up"], ["[0-1] \x1b[2m10:40:04\x1b[22m up"]),
+        (["10:40:04 up", "12:10:05 up"], ["[0-1] 10:40:04–12:10:05 up"]),
+        (["elapsed 0:01:10", "elapsed 1:59:59"], ["[0-1] elapsed 0:01:10–1:59:59"]),
+        (["[00:50<01:00, x]", "[00:51<01:01, x]"], ["[0-1] [\x1b[2m00:50\x1b[22m<\x1b[2m01:00\x1b[22m, x]"]),
         (["in 1.20 s", "in 1.25 s"], ["[0-1] in \x1b[2m1.20\x1b[22m s"]),
         (["in 1.2 s", "in 9.9 s"], ["[0-1] in 1.2–9.9 s"]),
         (["at 0x7f, pid 12", "at 0xa1b2, pid 13"], ["[0-1] at 0x…, pid …"]),
@@ -52,6 +55,13 @@ def test_a_rank_far_outside_has_a_row_of_its_own() -> None:
     assert _spread(*["x 100"] * 8, "x 102") == ["[0-8] x 100–102"], "under 2 %"
     assert _spread(*["x 100"] * 8, "x 103") == ["[0-7] x 100", "[8]! x 103"]
     assert _spread(*["x 100"] * 7, "x 900") == ["[0-7] x 100–900"], "of 7 others nobody knows"
+
+
+def test_a_straggler_does_not_hide_in_a_time() -> None:
+    assert _spread(*["elapsed 0:01:10"] * 15, "elapsed 1:59:59") == ["[0-14] elapsed 0:01:10", "[15]! elapsed 1:59:59"]
+    assert _spread(*["00:59:10 eta"] * 15, "12:00:00 eta") == ["[0-14] 00:59:10 eta", "[15]! 12:00:00 eta"]
+    clocks = [f"10:40:{rank:02} up" for rank in range(16)]
+    assert _spread(*clocks, "10:41:10 up") == ["[0-16] 10:40:00–10:41:10 up"]
 
 
 def test_many_far_outside_are_no_exception() -> None:

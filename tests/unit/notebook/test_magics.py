@@ -295,14 +295,17 @@ def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixtu
 
 def test_how_lines_fold_is_chosen_and_remembered(held: Notebook, client: FakeClient, tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").touch()
-    assert held.ok("%mesh fold") == "lines fold by times, as nothing else is said here"
-    assert held.ok("%mesh fold numbers") == "lines fold by numbers"
+    assert held.ok("%mesh fold") == "lines that differ only in dates and times of day are one row (the default here)"
+    assert held.ok("%mesh fold numbers") == "lines that differ only in numbers are one row"
     held.ok("%reload_ext monarch_nb")
-    assert held.ok("%mesh fold") == "lines fold by numbers", "the next kernel finds it"
+    assert held.ok("%mesh fold") == "lines that differ only in numbers are one row", "the next kernel finds it"
     assert "not 'number'; did you mean numbers?" in str(held.error("%mesh fold number"))
-    assert held.ok("%mesh fold default") == "lines fold by times, as nothing else is said here"
+    assert (
+        held.ok("%mesh fold default")
+        == "lines that differ only in dates and times of day are one row (the default here)"
+    )
     (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "equal"\n')
-    assert held.ok("%mesh fold") == "lines fold by equal, as nothing else is said here"
+    assert held.ok("%mesh fold") == "lines that are equal are one row (the default here)"
     (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "some"\n')
     assert "fold is one of numbers, times, equal, off, not 'some'" in str(held.error("%mesh fold"))
 
