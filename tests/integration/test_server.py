@@ -26,7 +26,7 @@ def server(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) ->
     made.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def steps(server: Server) -> Iterator[Mesh]:
     """4 ranks whose lines differ in times and numbers, of which one has nan once, after rank 0 has printed more."""
     held = reserve("steps", nodes=2, procs=2, preload=[])
