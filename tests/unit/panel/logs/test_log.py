@@ -381,7 +381,7 @@ async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
 
 
 STEPS = {
-    rank: [f"\x1b[36mstep: {step}  loss: {7.8 + rank / 1000:.3f}\x1b[0m  {rank + 1:02}:00:07" for step in range(40)]
+    rank: [f"\x1b[36mstep: {step}  loss: {7.8 + rank / 1000:.3f}\x1b[0m  07:00:{rank + 1:02}" for step in range(40)]
     for rank in range(16)
 }
 
