@@ -4,4 +4,5 @@ subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
 plotting     plot
+looks        fold, show
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +18,13 @@ from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.client.reservations.unattached import release_unattached
 from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
-from monarch_nb.lines.templates import FOLDS_BY, checked_fold
+from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
+from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.plotting import plot
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
@@ -64,15 +64,6 @@ if TYPE_CHECKING:
     from monarch_nb.client.reservations.reservation import Reservation
 
 
-FOLDED = {
-    "numbers": "lines that differ only in numbers are one row",
-    "times": "lines that differ only in dates and times of day are one row",
-    "equal": "lines that are equal are one row",
-    "off": "each rank's line is a row of its own",
-}
-"""What `%mesh fold` says."""
-
-
 class Subcommands:
     """`%mesh SUBCOMMAND …`."""
 
@@ -106,8 +97,8 @@ class Subcommands:
             declarations.STACKS: self._stacks,
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
-            declarations.FOLD: self._fold,
-            declarations.SHOW: self._show,
+            declarations.FOLD: partial(fold, session),
+            declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session, panels),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
@@ -410,28 +401,6 @@ class Subcommands:
                 sys.stdout.write(f"{line}\n")
             if not line:
                 show(calm_line(nothing_line(mesh, number)))
-
-    def _fold(self, parsed: Parsed) -> None:
-        mesh = self._session.mesh()
-        if parsed.word is not None:
-            by = checked_fold(parsed.word)
-            if by is None and parsed.word != "default":
-                nearest = difflib.get_close_matches(parsed.word, [*FOLDS_BY, "default"], n=1)
-                meant = f"; did you mean {nearest[0]}?" if nearest else ""
-                raise UsageError(f"lines fold by {', '.join(FOLDS_BY)} or default, not {parsed.word!r}{meant}")
-            self._session.look(fold=by or "default")
-        chosen = "" if self._session.fold else " (the default here)"
-        show(calm_line(f"{FOLDED[self._session.folds_by(len(mesh.ranks))]}{chosen}"))
-
-    def _show(self, parsed: Parsed) -> None:
-        mesh = self._session.mesh()
-        if parsed.word is not None:
-            self._session.shown_ranks(mesh, parsed.word)
-            self._session.look(show=parsed.word)
-        ranks = self._session.shown_ranks(mesh)
-        whose = "all ranks" if ranks is None else name_ranks(ranks)
-        back = "" if ranks is None else "; %mesh show all shows every rank's again"
-        show(calm_line(f"cells show the output of {whose}{back}"))
 
     def _doctor(self, _: Parsed) -> None:
         show(diagnosis_view(self._session.current().doctor()))
