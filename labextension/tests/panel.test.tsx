@@ -235,6 +235,18 @@ test('chosen ranks are restarted, by keyboard alone', async () => {
   expect(transport.asked('restart')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-2' }]);
 });
 
+test('a question stays open when what was begun before it ends', async () => {
+  const interrupt = { action: 'interrupt', title: 'Interrupting dev' };
+  transport.replies.interrupt = () => ({ job: job(interrupt) });
+  transport.replies.lost = () => ({ text: 'the variables of 4 ranks' });
+  await show();
+  await userEvent.click(button('Interrupt'));
+  await userEvent.click(button('Restart…'));
+  await screen.findByRole('alertdialog');
+  await say({ type: 'job', job: job({ ...interrupt, state: 'done', result: { text: 'interrupted' } }) });
+  expect(within(screen.getByRole('alertdialog')).getByText('the variables of 4 ranks')).toBeTruthy();
+});
+
 test('free nodes take the places of those that do not answer, when that is what one wants', async () => {
   transport.replies.lost = () => ({ text: 'the variables of 2 ranks' });
   transport.replies.replace = () => ({ job: job({ action: 'replace' }) });

@@ -2,7 +2,7 @@ import { JupyterFrontEnd } from '@jupyterlab/application';
 import { CodeCell } from '@jupyterlab/cells';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { OutputArea } from '@jupyterlab/outputarea';
-import { KernelMessage } from '@jupyterlab/services';
+import { Kernel, KernelMessage } from '@jupyterlab/services';
 import { LogRun, Pools, Reservation, fullName } from '../core';
 import { attaches, cellOf, onMesh, withoutLoad } from './lines';
 
@@ -70,8 +70,7 @@ export class Notebooks {
     if (!source.trim()) {
       return;
     }
-    const { sessionContext } = panel;
-    const load = sessionContext.session!.kernel!.requestExecute({
+    const load = kernelOf(panel).requestExecute({
       code: LOAD,
       silent: true,
       store_history: false,
@@ -154,19 +153,25 @@ export class Notebooks {
     if (!sessionContext.hasNoKernel) {
       await sessionContext.ready; // with "No Kernel" it never would be
     }
-    const kernel = sessionContext.session?.kernel;
-    if (!kernel) {
-      throw new Error(`${panel.title.label} has no kernel: choose one with Kernel → Change Kernel…`);
-    }
-    const { language_info } = await kernel.info;
+    const { language_info } = await kernelOf(panel).info;
     if (language_info.name !== 'python') {
       throw new Error(
         `${panel.title.label} has a kernel for ${language_info.name}: ` +
           'ranks run Python, so choose a Python kernel (Kernel → Change Kernel…).'
       );
     }
+    kernelOf(panel); // it can have ended meanwhile
     return panel;
   }
+}
+
+/** The notebook's kernel; an error that says what to do when it has none. */
+function kernelOf(panel: NotebookPanel): Kernel.IKernelConnection {
+  const kernel = panel.sessionContext.session?.kernel;
+  if (!kernel) {
+    throw new Error(`${panel.title.label} has no kernel: choose one with Kernel → Change Kernel…`);
+  }
+  return kernel;
 }
 
 function findAttachCell(panel: NotebookPanel, reservation: Reservation, code: string): CodeCell | undefined {
@@ -191,7 +196,7 @@ function insertAtTop(panel: NotebookPanel, code: string): CodeCell {
 
 /** Whether a notebook's kernel has the extension; asked without leaving anything behind. */
 async function hasLoaded(panel: NotebookPanel): Promise<boolean> {
-  const reply = await panel.sessionContext.session!.kernel!.requestExecute({
+  const reply = await kernelOf(panel).requestExecute({
     code: '',
     silent: true,
     store_history: false,

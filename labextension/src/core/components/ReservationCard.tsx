@@ -58,6 +58,9 @@ export const ReservationCard = memo(function ReservationCard(props: {
   }, [reservation, aside]);
 
   const fail = (reason: unknown): void => setAside({ kind: 'message', text: explain(reason), isBad: true });
+  /** Say how something ended; a question or a form that was opened meanwhile stays. */
+  const tell = (ended: Aside): void =>
+    setAside(now => (now?.kind === 'question' || now?.kind === 'form' ? now : ended));
   const ranks = chosen.size ? rankSet(chosen) : null;
   const bare = useMemo(() => nodesWithoutRanks(reservation), [reservation]);
 
@@ -92,15 +95,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
       if (ended.state === 'done') {
         store.dismissJob(ended.id);
         if (action === 'stacks') {
-          setAside({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
+          tell({ kind: 'stacks', groups: (ended.result as { groups: StackGroup[] }).groups });
         } else {
           const text = (ended.result as { text?: string } | null)?.text;
           if (action === 'release' && text) {
             store.say('warning', `${reservation.name} is released\n${text}`); // the card goes
           }
-          setAside(
-            text ? { kind: 'message', text, isBad: false, holds: untilNextRun(latest.current) } : null
-          );
+          if (text) {
+            tell({ kind: 'message', text, isBad: false, holds: untilNextRun(latest.current) });
+          }
         }
       }
     } catch (reason) {
@@ -133,7 +136,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
       const notebook = host.notebook?.();
       const text = await host.attach!(reservation);
       const holds = notebook ? whileUsedBy(notebook) : untilNextRun(latest.current);
-      setAside({ kind: 'message', text, isBad: false, holds });
+      tell({ kind: 'message', text, isBad: false, holds });
     } catch (reason) {
       fail(reason);
     } finally {
