@@ -47,6 +47,11 @@ class Cursor:
         self._anchor: Position = (0, 0)  # where it was before its fresh rows
         self._fresh: list[tuple[Row, Hashable]] = []  # its newest rows, unlike any other rank's, with their variants
 
+    @property
+    def has_fresh(self) -> bool:
+        """Whether its newest rows are unlike any other rank's."""
+        return bool(self._fresh)
+
     def enter(self, row: Row, variant: Hashable = None) -> None:
         """Add the ranks to `row`, which `Places` found or placed for them."""
         self.recent.append((row, self.position))
@@ -111,6 +116,25 @@ class Places:
         if age_s >= WINDOW_S:
             self.closed = max(self.closed, self._mark if age_s < 2 * WINDOW_S else self.last)
             self._mark, self._mark_s = self.last, now_s
+
+    def follow(self, cursor: Cursor, key: Hashable) -> TextRow | None:
+        """Let a rank that has no fresh rows enter the row that it joins, and return that, where this is the newest one
+        of the key: it is nearly always, and soon known."""
+        rows = self._rows.get(key)
+        if not rows:
+            return None
+        row, position = rows[-1], cursor.position
+        if (
+            not isinstance(row, TextRow)
+            or not row.ranks
+            or row.position <= position
+            or (len(rows) > 1 and rows[-2].position > position)
+        ):
+            return None
+        cursor.recent.append((row, position))
+        cursor.position, cursor.following = row.position, True
+        row.ranks |= cursor.ranks
+        return row
 
     def find(self, cursor: Cursor, key: Hashable, reach: int) -> Row | None:
         """Return the row that the rank joins, at most `reach` lines ahead; None when there is none."""
@@ -199,7 +223,10 @@ class Places:
 
 def _after(rows: list[Row], after: Position, last_line: int) -> Row | None:
     """Return the first living row after a position, but not after `last_line`."""
-    for index in range(bisect_right(rows, after, key=position_of), len(rows)):
+    first = len(rows) - 1  # nearly always the last is the one
+    if (first and rows[first - 1].position > after) or rows[first].position <= after:
+        first = bisect_right(rows, after, key=position_of)
+    for index in range(first, len(rows)):
         row = rows[index]
         if row.position[0] > last_line:
             return None
