@@ -56,6 +56,9 @@ _SHORT_CHARACTERS, _SHORT_REACH = 4, 8
 _MAX_END_LINES = 20_000
 MAX_TEXTS = 200_000
 """Of rows whose ranks wrote different lines so many are kept; of older rows only what is shown of them."""
+_MANY_TEXTS = 150_000
+"""Rows are settled, which takes time, only if so many lines are left after rows in the middle were dropped: those of
+128 ranks are fewer."""
 _UNSETTLED_ROWS = 50
 _END = 1 << 62
 
@@ -282,7 +285,7 @@ class Fold:
         self._trim()
         rows = [row for row in sorted(self._rows, key=order) if isinstance(row, TextRow)]
         self._texts = sum(len(row.texts) for row in rows)
-        for row in rows[:-_UNSETTLED_ROWS] if self._texts > MAX_TEXTS / 2 else ():
+        for row in rows[:-_UNSETTLED_ROWS] if self._texts > _MANY_TEXTS else ():
             self._texts -= row.settle()
 
     def _add_elided(self, lane: _Lane, event: Elided, now_s: float) -> None:
