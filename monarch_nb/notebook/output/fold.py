@@ -28,7 +28,7 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.lines.templates import FoldBy, default_fold, key_of, keys_of
-from monarch_nb.notebook.output.placing import Cursor, Flood, Places
+from monarch_nb.notebook.output.placing import NEAR_ROWS, Cursor, Flood, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -41,6 +41,7 @@ from monarch_nb.notebook.output.rows import (
     members,
     order,
     position_of,
+    put_all,
     shown_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
@@ -52,7 +53,7 @@ _LAST_ROWS_OF_ALL = 256
 HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
-_SHORT_CHARACTERS, _SHORT_REACH = 4, 8
+_SHORT_CHARACTERS = 4
 _MAX_END_LINES = 20_000
 MAX_TEXTS = 200_000
 """Of rows whose ranks wrote different lines so many are kept; of older rows only what is shown of them."""
@@ -229,17 +230,17 @@ class Fold:
         self._add_lines(lane, stream, screen.write(text), first)
 
     def _add_lines(self, lane: _Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
-        """Add finished lines, of which the first has that number."""
-        follow, ranks = self._places.follow, lane.ranks
-        is_steady = lane.is_steady and lane.position >= self._gap_end
-        for number, (text, key) in enumerate(zip(lines, self._keys(lane, stream, lines), strict=True), first):
-            row = follow(lane, key) if is_steady and len(text) >= _SHORT_CHARACTERS else None
-            if row is None:
-                self._add_line(lane, stream, text, key, number)
-                is_steady = lane.is_steady and lane.position >= self._gap_end
-            else:
-                row.put(ranks, text, number)
-                self._texts += 1
+        """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
+        keys, at = self._keys(lane, stream, lines), 0
+        while at < len(lines):
+            if lane.is_steady and lane.position >= self._gap_end:
+                followed = self._places.follow(lane, keys, at)
+                put_all(followed, lane.ranks, lines, at, first)
+                self._texts += len(followed)
+                at += len(followed)
+            if at < len(lines):
+                self._add_line(lane, stream, lines[at], keys[at], first + at)
+                at += 1
         if self._texts > MAX_TEXTS:
             self._bound_texts()
 
@@ -264,7 +265,7 @@ class Fold:
             lane.behind.append((stream, text, number))
             return
         lane.behind.clear()
-        reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
+        reach = _END if len(text) >= _SHORT_CHARACTERS else NEAR_ROWS
         row, variant = self._places.find(lane, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))

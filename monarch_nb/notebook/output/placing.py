@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, TextRow, position_of
 
@@ -24,6 +25,8 @@ WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
 _MAX_PLACES = 4_000
 _RECENT_ROWS = 8
+NEAR_ROWS = 8
+"""A line of few characters joins no row that is further ahead."""
 
 
 class Cursor:
@@ -117,24 +120,28 @@ class Places:
             self.closed = max(self.closed, self._mark if age_s < 2 * WINDOW_S else self.last)
             self._mark, self._mark_s = self.last, now_s
 
-    def follow(self, cursor: Cursor, key: Hashable) -> TextRow | None:
-        """Let a rank that has no fresh rows enter the row that it joins, and return that, where this is the newest one
-        of the key: it is nearly always, and soon known."""
-        rows = self._rows.get(key)
-        if not rows:
-            return None
-        row, position = rows[-1], cursor.position
-        if (
-            not isinstance(row, TextRow)
-            or not row.ranks
-            or row.position <= position
-            or (len(rows) > 1 and rows[-2].position > position)
-        ):
-            return None
-        cursor.recent.append((row, position))
-        cursor.position, cursor.following = row.position, True
-        row.ranks |= cursor.ranks
-        return row
+    def follow(self, cursor: Cursor, keys: Sequence[Hashable], at: int) -> list[TextRow]:
+        """Let a rank that has no fresh rows enter those that its lines of these keys join, from `at` on, as long as
+        each is near and the newest row of its key: it is nearly always, and soon known."""
+        position, ranks, rows_of, entered = cursor.position, cursor.ranks, self._rows.get, []
+        for index in range(at, len(keys)):
+            rows = rows_of(keys[index])
+            if not rows:
+                break
+            row = rows[-1]
+            place = row.position
+            is_next = position < place and place[0] <= position[0] + NEAR_ROWS and row.ranks
+            if not is_next or (len(rows) > 1 and rows[-2].position > position):
+                break
+            row.ranks |= ranks
+            position = place
+            entered.append(row)
+        if entered:
+            before = [cursor.position, *map(position_of, entered[-1 - _RECENT_ROWS : -1])]
+            newest = entered[-_RECENT_ROWS:]
+            cursor.recent.extend(zip(newest, before[-len(newest) :], strict=True))
+            cursor.position, cursor.following = position, True
+        return cast("list[TextRow]", entered)
 
     def find(self, cursor: Cursor, key: Hashable, reach: int) -> Row | None:
         """Return the row that the rank joins, at most `reach` lines ahead; None when there is none."""
