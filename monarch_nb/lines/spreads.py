@@ -12,8 +12,8 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from functools import reduce
-from operator import or_
+from functools import cached_property, reduce
+from operator import attrgetter, or_
 from typing import NamedTuple
 
 from monarch_nb.ground.rank_sets import format_ranks
@@ -60,27 +60,27 @@ class _Column:
         is_one: they all are equal.
     """
 
-    __slots__ = ("_distinct", "_values", "is_one", "parts", "token")
+    __slots__ = ("_ordered", "_values", "is_one", "parts", "token")
 
     def __init__(self, token: Token, parts: tuple[str, ...]) -> None:
         self.token, self.parts = token, parts
         self.is_one = parts.count(parts[0]) == len(parts)
-        self._distinct: list[str] | None = None
         self._values: list[float] | None = None
-
-    @property
-    def distinct(self) -> list[str]:
-        """Those that differ, in the order of the lines."""
-        if self._distinct is None:
-            self._distinct = [*dict.fromkeys(self.parts)]
-        return self._distinct
+        self._ordered: list[float] | None = None
 
     @property
     def values(self) -> list[float]:
-        """Of those that differ."""
+        """The number of each line."""
         if self._values is None:
-            self._values = _numbers(self.distinct)
+            self._values = _numbers(self.parts)
         return self._values
+
+    @property
+    def ordered(self) -> list[float]:
+        """The numbers from the least to the greatest."""
+        if self._ordered is None:
+            self._ordered = sorted(self.values)
+        return self._ordered
 
 
 class _Lines:
@@ -89,39 +89,36 @@ class _Lines:
     Attributes:
         ranks: the bit set of each.
         texts: of each.
-        columns: one for each token.
     """
 
-    def __init__(self, lines: Iterable[tuple[int, str, Shape]]) -> None:
-        self.ranks, self.texts, self._shapes = zip(*lines, strict=True)
-        self._columns: list[_Column] | None = None
+    def __init__(self, ranks: Sequence[int], texts: Sequence[str], shapes: Sequence[Shape]) -> None:
+        self.ranks, self.texts, self._shapes = ranks, texts, shapes
 
     @property
     def count(self) -> int:
         """Of their ranks."""
         return sum(map(int.bit_count, self.ranks))
 
-    @property
+    @cached_property
     def columns(self) -> list[_Column]:
-        if self._columns is None:
-            parts = [shape.parts(text) for shape, text in zip(self._shapes, self.texts, strict=True)]
-            by_token = zip(*parts, strict=True)
-            self._columns = [*map(_Column, self._shapes[0].tokens, by_token)]
-        return self._columns
+        """Of each token."""
+        parts = [shape.parts(text) for shape, text in zip(self._shapes, self.texts, strict=True)]
+        return [*map(_Column, self._shapes[0].tokens, zip(*parts, strict=True))]
 
     def by_unbounded(self) -> list[_Lines]:
         """Return lines grouped by where they have nan or inf, those of most ranks first."""
-        if len({shape.unbounded for shape in self._shapes}) == 1:
+        if len(set(map(attrgetter("unbounded"), self._shapes))) == 1:
             return [self]
-        groups: dict[tuple[int, ...], list[tuple[int, str, Shape]]] = defaultdict(list)
-        for line in zip(self.ranks, self.texts, self._shapes, strict=True):
-            groups[line[2].unbounded].append(line)
-        return sorted(map(_Lines, groups.values()), key=lambda group: -group.count)
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, shape in enumerate(self._shapes):
+            groups[shape.unbounded].append(place)
+        return sorted(map(self.some, groups.values()), key=lambda group: -group.count)
 
-    def without(self, places: set[int]) -> _Lines:
-        """Return the other lines than those."""
-        lines = zip(self.ranks, self.texts, self._shapes, strict=True)
-        return _Lines(line for place, line in enumerate(lines) if place not in places)
+    def some(self, places: Collection[int]) -> _Lines:
+        """Return the lines at some places."""
+        every = (self.ranks, self.texts, self._shapes)
+        ranks, texts, shapes = ([of_all[place] for place in places] for of_all in every)
+        return _Lines(ranks, texts, shapes)  # type: ignore[arg-type]
 
 
 def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
@@ -139,17 +136,20 @@ def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
         ranks_of[text] |= ranks
     if len(ranks_of) == 1:
         return [Folded(ranks, text) for text, ranks in ranks_of.items()]
-    ordered = sorted((ranks & -ranks, ranks, text) for text, ranks in ranks_of.items())
-    shapes = shapes_of([text for _, _, text in ordered])
-    main, *others = _Lines(
-        (ranks, text, shape) for (_, ranks, text), shape in zip(ordered, shapes, strict=True)
-    ).by_unbounded()
+    ordered = sorted(ranks_of.items(), key=_first_rank)
+    texts = [text for text, _ in ordered]
+    main, *others = _Lines([ranks for _, ranks in ordered], texts, shapes_of(texts)).by_unbounded()
     outside = _outside(main)
     apart = [Folded(main.ranks[place], main.texts[place]) for place in outside]
     apart += map(_joined, others)
     apart.sort(key=lambda folded: folded.ranks & -folded.ranks)
-    together = _joined(main.without(outside) if outside else main)
-    return [together, *(folded._replace(is_apart=True) for folded in apart)]
+    if outside:
+        main = main.some([place for place in range(len(main.texts)) if place not in outside])
+    return [_joined(main), *(folded._replace(is_apart=True) for folded in apart)]
+
+
+def _first_rank(line: tuple[str, int]) -> int:
+    return line[1] & -line[1]
 
 
 # ---- who is apart ----
@@ -165,32 +165,31 @@ def _outside(lines: _Lines) -> set[int]:
     for column in lines.columns:
         if not column.is_one and _may_be_outside(lines, column, most):
             least_far = FAR_CLOCK_S if column.token.kind is Kind.MOMENT else 0.0
-            outside |= _outside_of(lines.ranks, column.parts, most, least_far)
+            outside |= _outside_of(lines.ranks, column.values, most, least_far)
     return outside
 
 
 def _may_be_outside(lines: _Lines, column: _Column, most: int) -> bool:
     """Whether at most so many may be outside there: false of nearly all lines, and soon known."""
     if column.token.kind is Kind.MOMENT:
-        return _is_wide(column.distinct) and _may_be_far(column.values, most)
+        return _is_wide(column) and _may_be_far(column.ordered, most)
     if column.token.kind not in (Kind.NUMBER, Kind.DURATION) or _is_word(column.parts[0]):
         return False
-    return not _is_of_ranks(lines, column) and _may_be_far(column.values, most)
+    return not _is_of_ranks(lines, column) and _may_be_far(column.ordered, most)
 
 
-def _may_be_far(values: list[float], most: int) -> bool:
+def _may_be_far(values: Sequence[float], most: int) -> bool:
     """Whether at most so many of these may be far from the others."""
     ends = min(LEAST_OTHERS, most)
     if len(values) <= 2 * ends:
         return True
-    values = sorted(values)
     least, greatest = values[ends], values[-1 - ends]
     return max(least - values[0], values[-1] - greatest) > FAR * (greatest - least)
 
 
-def _outside_of(ranks: Sequence[int], parts: Sequence[str], most: int, least_far: float) -> set[int]:
+def _outside_of(ranks: Sequence[int], values: Sequence[float], most: int, least_far: float) -> set[int]:
     """Return which lines have a number there that is far from all others', and at least `least_far`."""
-    ordered = sorted(zip(_numbers(parts), itertools.count(), strict=False))
+    ordered = sorted(zip(values, itertools.count(), strict=False))
     values = [value for value, _ in ordered]
     sizes = [ranks[index].bit_count() for _, index in ordered]
     below, above = _ends(sizes, most), _ends(sizes[::-1], most)
@@ -257,31 +256,29 @@ def _together(lines: _Lines, column: _Column) -> str:
         return "0x…"
     if kind is Kind.PID:
         return "…"
-    if kind is Kind.BAR or (kind is Kind.MOMENT and not _is_wide(column.distinct)):
+    if kind is Kind.BAR or (kind is Kind.MOMENT and not _is_wide(column)):
         return f"{_DIM}{first}{_NOT_DIM}"
     if _is_of_ranks(lines, column):
-        return format_ranks(map(int, column.distinct))
-    if all(map(_is_word, column.distinct)):
-        return "/".join(column.distinct)
-    values = column.values
-    least, greatest = min(values), max(values)
+        return format_ranks(map(int, set(column.parts)))
+    if all(map(_is_word, column.parts)):
+        return "/".join(dict.fromkeys(column.parts))
+    least, greatest = column.ordered[0], column.ordered[-1]
     if least == greatest:
         return first
     if kind is Kind.DURATION and greatest - least <= _NEAR_SHARE * abs(greatest):
         return f"{_DIM}{first}{_NOT_DIM}"
-    return f"{column.distinct[values.index(least)]}{_RANGE}{column.distinct[values.index(greatest)]}"
+    return _RANGE.join(column.parts[column.values.index(value)] for value in (least, greatest))
 
 
-def _is_wide(moments: Collection[str]) -> bool:
+def _is_wide(column: _Column) -> bool:
     """Whether times of day are so far apart that they are none."""
-    seconds = {moment[:8] for moment in moments}
+    seconds = {moment[:8] for moment in column.parts}
     if not all(":" in second for second in seconds):
         return False  # some are dates
-    values = _numbers(seconds)
-    if max(values) - min(values) < FAR_CLOCK_S - 1:
+    whole = _numbers(seconds)
+    if max(whole) - min(whole) < FAR_CLOCK_S - 1:
         return False  # whatever their fractions are
-    values = _numbers(moments)
-    return max(values) - min(values) > FAR_CLOCK_S
+    return column.ordered[-1] - column.ordered[0] > FAR_CLOCK_S
 
 
 def _is_of_ranks(lines: _Lines, column: _Column) -> bool:
