@@ -6,8 +6,9 @@ as `step 5` belongs to the template: a rank that is at step 6 prints another lin
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
@@ -53,17 +54,17 @@ class Shape:
         template: the line with a mark in place of each token.
         tokens: in order.
         unbounded: which of the tokens are nan or inf.
-        has_moments: some tokens are dates or times of day.
         parts: returns the text of each token of a line of this shape.
-        literals: returns those that must be equal; None when there are none.
+        literals: returns what must be equal of a line besides its template; None when that is nothing.
+        timeless: returns what a line has between its dates and times of day; None when there are none.
     """
 
     template: str
     tokens: tuple[Token, ...]
     unbounded: tuple[int, ...]
-    has_moments: bool
     parts: Callable[[str], tuple[str, ...]] = field(compare=False)
-    literals: Callable[[str], tuple[str, ...]] | None = field(compare=False)
+    literals: Callable[[str], Hashable] | None = field(compare=False)
+    timeless: Callable[[str], Hashable] | None = field(compare=False)
 
 
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
@@ -114,11 +115,22 @@ def shape_of(text: str) -> Shape:
         [('NUMBER', 5, 8), ('DURATION', 12, 14)]
     """
     skeleton = text.encode("utf-8", "surrogatepass").translate(SAME_DIGITS)
-    shape = _shapes.get(skeleton)
-    if shape is None:
-        if len(_shapes) >= MAX_KNOWN_SHAPES:
-            _shapes.clear()
-        shape = _shapes[skeleton] = _find_shape(text)
+    return _shapes.get(skeleton) or _remember_shape(skeleton, text)
+
+
+def shapes_of(texts: Sequence[str]) -> list[Shape]:
+    """Return the shape of each of many lines, for less than one after the other."""
+    skeletons = "\n".join(texts).encode("utf-8", "surrogatepass").translate(SAME_DIGITS).split(b"\n")
+    if len(skeletons) != len(texts):  # some are lines in several lines, or there are none
+        return [shape_of(text) for text in texts]
+    known = _shapes.get
+    return [known(skeleton) or _remember_shape(skeleton, text) for skeleton, text in zip(skeletons, texts, strict=True)]
+
+
+def _remember_shape(skeleton: bytes, text: str) -> Shape:
+    if len(_shapes) >= MAX_KNOWN_SHAPES:
+        _shapes.clear()
+    shape = _shapes[skeleton] = _find_shape(text)
     return shape
 
 
@@ -133,22 +145,23 @@ def _find_shape(text: str) -> Shape:
         tokens.append(Token(kind, start, end))
         pieces += (text[at:start], _MARKS[kind])
         at = end
-    literals = [token for token in tokens if token.kind is Kind.LITERAL]
+    literals = [slice(start, end) for kind, start, end in tokens if kind is Kind.LITERAL]
+    moments = [(start, end) for kind, start, end in tokens if kind is Kind.MOMENT]
+    between = zip((0, *(end for _, end in moments)), (*(start for start, _ in moments), len(text)), strict=True)
     return Shape(
         "".join((*pieces, text[at:])),
         tuple(tokens),
         tuple(
             place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()
         ),
-        any(token.kind is Kind.MOMENT for token in tokens),
-        parts=_slicer(tokens),
-        literals=_slicer(literals) if literals else None,
+        parts=_slicer([slice(start, end) for _, start, end in tokens]),
+        literals=itemgetter(*literals) if literals else None,
+        timeless=itemgetter(*itertools.starmap(slice, between)) if moments else None,
     )
 
 
-def _slicer(tokens: list[Token]) -> Callable[[str], tuple[str, ...]]:
-    """Return what takes the text of each token out of a line."""
-    slices = [slice(token.start, token.end) for token in tokens]
+def _slicer(slices: list[slice]) -> Callable[[str], tuple[str, ...]]:
+    """Return what takes these pieces out of a line."""
     if len(slices) > 1:
         return itemgetter(*slices)
     return lambda text: tuple(text[one] for one in slices)
@@ -165,22 +178,33 @@ def key_of(text: str, by: FoldBy) -> Hashable:
     """
     if by in ("equal", "off") or len(text) > MAX_FOLDED_CHARACTERS:
         return text
-    shape = shape_of(text)
+    return _key(text, shape_of(text), by)
+
+
+def keys_of(texts: Sequence[str], by: FoldBy) -> Sequence[Hashable]:
+    """Return the key of each of many lines, for less than one after the other.
+
+    Example:
+        >>> keys_of(["loss 2.31", "done"], "numbers") == [key_of("loss 2.31", "numbers"), key_of("done", "numbers")]
+        True
+    """
+    if by in ("equal", "off"):
+        return texts
+    if max(map(len, texts), default=0) > MAX_FOLDED_CHARACTERS:
+        return [key_of(text, by) for text in texts]
+    shapes = shapes_of(texts)
     if by == "times":
-        return _without_moments(text, shape) if shape.has_moments else text
-    if shape.literals is None:
-        return shape.template if shape.tokens else text
-    return shape.template, shape.literals(text)
+        return [shape.timeless(text) if shape.timeless else text for text, shape in zip(texts, shapes, strict=True)]
+    return [
+        (shape.template, shape.literals(text)) if shape.literals else shape.template
+        for text, shape in zip(texts, shapes, strict=True)
+    ]
 
 
-def _without_moments(text: str, shape: Shape) -> str:
-    pieces: list[str] = []
-    at = 0
-    for kind, start, end in shape.tokens:
-        if kind is Kind.MOMENT:
-            pieces += (text[at:start], _MARKS[kind])
-            at = end
-    return "".join((*pieces, text[at:]))
+def _key(text: str, shape: Shape, by: FoldBy) -> Hashable:
+    if by == "times":
+        return shape.timeless(text) if shape.timeless else text
+    return (shape.template, shape.literals(text)) if shape.literals else shape.template
 
 
 def checked_fold(text: str) -> FoldBy | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from monarch_nb.client.connections.events import (
     TextOfMany,
 )
 from monarch_nb.errors import RankFailure, RunFailed
-from monarch_nb.lines.templates import FoldBy, default_fold, key_of
-from monarch_nb.notebook.output.placing import Cursor, Flood, Places
+from monarch_nb.lines.templates import FoldBy, default_fold, key_of, keys_of
+from monarch_nb.notebook.output.placing import NEAR_ROWS, Cursor, Flood, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -41,6 +41,7 @@ from monarch_nb.notebook.output.rows import (
     members,
     order,
     position_of,
+    put_all,
     shown_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
@@ -52,10 +53,13 @@ _LAST_ROWS_OF_ALL = 256
 HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
-_SHORT_CHARACTERS, _SHORT_REACH = 4, 8
+_SHORT_CHARACTERS = 4
 _MAX_END_LINES = 20_000
 MAX_TEXTS = 200_000
 """Of rows whose ranks wrote different lines so many are kept; of older rows only what is shown of them."""
+_MANY_TEXTS = 150_000
+"""Rows are settled, which takes time, only if so many lines are left after rows in the middle were dropped: those of
+128 ranks are fewer."""
 _UNSETTLED_ROWS = 50
 _END = 1 << 62
 
@@ -83,6 +87,11 @@ class _Lane(Cursor):
     def number(self) -> int:
         """The first of its ranks."""
         return (self.ranks & -self.ranks).bit_length() - 1
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its next line goes after its newest one, whatever came before."""
+        return not (self.flood or self.behind or self.has_fresh)
 
     @property
     def is_between_lines(self) -> bool:
@@ -218,10 +227,37 @@ class Fold:
         if screen is None:
             screen = lane.screens[stream] = Screen(self._recalling(lane, stream))
         first, lane.lines = lane.lines, lane.lines + text.count("\n")
-        for number, line in enumerate(screen.write(text), first):
-            self._add_line(lane, stream, line, number)
+        self._add_lines(lane, stream, screen.write(text), first)
 
-    def _add_line(self, lane: _Lane, stream: Stream, text: str, number: int) -> None:
+    def _add_lines(self, lane: _Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
+        """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
+        keys, at = self._keys(lane, stream, lines), 0
+        while at < len(lines):
+            if lane.is_steady and lane.position >= self._gap_end:
+                followed = self._places.follow(lane, keys, at)
+                put_all(followed, lane.ranks, lines, at, first)
+                self._texts += len(followed)
+                at += len(followed)
+            if at < len(lines):
+                self._add_line(lane, stream, lines[at], keys[at], first + at)
+                at += 1
+        if self._texts > MAX_TEXTS:
+            self._bound_texts()
+
+    def _keys(self, lane: _Lane, stream: Stream, lines: Sequence[str]) -> list[Hashable]:
+        """Return what lines have in common with those that may share their rows."""
+        if self._by == "off":
+            alike: Sequence[Hashable] = (lane.number,) * len(lines)
+        else:
+            alike = keys_of(lines, self._by)
+        if max(map(len, lines), default=0) <= MAX_LINE_CHARACTERS:
+            return [(stream, each) for each in alike]
+        digests = (line.digest if isinstance(line, CutLine) else 0 for line in lines)
+        return [
+            (stream, each, digest) if digest else (stream, each) for each, digest in zip(alike, digests, strict=True)
+        ]
+
+    def _add_line(self, lane: _Lane, stream: Stream, text: str, key: Hashable, number: int) -> None:
         in_gap = lane.following and not lane.flood and self._gap_begin <= lane.position < self._gap_end
         if in_gap and lane.position[0] >= self._places.closed:
             lane.position = (lane.position[0] + 1, 0)  # in step with others' lines that were dropped
@@ -229,9 +265,7 @@ class Fold:
             lane.behind.append((stream, text, number))
             return
         lane.behind.clear()
-        digest = text.digest if len(text) > MAX_LINE_CHARACTERS and isinstance(text, CutLine) else 0
-        key = (stream, lane.number if self._by == "off" else key_of(text, self._by), digest)
-        reach = _END if len(text) >= _SHORT_CHARACTERS else _SHORT_REACH
+        reach = _END if len(text) >= _SHORT_CHARACTERS else NEAR_ROWS
         row, variant = self._places.find(lane, key, reach), None
         if row is None:
             variant = (stream, text.translate(_WITHOUT_DIGITS))
@@ -241,21 +275,19 @@ class Fold:
         lane.enter(row, variant)
         if isinstance(row, TextRow):
             row.put(lane.ranks, text, number)
-            self._note_texts(len(row.texts) > 0)
+            self._texts += len(row.texts) > 0
         if lane.flood:
             lane.flood.passing.append(row)
             if len(lane.flood.passing) > _FLOOD_LINES:
                 lane.flood = None
 
-    def _note_texts(self, count: int) -> None:
+    def _bound_texts(self) -> None:
         """Bound what is kept of rows whose ranks wrote different lines."""
-        self._texts += count
-        if self._texts > MAX_TEXTS:
-            self._trim()
-            rows = [row for row in sorted(self._rows, key=order) if isinstance(row, TextRow)]
-            self._texts = sum(len(row.texts) for row in rows)
-            for row in rows[:-_UNSETTLED_ROWS] if self._texts > MAX_TEXTS / 2 else ():
-                self._texts -= row.settle()
+        self._trim()
+        rows = [row for row in sorted(self._rows, key=order) if isinstance(row, TextRow)]
+        self._texts = sum(len(row.texts) for row in rows)
+        for row in rows[:-_UNSETTLED_ROWS] if self._texts > _MANY_TEXTS else ():
+            self._texts -= row.settle()
 
     def _add_elided(self, lane: _Lane, event: Elided, now_s: float) -> None:
         self._flush(lane, event.stream)
@@ -303,7 +335,7 @@ class Fold:
         for each, screen in lane.screens.items():
             if stream is None or each == stream:
                 for line in screen.flush():
-                    self._add_line(lane, each, line, lane.lines)
+                    self._add_lines(lane, each, (line,), lane.lines)
 
     def _flush_all(self) -> None:
         for lane in self._each_lane():
@@ -343,7 +375,7 @@ class Fold:
         lane.following = False
         lane.position = max(lane.position, self._gap_end)
         for stream, text, number in newest:
-            self._add_line(lane, stream, text, number)
+            self._add_lines(lane, stream, (text,), number)
 
     def _fold_end(self) -> None:
         """Fold the lines after the gap once more, from the end backwards: there, ranks that come seconds apart do not
@@ -363,7 +395,7 @@ class Fold:
         again = Fold(self._lanes, self._by)
         for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
             for row in reversed(of_rank):
-                again._add_line(again._lane(rank), row.stream, row.text_of(rank), row.number_of(rank))
+                again._add_lines(again._lane(rank), row.stream, (row.text_of(rank),), row.number_of(rank))
         if again._dropped or len(again._rows) >= len(lines):
             return
         for row in lines:

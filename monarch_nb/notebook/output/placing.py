@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, TextRow, position_of
 
@@ -24,6 +25,8 @@ WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
 _MAX_PLACES = 4_000
 _RECENT_ROWS = 8
+NEAR_ROWS = 8
+"""A line of few characters joins no row that is further ahead."""
 
 
 class Cursor:
@@ -46,6 +49,11 @@ class Cursor:
         self._novel = False
         self._anchor: Position = (0, 0)  # where it was before its fresh rows
         self._fresh: list[tuple[Row, Hashable]] = []  # its newest rows, unlike any other rank's, with their variants
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether its newest rows are unlike any other rank's."""
+        return bool(self._fresh)
 
     def enter(self, row: Row, variant: Hashable = None) -> None:
         """Add the ranks to `row`, which `Places` found or placed for them."""
@@ -111,6 +119,29 @@ class Places:
         if age_s >= WINDOW_S:
             self.closed = max(self.closed, self._mark if age_s < 2 * WINDOW_S else self.last)
             self._mark, self._mark_s = self.last, now_s
+
+    def follow(self, cursor: Cursor, keys: Sequence[Hashable], at: int) -> list[TextRow]:
+        """Let a rank that has no fresh rows enter those that its lines of these keys join, from `at` on, as long as
+        each is near and the newest row of its key: it is nearly always, and soon known."""
+        position, ranks, rows_of, entered = cursor.position, cursor.ranks, self._rows.get, []
+        for index in range(at, len(keys)):
+            rows = rows_of(keys[index])
+            if not rows:
+                break
+            row = rows[-1]
+            place = row.position
+            is_next = position < place and place[0] <= position[0] + NEAR_ROWS and row.ranks
+            if not is_next or (len(rows) > 1 and rows[-2].position > position):
+                break
+            row.ranks |= ranks
+            position = place
+            entered.append(row)
+        if entered:
+            before = [cursor.position, *map(position_of, entered[-1 - _RECENT_ROWS : -1])]
+            newest = entered[-_RECENT_ROWS:]
+            cursor.recent.extend(zip(newest, before[-len(newest) :], strict=True))
+            cursor.position, cursor.following = position, True
+        return cast("list[TextRow]", entered)
 
     def find(self, cursor: Cursor, key: Hashable, reach: int) -> Row | None:
         """Return the row that the rank joins, at most `reach` lines ahead; None when there is none."""
@@ -199,7 +230,10 @@ class Places:
 
 def _after(rows: list[Row], after: Position, last_line: int) -> Row | None:
     """Return the first living row after a position, but not after `last_line`."""
-    for index in range(bisect_right(rows, after, key=position_of), len(rows)):
+    first = len(rows) - 1  # nearly always the last is the one
+    if (first and rows[first - 1].position > after) or rows[first].position <= after:
+        first = bisect_right(rows, after, key=position_of)
+    for index in range(first, len(rows)):
         row = rows[index]
         if row.position[0] > last_line:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -62,11 +62,7 @@ class TextRow(Row):
 
     def put(self, ranks: int, text: str, number: int) -> None:
         """Say what some of its ranks wrote, a bit set, and in which of their lines."""
-        self._shown = None
-        if self.texts or text != self.text:
-            self.texts.append((ranks, text))
-        if self.numbers or number != self.number:
-            self.numbers.append((ranks, number))
+        put_all((self,), ranks, (text,), 0, number)
 
     def text_of(self, rank: int) -> str:
         """Return what a rank of it wrote."""
@@ -137,6 +133,17 @@ class TextRow(Row):
     def is_settled(self) -> bool:
         """Whether it is no longer known what each rank wrote."""
         return self._settled is not None
+
+
+def put_all(rows: Iterable[TextRow], ranks: int, lines: Sequence[str], at: int, first: int) -> None:
+    """Say what some ranks of rows wrote: lines from `at` on, one in each row. `first` is the number of line 0."""
+    for place, row in enumerate(rows, at):
+        text = lines[place]
+        row._shown = None
+        if row.texts or text != row.text:
+            row.texts.append((ranks, text))
+        if row.numbers or first + place != row.number:
+            row.numbers.append((ranks, first + place))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from monarch_nb.notebook.output import ansi
 MAX_LINE_CHARACTERS = 2_000
 """Longer lines are cut; the log has them whole."""
 
-_CONTROL = re.compile(r"[\r\b\x1b]")
+_CONTROLS = "\r\b\x1b"
 _TOKEN = re.compile(
     r"(?P<text>[^\n\r\b\x1b]+)|\x1b\[(?P<parameters>[0-?]*)[ -/]*(?P<letter>[@-~])"
     rf"|(?P<other>{escapes.ESCAPE.pattern})|(?P<control>.)",
@@ -83,7 +83,7 @@ class Screen:
 
     def write(self, text: str) -> list[str]:
         """Add a piece of any size; return the lines that it finished, colour codes and nothing else left in them."""
-        if self._held or self._cells or _CONTROL.search(text):
+        if self._held or self._cells or any(code in text for code in _CONTROLS):
             return self._write_controlled(text)
         head, *lines = text.split("\n")
         self._plain.add(head)
