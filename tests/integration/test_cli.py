@@ -72,6 +72,20 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert said(capsys, "logs", "--run", "2") == "run 2 (rank) printed nothing\n"
     assert "you hold dev" in said(capsys, "logs", "nope", status=1)
 
+    dev.mesh.run("for step in range(9): print('step:', step, ' loss:', 9 - step + rank)")
+    assert said(capsys, "plot").splitlines()[3].split() == ["loss", "0-1", "18", "1"]
+    assert said(capsys, "plot", "dev", "--run", "4", "-t", "1").startswith("run 4\n")
+    drawn = said(capsys, "plot", "--run", "4", "loss")
+    assert drawn == said(capsys, "plot", "dev", "--run", "4", "loss")
+    assert drawn.endswith("loss: 1 at step 8 on rank 0; last 1 (rank 0) to 2 (rank 1)\n")
+    assert ("░" in drawn, "\x1b" in drawn) == (True, False)
+    picture = pool_home / "loss.svg"
+    assert said(capsys, "plot", "loss", "--x", "step", "--svg", str(picture)) == f"wrote {picture}\n"
+    assert picture.read_text().startswith("<svg")
+    with pytest.raises(SystemExit):
+        main(["plot", "los"])
+    assert "no line of run 4 has 'los'; nearest: loss" in capsys.readouterr().err
+
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"
     assert said(capsys, "release") == "released dev (2 nodes × 1 proc)\n"

@@ -73,3 +73,17 @@ def suggested(metrics: Iterable[MetricInfo]) -> list[str]:
 def is_step(name: str) -> bool:
     """Return whether a name is that of the horizontal axis."""
     return name.lower() in STEP_NAMES
+
+
+def run_numbers(text: str) -> list[int]:
+    """Return the numbers that `--run` names.
+
+    Raises:
+        UsageError: they are no numbers of runs.
+    """
+    numbers = []
+    for word in filter(None, text.split(",")):
+        if not word.strip().isdecimal() or not int(word):
+            raise UsageError(f"--run takes the number of a run, or several as in 12,14, not {text!r}")
+        numbers.append(int(word))
+    return list(dict.fromkeys(numbers))

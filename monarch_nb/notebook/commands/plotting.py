@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.curves.names import run_numbers
 from monarch_nb.client.curves.words import listing
 from monarch_nb.client.logs.metrics import RunMetrics
-from monarch_nb.errors import UsageError
 from monarch_nb.lines.choosing import canonical
 from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.session import Session
@@ -39,17 +39,3 @@ def _listed(reader: RunMetrics, title: str) -> Shown:
     example = repr(found.example) if " " in found.example else found.example
     how = [f"%mesh plot {example} draws it"] if example else []
     return table(title, found.headers, found.rows, [*found.notes, *how])
-
-
-def run_numbers(text: str) -> list[int]:
-    """Return the numbers that `--run` names.
-
-    Raises:
-        UsageError: they are no numbers of runs.
-    """
-    numbers = []
-    for word in filter(None, text.split(",")):
-        if not word.strip().isdecimal() or not int(word):
-            raise UsageError(f"--run takes the number of a run, or several as in 12,14, not {text!r}")
-        numbers.append(int(word))
-    return list(dict.fromkeys(numbers))
