@@ -125,12 +125,19 @@ test('a run that begins is shown; names that it has not are left out', async () 
   await show();
   fireEvent.click(screen.getByRole('button', { name: 'tps' }));
   await settle();
-  const names = [{ name: 'tps', unit: '', lines: 2, is_step: false }];
-  transport.replies.curves_found = () => ({ ...FOUND, run: 8, names, suggested: ['tps'] });
+  const silent = { number: 8, name: 'run 8', title: 'eval()', is_over: false };
+  const still = { ...FOUND, runs: [silent, ...FOUND.runs], is_all: true };
+  transport.replies.curves_found = () => still;
   const begun = { ...mesh([rank(0)]), runs: [{ id: 'run', number: 8 } as Run] };
   const reservations = { R: reservation({ meshes: [begun] }) };
   act(() => transport.say({ type: 'view', view: view({ reservations }) }));
   await settle();
+  expect(screen.getAllByRole('option', { name: 'run 8 · eval()' })).toHaveLength(2);
+  expect(lastRead()).toMatchObject({ runs: [7], names: ['loss', 'tps'] });
+
+  const names = [{ name: 'tps', unit: '', lines: 2, is_step: false }];
+  transport.replies.curves_found = () => ({ ...still, run: 8, names, suggested: ['tps'] });
+  await wait(5000);
   expect(lastRead()).toMatchObject({ runs: [8], names: ['tps'] });
 });
 

@@ -139,7 +139,9 @@ export class CurvesSource {
       } else if (!this._isReading) {
         void this._readOn();
       }
-      if (!found.is_all) {
+      // A run that has just begun may print numbers soon: then it is the newest one.
+      const mayFollow = run === null && found.runs.some(each => each.number > found.run && !each.is_over);
+      if (!found.is_all || mayFollow) {
         this._find = setTimeout(() => void this._lookForNames(), FIND_AGAIN_MS);
       }
     } catch (reason) {
