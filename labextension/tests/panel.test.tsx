@@ -580,6 +580,10 @@ test('without a place of its own a log opens in the panel', async () => {
   expect(await screen.findByRole('toolbar', { name: 'Log' })).toBeTruthy();
   fireEvent.click(button('Close log'));
   expect(screen.queryByRole('toolbar', { name: 'Log' })).toBeNull();
+  fireEvent.click(button('Curves'));
+  expect(await screen.findByRole('toolbar', { name: 'Curves' })).toBeTruthy();
+  fireEvent.click(button('Close curves'));
+  expect(screen.queryByRole('toolbar', { name: 'Curves' })).toBeNull();
 });
 
 test('what somebody shares with us can be looked at, and only its owner changes it', async () => {

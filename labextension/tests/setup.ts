@@ -8,6 +8,7 @@ class Observer {
   unobserve(): void {}
 }
 globalThis.ResizeObserver = Observer as unknown as typeof ResizeObserver;
+globalThis.IntersectionObserver = Observer as unknown as typeof IntersectionObserver;
 globalThis.CSS = { escape: (text: string) => text } as unknown as typeof CSS;
 Element.prototype.scrollIntoView = () => undefined;
 

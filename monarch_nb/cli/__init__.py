@@ -2,6 +2,7 @@
 
 main    all commands: what they take, what they do
 run     monarch-nb run: a script on ranks
+plot    monarch-nb plot: curves of what ranks print
 debug   monarch-nb debug: the debugger's prompt
 nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reservation
 release monarch-nb release: what is held is given back

@@ -13,7 +13,7 @@ _HINTS = (
     (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
     (r"%mesh stop (\w[\w-]*)", r"monarch-nb stop --mesh \1"),
     (r"%%mesh --mesh (\S+) runs a cell there", r"monarch-nb run --mesh \1 SCRIPT runs a script there"),
-    (r"%mesh (release|replace|grow|shrink|doctor|list|logs|debug)\b", r"monarch-nb \1"),
+    (r"%mesh (release|replace|grow|shrink|doctor|list|logs|plot|debug)\b", r"monarch-nb \1"),
 )
 _NAMED_POOL = re.compile(rf"--pool (\S+), or {POOL_VARIABLE}=\1")
 

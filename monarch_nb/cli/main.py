@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch_nb.cli import debug as debug_command
 from monarch_nb.cli import manifest as manifest_command
 from monarch_nb.cli import nodes as nodes_command
+from monarch_nb.cli import plot as plot_command
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
@@ -138,6 +139,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
 
+    plot = command("plot", plot_command.run, plot_command.SUMMARY, *plot_command.EXAMPLES)
+    plot_command.add_arguments(plot)
+
     debug = command(
         "debug",
         debug_command.run,
@@ -210,6 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return allocator_main(words[1:])
     options, unknown = make_parser().parse_known_args(words)
+    if "numbers" in options and not any(word.startswith("-") for word in unknown):
+        options.numbers, unknown = unknown, []  # behind flags argparse takes no more of them
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.words = words if "pool" in options else []
@@ -236,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _find_pool(options: argparse.Namespace) -> None:
     """Choose the pool when none is named: that in which the reservation is which the command names."""
     options.is_pool_named = bool(getattr(options, "pool", None))
-    if "pool" not in options or options.pool or options.run in (_list, _status, run_command.run):
+    if "pool" not in options or options.pool or options.run in (_list, _status, run_command.run, plot_command.run):
         return
     options.pool = default_pool()
     if name := getattr(options, "name", None):

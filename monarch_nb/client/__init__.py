@@ -6,6 +6,7 @@ scaling/       one cell on more and more ranks, measured
 doctor/        what differs between this process and the nodes
 scripts/       programs on a mesh, as torchrun would start them
 runs/          one execution on some ranks: followed, waited for, interrupted
+curves/        the numbers that ranks print, drawn
 logs/          what ranks wrote, read from their nodes
 pools/         the nodes that answer: which of them are taken, what they hold, what their ranks say
 files/         the project's files: what changed here goes to nodes, what ranks wrote comes back

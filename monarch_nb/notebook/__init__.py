@@ -6,6 +6,7 @@ assist/    Tab and Shift+Tab
 cells/     a %%mesh cell: its files go first, then its body; it waits, and Ctrl-C interrupts the ranks
 mode       %mesh on: every cell is a %%mesh cell
 panels/    reservations and meshes as live widgets, or as they were
+curves/    curves of what ranks print, live in a cell
 scaling/   how a cell scales: a table and a curve
 output/    what ranks print and return, folded and rendered; tables
 session    what this kernel holds, and how the next one finds it
@@ -43,6 +44,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     from monarch_nb.notebook.assist.completion import make_matcher
     from monarch_nb.notebook.cells import calls
     from monarch_nb.notebook.cells.answering import takes_input
+    from monarch_nb.notebook.curves import showing as curves
     from monarch_nb.notebook.magics import MeshMagics
     from monarch_nb.notebook.mode import MeshMode
     from monarch_nb.notebook.output.tables import calm_line, show
@@ -58,6 +60,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     forget_held = hold_for_notebook(lambda: session.reservation)
     panels = Panels(shell, session)
     unregister_panels = panels.register()
+    unregister_curves = curves.register(shell, lambda: panels.is_attended)
     unregister_inspection = inspection.register(shell, session, mode)
     matcher = make_matcher(session, mode, shell.user_ns)
     unregister_calls = calls.register(shell, session)
@@ -73,6 +76,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
         leave_answering()
         forget_held()
         unregister_panels()
+        unregister_curves()
         unregister_inspection()
         unregister_calls()
         unregister_reports()

@@ -248,6 +248,11 @@ class Live:
         return any(node.connection.name == name and not node.answer.answers for node in self._nodes.values())
 
     @property
+    def owner(self) -> str:
+        """Who we are to the pool."""
+        return self._owner
+
+    @property
     def is_watched(self) -> bool:
         """Whether anybody has subscribed."""
         return bool(self._subscriptions)

@@ -18,6 +18,7 @@ from monarch_nb.lines.templates import FOLDS_BY, default_fold
 from monarch_nb.panel.actions import Actions, Origin
 from monarch_nb.panel.jobs import Jobs
 from monarch_nb.panel.live import Deliver, Live, Subscription
+from monarch_nb.panel.logs.curves import Curves, CurvesRequest, MeshNumbers
 from monarch_nb.panel.logs.log import MAX_ROWS, Log, LogRequest
 from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.logs.own_lines import own_lines, parse_places
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=str)
 
-READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines")
+READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines", "curves_found")
 """Requests that change nothing."""
 
 
@@ -60,6 +61,7 @@ class Panel:
         self.live = Live(pool_object(pool), home=home, root=self._root, refresh_s=refresh_s, notice_s=notice_s)
         self._jobs = Jobs(self.live.publish)
         self._logs = Logs(self.live.publish, lambda: self.live.is_watched, self.live.is_silent, self._root)
+        self._curves = Curves()
         self._actions = Actions(self.live, self._jobs)
         self._handlers: dict[str, Callable[[Json], Awaitable[Any]]] = {
             "view": self._view,
@@ -84,6 +86,8 @@ class Panel:
             "log_row": self._log_row,
             "log_close": self._log_close,
             "own_lines": self._own_lines,
+            "curves_found": self._curves_found,
+            "curves_read": self._curves_read,
         }
 
     def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
@@ -200,8 +204,8 @@ class Panel:
     # ---- logs ----
 
     async def _log_open(self, body: Json) -> Json:
-        held, lines = await self._held_lines(body)
-        ranks = self._actions.ranks(self._actions.mesh(held, lines.mesh_id), body.get("ranks"))
+        held, mesh_id = await self._held_mesh(body)
+        ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
         request = LogRequest(
             ranks=ranks,
             streams=_choice(body, "streams", ("both", "stdout", "stderr")),
@@ -210,10 +214,10 @@ class Panel:
             regex=_flag(body, "regex", False),
             fold=default_fold(len(ranks)) if body.get("fold") is None else _choice(body, "fold", FOLDS_BY),
         )
-        return await self._logs.open(lines, request)
+        return await self._logs.open(self._lines(held, mesh_id), request)
 
-    async def _held_lines(self, body: Json) -> tuple[Json, LogLines]:
-        """Return the reservation that has the mesh that is named, and the lines of that mesh."""
+    async def _held_mesh(self, body: Json) -> tuple[Json, str]:
+        """Return the reservation that has the mesh that is named, and the id of that mesh."""
         view, mesh_id = await self.live.fresh(), _text(body, "mesh")
         holder = _holder(view, mesh_id)
         if holder is None or holder["nodes_answering"] < holder["nodes"]:
@@ -224,8 +228,10 @@ class Panel:
             raise Refused(503, view["pool"]["message"])
         if holder is None:
             raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
-        held = self._actions.held(view, holder["id"], to_look=True)
-        return held, LogLines.of(self.live.held(held["id"]), mesh_id)
+        return self._actions.held(view, holder["id"], to_look=True), mesh_id
+
+    def _lines(self, held: Json, mesh_id: str) -> LogLines:
+        return LogLines.of(self.live.held(held["id"]), mesh_id)
 
     async def _log_rows(self, body: Json) -> Json:
         first, count = _integer(body, "first", 0), _integer(body, "count", 0, MAX_ROWS)
@@ -245,13 +251,37 @@ class Panel:
     async def _own_lines(self, body: Json) -> Json:
         """Answer with each rank's own line of a row in the output of a cell."""
         run, shown = _integer(body, "run", 1), _text(body, "text")
-        held, lines = await self._held_lines(body)
-        size = len(self._actions.ranks(self._actions.mesh(held, lines.mesh_id), None))
+        held, mesh_id = await self._held_mesh(body)
+        size, lines = len(self._actions.ranks(self._actions.mesh(held, mesh_id), None)), self._lines(held, mesh_id)
         numbers = parse_places(_text(body, "lines"), size)
         if numbers is None:
             raise Refused(400, "lines are a text such as 120:0-6;1120:7", {"lines": "numbers, each with ranks"})
         reader = Reader(lines, is_away=lambda rank: self.live.is_silent(lines.node_of(rank)))
         return {"lines": await own_lines(reader, run, numbers, shown)}
+
+    async def _curves_found(self, body: Json) -> Json:
+        """Answer with the runs of a mesh, and with the numbers that can be drawn of one."""
+        run = None if body.get("run") is None else _integer(body, "run", 1)
+        numbers, ranks = await self._numbers(body)
+        return await self._curves.found(numbers, run, ranks)
+
+    async def _curves_read(self, body: Json) -> Json:
+        """Answer with curves, unless they are those that the browser has."""
+        runs, names = body.get("runs"), body.get("names")
+        if not isinstance(runs, list) or not runs or not all(type(each) is int and each > 0 for each in runs):
+            raise Refused(400, f"runs are numbers of runs, not {runs!r}", {"runs": "a list of whole numbers"})
+        if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
+            raise Refused(400, f"names are a list of texts, not {names!r}", {"names": "a list of texts"})
+        numbers, ranks = await self._numbers(body)
+        unique = tuple(dict.fromkeys(runs)), tuple(dict.fromkeys(names))
+        request = CurvesRequest(_text(body, "mesh"), *unique, _text(body, "x", ""), ranks)
+        return await self._curves.read(numbers, request, _text(body, "since", ""))
+
+    async def _numbers(self, body: Json) -> tuple[MeshNumbers, tuple[int, ...]]:
+        """Return what reads the numbers that were printed on the mesh that is named, and the ranks that are."""
+        held, mesh_id = await self._held_mesh(body)
+        ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
+        return MeshNumbers(self.live.held(held["id"]), mesh_id, self.live.owner), ranks
 
     async def _log_close(self, body: Json) -> Json:
         self._logs.close(_text(body, "log"))

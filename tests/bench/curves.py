@@ -8,11 +8,11 @@ import time
 import psutil
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.curves.drawing import Drawing
+from monarch_nb.client.curves.svg import svg
+from monarch_nb.client.curves.words import RunPictures
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.config import home_directory
-from monarch_nb.notebook.curves.live import Drawing, drawing_of
-from monarch_nb.notebook.curves.svg import svg
-from monarch_nb.notebook.curves.words import RunPictures
 from tests.bench.harness import RANKS, Bench, Outcome, Row
 
 LINES = 12_800_000
@@ -35,8 +35,8 @@ def measure(bench: Bench) -> Outcome:
     with bench.reserved() as held:
         over = held.mesh.run(_PRINTING.format(steps=LINES // RANKS, seconds=0))
         began_s = time.perf_counter()
-        drawing = drawing_of(held.mesh, ["loss"], "", [over.number])
-        picture = svg(call(drawing.begin()))
+        drawing = held.mesh.plot("loss", run=over).drawing
+        picture = svg(drawing.drawn())
         first_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
         picture = svg(call(_read_all(drawing)))
@@ -62,8 +62,7 @@ def _share(mesh: Mesh, seconds: int) -> float:
     for is_drawn in (False, True):
         run = mesh.submit(_PRINTING.format(steps=1000, seconds=seconds))
         call(_wait_for(mesh, run.id))
-        drawing = drawing_of(mesh, ["loss"], "", [run.number])
-        call(drawing.begin())
+        drawing = mesh.plot("loss", run=run).drawing
         before = _spent_s()
         call(_look(drawing if is_drawn else None, seconds / 2))
         spent.append(_spent_s() - before)

@@ -15,11 +15,26 @@ STEPS = """\
 for step in range(40):
     loss = float('nan') if (step, rank) == (7, 5) else 7.8 + rank / 1000
     print(f'step: {step} loss: {loss:.3f}')"""
+CALLS = """\
+%mesh fold numbers
+import monarch_nb
+from monarch_nb.actor import Actor, current_rank, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self, number):
+        print(f'step: {number} loss: {7.8 + current_rank().rank / 1000:.3f}')
+
+held = monarch_nb.attach("many")
+trainers = held.mesh.spawn("trainers", Trainer)
+for number in range(8, 12):
+    trainers.step.call(number).get()"""
+COMMAND = "held.run('echo node $NODE_RANK loss: $NODE_RANK.5')"
 OWN = [f"[{rank}] step: 9 loss: {7.8 + rank / 1000:.3f}" for rank in range(8)]
 
 
 def test_a_row_of_a_cell_opens_and_closes(open_notebook: OpenNotebook) -> None:
-    notebook = open_notebook("%mesh release", MORE_RANKS, STEPS, "%mesh release many")
+    notebook = open_notebook("%mesh release", MORE_RANKS, STEPS, CALLS, COMMAND, "%mesh release many")
     for place in (1, 2, 3):
         notebook.run(place)
     assert "[0-7] step: 9 loss: 7.800–7.807" in notebook.text(3)
@@ -37,10 +52,22 @@ def test_a_row_of_a_cell_opens_and_closes(open_notebook: OpenNotebook) -> None:
     expect(own).to_have_text(OWN)
     expect(notebook.cell(3)).not_to_have_class(re.compile("jp-mod-editing|jp-mod-editMode"))
     _look_into_the_log(notebook)
+    _open_rows_of_calls_and_of_a_command(notebook)
+    notebook.run(6)
+    row.click()
+    row.click()
+    # As the node says it, or as the panel's server does that has heard of it already.
+    expect(own).to_contain_text([re.compile("many was released|its logs went with its reservation")])
+
+
+def _open_rows_of_calls_and_of_a_command(notebook: NotebookPage) -> None:
+    """Plain cells show what actors print, and commands on nodes: their runs are known as well."""
     notebook.run(4)
-    row.click()
-    row.click()
-    expect(own).to_contain_text(["many was released"])
+    notebook.run(5)
+    notebook.output(4).get_by_role("button", name="step: 9 ").click()
+    expect(notebook.output(4).locator(".mnb-own-line")).to_have_text(OWN)
+    notebook.output(5).get_by_role("button", name="loss: 0.5").click()
+    expect(notebook.output(5).locator(".mnb-own-line")).to_have_text(["[0] node 0 loss: 0.5", "[4] node 1 loss: 1.5"])
 
 
 def _look_into_the_log(notebook: NotebookPage) -> None:

@@ -38,7 +38,7 @@ def test_a_pool_is_there_from_its_up_to_its_down(pool_home: Path, capsys: pytest
     assert leaks_of(pool_home) == []
 
 
-def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "starting 2 local nodes × 2 procs" in said(capsys, "up", "--nodes", "2", "--procs", "2")
     assert said(capsys, "up", "--nodes", "2") == "the pool 'local' is up: node0, node1\n"
     assert "end it first (monarch-nb down)" in said(capsys, "up", "--nodes", "1", status=1)
@@ -71,6 +71,20 @@ def test_a_day_with_the_local_pool(pool_home: Path, capsys: pytest.CaptureFixtur
     assert "----> 1 raise ValueError('odd')" in alone
     assert said(capsys, "logs", "--run", "2") == "run 2 (rank) printed nothing\n"
     assert "you hold dev" in said(capsys, "logs", "nope", status=1)
+
+    dev.mesh.run("for step in range(9): print('step:', step, ' loss:', 9 - step + rank)")
+    assert said(capsys, "plot").splitlines()[3].split() == ["loss", "0-1", "18", "1"]
+    assert said(capsys, "plot", "dev", "--run", "4", "-t", "1").startswith("run 4\n")
+    drawn = said(capsys, "plot", "--run", "4", "loss")
+    assert drawn == said(capsys, "plot", "dev", "--run", "4", "loss")
+    assert drawn.endswith("loss: 1 at step 8 on rank 0; last 1 (rank 0) to 2 (rank 1)\n")
+    assert ("░" in drawn, "\x1b" in drawn) == (True, False)
+    picture = tmp_path / "loss.svg"
+    assert said(capsys, "plot", "loss", "--x", "step", "--svg", str(picture)) == f"wrote {picture}\n"
+    assert picture.read_text().startswith("<svg")
+    with pytest.raises(SystemExit):
+        main(["plot", "los"])
+    assert "no line of run 4 has 'los'; nearest: loss" in capsys.readouterr().err
 
     assert "held by dev" in said(capsys, "down", status=1)
     assert dev.mesh.run("rank").values == [0, 1], "a refused `down` changes nothing"

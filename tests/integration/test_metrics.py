@@ -93,3 +93,16 @@ print("step: 2 loss: 2.0")
     [picture] = numbers.pictures(["loss"])
     assert (list(picture.xs), list(picture.ys)) == ([1.0, 2.0], [3.0, 2.0])
     assert picture.count == 16
+
+
+def test_plots_of_runs_and_what_they_refuse(mesh: Mesh) -> None:
+    one, other = (mesh.run(TRAINING.format(steps=steps, spread=1)) for steps in (20, 30))
+    assert [run.title for run in one.plot("loss").drawn()] == [f"run {one.number}"]
+    both = mesh.plot("LOSS", run=[one, other.number], ranks=[0, 3])
+    assert [run.pictures[0].count for run in both.drawn()] == [40, 60]
+    with pytest.raises(
+        UsageError, match=rf"name what to draw: run {other.number} has loss, tps, memory, memory \(%\)$"
+    ):
+        mesh.plot()
+    with pytest.raises(UsageError, match="at most 12 names"):
+        mesh.plot(*(f"name{number}" for number in range(13)))

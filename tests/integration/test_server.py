@@ -173,6 +173,36 @@ async def test_a_row_of_a_cell_is_read_from_the_logs(server: Server, steps: Mesh
     assert (await server.fetch("own_lines", mesh="gone", run=run, lines="9:0", text=text))[0] == 404
 
 
+async def test_curves_are_read_on_as_often_as_they_are_asked_for(server: Server, steps: Mesh, gate: Gate) -> None:
+    printed = steps.past_runs()[-1].number
+    run, _ = started(steps, f"print('step: 1 tps: 5')\n{gate.wait}\nprint('step: 2 tps:', 6 + rank)")
+    found = await server.ask("curves_found", mesh=steps.id, run=printed)
+    assert [each["number"] for each in found["runs"]] == [printed + 1, printed]
+    assert [each["is_over"] for each in found["runs"]] == [False, True]
+    assert [each["name"] for each in found["names"] if not each["is_step"]] == ["loss", "only_rank"]
+    assert (found["suggested"], found["is_all"]) == (["loss"], True)
+
+    wanted = {"mesh": steps.id, "runs": [printed], "names": ["loss"], "ranks": "0-1"}
+    told = await server.ask("curves_read", **wanted)
+    assert told["again_s"] is None
+    [chart] = told["curves"]["charts"]
+    assert (chart["name"], chart["x"], chart["lines"][0]["xs"]) == ("loss", "step", list(range(50)))
+    assert (await server.ask("curves_read", **wanted, since=told["version"])).keys() == {"version", "again_s"}
+    refused = await server.fetch("curves_read", **{**wanted, "names": ["los"]})
+    assert (refused[0], "nearest: loss" in str(refused[1])) == (400, True)
+
+    live = {"mesh": steps.id, "runs": [printed + 1, printed], "names": ["tps"]}
+    told = await server.ask("curves_read", **live)
+    assert told["again_s"] is not None
+    gate.open(4)
+    run.wait(TIMEOUT_S)
+    while told["again_s"] is not None:
+        told = {"curves": told["curves"]} | await server.ask("curves_read", **live, since=told["version"])
+    [line] = told["curves"]["charts"][0]["lines"]
+    assert (line["ys"], line["band"][1:]) == ([5, 6], [[6], [9]])
+    assert ["no line has tps" in str(each["notes"]) for each in told["curves"]["runs"]] == [False, True]
+
+
 async def test_gpus(gpus: FakeGpus, tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:

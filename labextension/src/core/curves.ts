@@ -27,6 +27,9 @@ interface Line {
 
 const HEIGHT = 220;
 const TOOTH = 7;
+const KEYS = 'arrow keys show values, + and - zoom, Escape shows all';
+/** An arrow key moves so much of what is in sight; with Shift ten times as much. */
+const STEP = 1 / 100;
 
 /**
  * Charts below each other in an element, drawn with uPlot: zoom by dragging, all of it again by a double click, and the
@@ -108,7 +111,9 @@ export class CurvesView {
       this._body
     );
     made.plot.root.setAttribute('role', 'img');
-    made.plot.root.setAttribute('aria-label', `Curve of ${chart.name} against ${chart.x}`);
+    made.plot.root.setAttribute('aria-label', `Curve of ${chart.name} against ${chart.x}: ${KEYS}`);
+    made.plot.root.tabIndex = 0;
+    made.plot.root.addEventListener('keydown', event => onKey(made.plot, event));
     this._charts.set(chart.name, made);
   }
 
@@ -196,6 +201,57 @@ export class CurvesView {
     }
     this._heading.style.setProperty('outline-color', `var(${name})`);
     return getComputedStyle(this._heading).outlineColor;
+  }
+}
+
+/** What keys do in a chart: as the mouse, they move the cursor and zoom. */
+function onKey(plot: uPlot, event: KeyboardEvent): void {
+  const xs = plot.data[0];
+  const { min, max } = plot.scales.x;
+  if (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    !xs.length ||
+    min === undefined ||
+    max === undefined
+  ) {
+    return;
+  }
+  const [first, last] = [xs[0], xs[xs.length - 1]];
+  const { idx } = plot.cursor;
+  const at = idx === null || idx === undefined ? null : xs[idx];
+  const step = (max - min) * STEP * (event.shiftKey ? 10 : 1);
+  const show = (x: number): void => {
+    const left = plot.valToPos(Math.min(Math.max(x, min, first), max, last), 'x');
+    plot.setCursor({ left, top: plot.over.clientHeight / 2 });
+  };
+  const next = (by: number): number => {
+    const near = xs[Math.min(Math.max((idx ?? 0) + by, 0), xs.length - 1)];
+    return by > 0 ? Math.max(near, at! + step) : Math.min(near, at! - step); // at least one point further
+  };
+  const zoom = (by: number): void => {
+    const middle = at ?? (min + max) / 2;
+    const around = {
+      min: Math.max(first, middle - (middle - min) * by),
+      max: Math.min(last, middle + (max - middle) * by)
+    };
+    plot.setScale('x', around);
+  };
+  const actions: Record<string, () => void> = {
+    ArrowLeft: () => show(at === null ? max : next(-1)),
+    ArrowRight: () => show(at === null ? min : next(1)),
+    Home: () => show(min),
+    End: () => show(max),
+    '+': () => zoom(1 / 2),
+    '=': () => zoom(1 / 2),
+    '-': () => zoom(2),
+    Escape: () => plot.setScale('x', { min: first, max: last })
+  };
+  if (actions[event.key]) {
+    event.preventDefault();
+    event.stopPropagation();
+    actions[event.key]();
   }
 }
 

@@ -7,6 +7,7 @@ export * from './pools';
 export * from './store';
 export * from './transport';
 export { Panel } from './components/Panel';
+export { CurvesViewer } from './components/CurvesViewer';
 export { LogViewer } from './components/LogViewer';
 export { ShownPool } from './components/ShownPool';
 export { Mark } from './components/basics';

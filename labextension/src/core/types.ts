@@ -1,3 +1,5 @@
+import type { Curves } from './curves';
+
 /** What panel, widget and server say to each other. All sizes in bytes, all times in seconds; null: unknown. */
 
 /** What counts on by itself. */
@@ -361,7 +363,28 @@ export interface LogRows extends LogExtent {
   settled: number;
 }
 
-/** Which log to show. */
+/** Which numbers can be drawn of a run, and which runs there are. */
+export interface CurvesFound {
+  /** The one that was named, or the newest that has numbers. */
+  run: number;
+  /** The newest first. */
+  runs: { number: number; name: string; title: string; is_over: boolean }[];
+  names: { name: string; unit: string; lines: number; is_step: boolean }[];
+  /** Names that are drawn when nobody says. */
+  suggested: string[];
+  /** Everything that was printed is counted, and the run is over. */
+  is_all: boolean;
+}
+
+export interface ReadCurves {
+  version: string;
+  /** How soon to ask again; null: nothing more will come. */
+  again_s: number | null;
+  /** Absent: as in the version that was named. */
+  curves?: Curves;
+}
+
+/** Which log to show, or of which ranks and run the curves. */
 export interface LogTarget {
   reservation: string;
   mesh: string;

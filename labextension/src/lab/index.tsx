@@ -10,7 +10,7 @@ import { leaveAnsweredPrompts } from './prompts';
 import { OwnLine, openRows } from './rows';
 import { showSavedPanels } from './saved';
 import { ServerTransport } from './transport';
-import { LogWidget, SidePanel, StatusItem } from './widgets';
+import { SidePanel, StatusItem, ViewerKind, ViewerWidget } from './widgets';
 
 const CATEGORY = 'Monarch';
 
@@ -22,6 +22,8 @@ namespace CommandIDs {
   export const runCell = 'monarch-nb:run-cell';
   export const log = 'monarch-nb:log';
   export const openLog = 'monarch-nb:open-log';
+  export const curves = 'monarch-nb:curves';
+  export const openCurves = 'monarch-nb:open-curves';
   export const interrupt = 'monarch-nb:interrupt';
   export const restart = 'monarch-nb:restart';
   export const stacks = 'monarch-nb:stacks';
@@ -58,8 +60,11 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
     const pools = new Pools(pool => new Store(new ServerTransport(serverSettings, pool)));
     const notebooks = new Notebooks(app, tracker, pools);
     const host: Host = {
-      // Notebook 7 has one document a page: there the panel shows logs in itself.
+      // Notebook 7 has one document a page: there the panel shows logs and curves in itself.
       openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
+      openCurves: shell
+        ? target => void app.commands.execute(CommandIDs.openCurves, { ...target })
+        : undefined,
       showPool: name => pools.show(name),
       attach: reservation => notebooks.attach(reservation),
       revealCell: run => notebooks.reveal(run),
@@ -175,7 +180,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
 
 const logPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:logs',
-  description: 'Logs of ranks as tabs.',
+  description: 'Logs of ranks, and curves of what they print, as tabs.',
   autoStart: true,
   requires: [IMesh],
   optional: [ILabShell, ILayoutRestorer, ICommandPalette],
@@ -187,45 +192,60 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
     palette: ICommandPalette | null
   ) => {
     if (!shell) {
-      return; // Notebook 7: the panel shows logs in itself
+      return; // Notebook 7: the panel shows both in itself
     }
-    const tracker = new WidgetTracker<LogWidget>({ namespace: 'monarch-nb-log' });
-    app.commands.addCommand(CommandIDs.openLog, {
-      label: 'Open a Log',
-      execute: args => {
-        const target = args as unknown as LogTarget;
-        const store = target.pool ? mesh.pools.named(target.pool) : mesh.pools.storeOf(target.reservation);
-        const pool = store === mesh.pools.home ? undefined : store.state.view?.pool.name;
-        let widget = tracker.find(each => each.id === LogWidget.idOf(target));
-        if (!widget) {
-          widget = new LogWidget(store, mesh.host, { pool, ...target });
-          const beside = tracker.currentWidget; // the first log takes half of the place, others are tabs there
-          const place = beside
-            ? ({ mode: 'tab-after', ref: beside.id } as const)
-            : ({ mode: 'split-bottom' } as const);
-          app.shell.add(widget, 'main', { ...place, type: 'Monarch' });
-          void tracker.add(widget);
-        }
-        app.shell.activateById(widget.id);
+    const trackers = {
+      log: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-log' }),
+      curves: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-curves' })
+    };
+    const open = (kind: ViewerKind, target: LogTarget): void => {
+      const store = target.pool ? mesh.pools.named(target.pool) : mesh.pools.storeOf(target.reservation);
+      const pool = store === mesh.pools.home ? undefined : store.state.view?.pool.name;
+      const { [kind]: tracker } = trackers;
+      let widget = tracker.find(each => each.id === ViewerWidget.idOf(kind, target));
+      if (!widget) {
+        widget = new ViewerWidget(store, mesh.host, kind, { pool, ...target });
+        // The first takes half of the place, others are tabs there.
+        const beside = tracker.currentWidget ?? trackers.log.currentWidget ?? trackers.curves.currentWidget;
+        const place = beside
+          ? ({ mode: 'tab-after', ref: beside.id } as const)
+          : ({ mode: 'split-bottom' } as const);
+        app.shell.add(widget, 'main', { ...place, type: 'Monarch' });
+        void tracker.add(widget);
       }
-    });
-    app.commands.addCommand(CommandIDs.log, {
-      label: 'Open Log of Ranks',
-      caption: 'What the ranks have printed',
-      execute: async () => {
-        const held = await chooseReservation(mesh);
-        const main = held && mainMesh(held.reservation);
-        if (main) {
-          mesh.host.openLog?.({ reservation: held.reservation.id, mesh: main.id, ranks: null, run: null });
+      app.shell.activateById(widget.id);
+    };
+    const kinds: [ViewerKind, string, string, string, string][] = [
+      ['log', CommandIDs.openLog, CommandIDs.log, 'Open Log of Ranks', 'What the ranks have printed'],
+      [
+        'curves',
+        CommandIDs.openCurves,
+        CommandIDs.curves,
+        'Open Curves of Ranks',
+        'Curves of the numbers that the ranks print'
+      ]
+    ];
+    for (const [kind, ofTarget, ofMine, label, caption] of kinds) {
+      app.commands.addCommand(ofTarget, {
+        label: kind === 'log' ? 'Open a Log' : 'Open Curves',
+        execute: args => open(kind, args as unknown as LogTarget)
+      });
+      app.commands.addCommand(ofMine, {
+        label,
+        caption,
+        execute: async () => {
+          const held = await chooseReservation(mesh);
+          const main = held && mainMesh(held.reservation);
+          if (main) {
+            open(kind, { reservation: held.reservation.id, mesh: main.id, ranks: null, run: null });
+          }
         }
-      }
-    });
-    palette?.addItem({ command: CommandIDs.log, category: CATEGORY });
-    if (restorer) {
-      void restorer.restore(tracker, {
-        command: CommandIDs.openLog,
+      });
+      palette?.addItem({ command: ofMine, category: CATEGORY });
+      void restorer?.restore(trackers[kind], {
+        command: ofTarget,
         args: widget => ({ ...widget.target }),
-        name: widget => LogWidget.idOf(widget.target)
+        name: widget => ViewerWidget.idOf(kind, widget.target)
       });
     }
   }

@@ -3,6 +3,7 @@ import { Message } from '@lumino/messaging';
 import { ISignal, Signal } from '@lumino/signaling';
 import { useSyncExternalStore } from 'react';
 import {
+  CurvesViewer,
   Held,
   Host,
   LogTarget,
@@ -69,31 +70,41 @@ export class SidePanel extends ReactWidget {
   }
 }
 
-/** A log as a tab. */
-export class LogWidget extends MainAreaWidget<ReactWidget> {
-  static idOf(target: LogTarget): string {
-    return `monarch-nb-log:${target.mesh}:${target.ranks ?? 'all'}:${target.run ?? 'all'}`;
+/** What is shown of a mesh in a tab. */
+export type ViewerKind = 'log' | 'curves';
+
+const VIEWERS = {
+  log: { Viewer: LogViewer, focused: '.mnb-lines' },
+  curves: { Viewer: CurvesViewer, focused: '.mnb-curves-names button, select' }
+};
+
+/** A log, or curves, as a tab. */
+export class ViewerWidget extends MainAreaWidget<ReactWidget> {
+  static idOf(kind: ViewerKind, target: LogTarget): string {
+    return `monarch-nb-${kind}:${target.mesh}:${target.ranks ?? 'all'}:${target.run ?? 'all'}`;
   }
 
   constructor(
     store: Store,
     host: Host,
+    private readonly _kind: ViewerKind,
     readonly target: LogTarget
   ) {
+    const { Viewer } = VIEWERS[_kind];
     super({
       content: ReactWidget.create(
         <SurroundingsProvider value={{ store, host }}>
-          <LogViewer target={target} />
+          <Viewer target={target} />
         </SurroundingsProvider>
       )
     });
-    this.id = LogWidget.idOf(target);
+    this.id = ViewerWidget.idOf(_kind, target);
     this.title.icon = meshIcon;
     this.title.closable = true;
     let name = 'mesh';
     const entitle = (): void => {
       name = store.state.view?.reservations[target.reservation]?.name ?? name; // its log stays open when it is gone
-      this.title.label = `${name} log${target.ranks === null ? '' : ` ${target.ranks}`}`;
+      this.title.label = `${name} ${_kind}${target.ranks === null ? '' : ` ${target.ranks}`}`;
     };
     entitle();
     const stop = store.subscribe(entitle);
@@ -106,7 +117,7 @@ export class LogWidget extends MainAreaWidget<ReactWidget> {
     const { node, renderPromise } = this.content;
     void renderPromise?.then(() => {
       if (document.activeElement === node) {
-        node.querySelector<HTMLElement>('.mnb-lines')?.focus({ preventScroll: true });
+        node.querySelector<HTMLElement>(VIEWERS[this._kind].focused)?.focus({ preventScroll: true });
       }
     });
   }

@@ -3,6 +3,7 @@
 import { Root, createRoot } from 'react-dom/client';
 import { Host, Panel, Pools, Reservation, ShownPool, Store, fullName } from '../core';
 import { Curves, CurvesView } from '../core/curves';
+import { watchSeen } from '../core/seen';
 import { css } from './styles';
 import { GONE, Model, WidgetTransport } from './transport';
 
@@ -40,7 +41,7 @@ function showReservation(model: Model, el: HTMLElement, root: Root, only: string
   const store = new Store(new WidgetTransport(model));
   root.render(<Panel store={store} host={{ away: GONE }} only={only} />);
   store.start();
-  const stop = watch(el, seen => store.transport.look(seen));
+  const stop = watchSeen(el, seen => store.transport.look(seen));
   return () => {
     stop();
     store.stop();
@@ -59,7 +60,7 @@ function showPools(model: Model, el: HTMLElement, root: Root): () => void {
   root.render(<ShownPool pools={pools} host={hostOf(pools)} />);
   pools.start();
   const forget = pools.subscribe(look);
-  const stop = watch(el, seen => {
+  const stop = watchSeen(el, seen => {
     isSeen = seen;
     look();
   });
@@ -79,26 +80,6 @@ function hostOf(pools: Pools): Host {
     return (await transport.request<{ text: string }>('attach', body)).text;
   };
   return { away: GONE, attach, showPool: name => pools.show(name) };
-}
-
-/** Say when a person begins and ends to see an element: it is scrolled into view, in a page that is shown. */
-function watch(element: HTMLElement, onSeen: (seen: boolean) => void): () => void {
-  let isNear = true;
-  const tell = (): void => onSeen(isNear && !document.hidden);
-  const observer = new IntersectionObserver(
-    entries => {
-      isNear = entries[entries.length - 1].isIntersecting;
-      tell();
-    },
-    { rootMargin: '200px' }
-  );
-  observer.observe(element);
-  document.addEventListener('visibilitychange', tell);
-  tell();
-  return () => {
-    observer.disconnect();
-    document.removeEventListener('visibilitychange', tell);
-  };
 }
 
 function addStyle(root: Node): void {

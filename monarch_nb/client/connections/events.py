@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from monarch_nb.errors import RankFailure
 
@@ -151,6 +151,21 @@ def takes_many(listener: Callable[..., None]) -> Callable[..., None]:
     """Mark a listener that understands TextOfMany; others are told each rank's text by itself."""
     listener.takes_many = True  # type: ignore[attr-defined]
     return listener
+
+
+@runtime_checkable
+class RunShown(Protocol):
+    """What shows a run: a listener that is a method of such is told which run it is."""
+
+    def shows(self, run: Any) -> None:
+        """Note the run, which may have no number yet."""
+
+
+def introduce(listener: Callable[[Event], None], run: Any) -> None:
+    """Tell what a listener belongs to which run it hears of from the beginning: its rows lead to the run's log."""
+    owner = getattr(listener, "__self__", None)
+    if isinstance(owner, RunShown):
+        owner.shows(run)
 
 
 def tell(listener: Callable[[Event], None], event: Event) -> None:

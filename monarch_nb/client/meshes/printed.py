@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.logs.metrics import Columns, Found, RunMetrics
+from monarch_nb.client.curves.drawing import Drawing, newest_with
+from monarch_nb.client.curves.names import nothing_named, resolved
+from monarch_nb.client.curves.plot import Plot
+from monarch_nb.client.logs.metrics import Columns, RunMetrics
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.meshes import past
 from monarch_nb.client.meshes.core import MeshCore
@@ -18,11 +21,10 @@ from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.errors import RunNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.lines import choosing
+from monarch_nb.lines.choosing import canonical
 
 LOOKED_AT_RUNS = 20
 """Where no run is named, so many of the newest are looked at for numbers."""
-_LOOK_BUDGET_S = 0.4
 
 
 class Printed:
@@ -103,11 +105,52 @@ class Printed:
         with telling_why(self.core, self.reservation.pool):
             return call(numbers.columns(chosen))
 
+    def plot(
+        self,
+        *names: str,
+        x: str = "",
+        ranks: int | Iterable[int] | None = None,
+        run: Numbered | int | Sequence[Numbered | int] | None = None,
+    ) -> Plot:
+        """Return curves of the numbers that ranks printed beside names, as `%mesh plot` draws them: rank 0's line, and
+        a band over all ranks where they differ. A notebook's cell shows them live while the run goes on.
+
+        Args:
+            names: a chart for each.
+            x: against the number of this name; by default the step of a line.
+            ranks: only of these ranks.
+            run: of that run, or of several over each other: Runs, RunInfos, or their numbers. By default of the newest
+                that has one of the names.
+
+        Returns:
+            The curves: `print` draws them with characters, `svg()` and `save("loss.svg")` as a picture.
+
+        Raises:
+            UsageError: no name is given, or no line has one; the message has those that there are.
+            RunNotFound: there was no run of that number, or none at all.
+
+        Example:
+            >>> mesh.plot("loss", "grad_norm")  # doctest: +SKIP
+            >>> mesh.plot("loss", x="tokens", run=[12, 14]).save("loss.svg")  # doctest: +SKIP
+        """
+        wanted = [canonical(name) for name in names]
+        several = run if isinstance(run, Sequence) else [] if run is None else [run]
+        numbers = dict.fromkeys(each if isinstance(each, int) else each.number for each in several)
+        runs = [self.numbers((), ranks, number) for number in numbers] or [self.numbers(wanted, ranks)]
+        with telling_why(self.core, self.reservation.pool):
+            if not names:
+                raise UsageError(nothing_named(call(runs[0].names()), runs[0].number))
+            return Plot(Drawing(runs, self.run_titles([each.number for each in runs]), wanted, canonical(x)))
+
+    def run_titles(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Return what runs are called; those that are forgotten by their numbers."""
+        known = {info.number: run_name(info.number, info.cell_number, owner=info.owner) for info in self.past_runs()}
+        return {number: known.get(number) or run_name(number) for number in numbers}
+
     def numbers(
         self, names: Sequence[str] = (), ranks: int | Iterable[int] | None = None, run: Numbered | int | None = None
     ) -> RunMetrics:
-        """Return what reads the numbers of a run, by default of the newest that has all of these names. Where none has
-        all it is the newest that has most of them, and where none has any the newest that has numbers at all.
+        """Return what reads the numbers of a run, by default of the newest that has these names: see `newest_with`.
 
         Raises:
             RunNotFound: there was no run of that number, or none at all.
@@ -118,17 +161,7 @@ class Printed:
             past_runs = self.past_runs()[: -LOOKED_AT_RUNS - 1 : -1]
             if not past_runs:
                 raise RunNotFound("nothing has run here yet: there are no numbers to draw")
-            best, most = self._numbers(past_runs[0].number, ranks), -1
-            for info in past_runs:
-                numbers = self._numbers(info.number, ranks)
-                found = call(numbers.names(_LOOK_BUDGET_S))
-                known = [metric.name for metric in found.metrics if names or metric.count > 1]
-                there = sum(_is_there(name, known) for name in names)
-                if known and there > most:
-                    best, most = numbers, there
-                if known and there == len(names):
-                    break
-            return best
+            return call(newest_with(names, [self._numbers(info.number, ranks) for info in past_runs]))
 
     def _numbers(self, number: int, ranks: int | Iterable[int] | None) -> RunMetrics:
         return RunMetrics(self.id, self.core.connections, self.core.ranks_per_node, number, self._chosen(ranks))
@@ -140,40 +173,3 @@ class Printed:
         if missing := [rank for rank in chosen if rank not in self.ranks]:
             raise TargetError(f"{name_ranks(missing)} not in {self!r}")
         return chosen
-
-
-def _is_there(name: str, known: Iterable[str]) -> bool:
-    try:
-        return choosing.find(name, known) is not None
-    except choosing.Ambiguous:
-        return True
-
-
-def resolved(wanted: Iterable[str], found: Found, number: int) -> list[str]:
-    """Return the names that are meant.
-
-    Raises:
-        UsageError: no line of the run has one; the message has the nearest ones.
-    """
-    known = [metric.name for metric in found.metrics]
-    chosen = []
-    for name in wanted:
-        try:
-            meant = choosing.find(name, known)
-        except choosing.Ambiguous as several:
-            raise UsageError(f"{name} may be {' or '.join(several.args)}: say which") from None
-        if meant is None:
-            raise UsageError(not_there(name, known, number, unlisted_lines=found.unlisted_lines))
-        chosen.append(meant)
-    return chosen
-
-
-def not_there(name: str, known: Sequence[str], number: int, *, unlisted_lines: int = 0) -> str:
-    """Return what to say of a name that no line has."""
-    run = run_name(number)
-    if not known:
-        return f"no line of {run} has a number with a name beside it, as in loss: 2.31; --run N draws another run's"
-    near = choosing.nearest(name, known)
-    nearest = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known[:8])}"
-    more = f"; {unlisted_lines:,} lines are of too many kinds to be listed" if unlisted_lines else ""
-    return f"no line of {run} has {name!r}; {nearest}{more}; --run N draws another run's"

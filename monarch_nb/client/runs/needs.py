@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from monarch_nb.client.curves.plot import Plot
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.logs.metrics import Columns
 from monarch_nb.client.logs.records import LogRecord
@@ -54,6 +55,14 @@ class HeldMesh(Protocol):
         run: Numbered | int | None = None,
     ) -> Columns: ...
 
+    def plot(
+        self,
+        *names: str,
+        x: str = "",
+        ranks: int | Iterable[int] | None = None,
+        run: Numbered | int | Sequence[Numbered | int] | None = None,
+    ) -> Plot: ...
+
 
 class Holder(Protocol):
     """A reservation, as its mesh and scripts know it.
@@ -99,3 +108,23 @@ class PrintedOfRun:
             UsageError: no line has a name; the message has the nearest ones.
         """
         return self.mesh.metrics(names, ranks, run=self)
+
+    def plot(self, *names: str, x: str = "", ranks: int | Iterable[int] | None = None) -> Plot:
+        """Return curves of the numbers that it printed beside names, as `%mesh plot` draws them. A notebook's cell
+        shows them live while it goes on.
+
+        Args:
+            names: a chart for each.
+            x: against the number of this name; by default the step of a line.
+            ranks: only of these ranks.
+
+        Returns:
+            The curves: `print` draws them with characters, `svg()` and `save("loss.svg")` as a picture.
+
+        Raises:
+            UsageError: no name is given, or no line has one; the message has those that there are.
+
+        Example:
+            >>> run.plot("loss")  # doctest: +SKIP
+        """
+        return self.mesh.plot(*names, x=x, ranks=ranks, run=self)

@@ -115,6 +115,8 @@ class Run(PrintedOfRun):
         self._freeing = Freeing(self, self._nodes)
         self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
         self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
+        if listener is not None:
+            events.introduce(listener, self)
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{len(self.results)} of {len(self.ranks)} ranks finished"

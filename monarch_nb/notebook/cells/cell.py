@@ -254,7 +254,6 @@ class CellRunner:
         view.hosts = run.mesh.core.hosts(run.ranks)
         self._session.runs[run.id] = run
         self._views[run.id] = view
-        view.shows(run)
         return run
 
     @property

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.errors import UsageError
+from monarch_nb.client.curves.names import run_numbers
+from monarch_nb.client.curves.words import listing
+from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.lines.choosing import canonical
-from monarch_nb.notebook.curves import words
-from monarch_nb.notebook.curves.live import drawing_of, titles
-from monarch_nb.notebook.curves.showing import CurvesCell
-from monarch_nb.notebook.output.tables import calm_line, show
-from monarch_nb.notebook.panels.showing import Panels
+from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 
 
-def plot(session: Session, panels: Panels, parsed: Parsed) -> None:
+def plot(session: Session, parsed: Parsed) -> None:
     """Draw the curves that are named, or list what there is to draw.
 
     Raises:
@@ -24,29 +22,20 @@ def plot(session: Session, panels: Panels, parsed: Parsed) -> None:
     numbers = run_numbers(parsed.text("run") or "")
     if not parsed.words:
         for reader in [mesh.numbers(run=number) for number in numbers] or [mesh.numbers()]:
-            found = call(reader.names())
-            show(words.listing(titles(mesh, [reader.number])[reader.number], found))
+            show(_listed(reader, mesh.run_titles([reader.number])[reader.number]))
         return
-    x = canonical(parsed.text("x") or "")
-    names = [canonical(name) for name in parsed.words]
     if not numbers:
-        numbers = [mesh.numbers(names).number]
+        numbers = [mesh.numbers([canonical(name) for name in parsed.words]).number]
         going_on = [info for info in mesh.past_runs() if not info.done and info.number > numbers[0]]
         if going_on:
             waits = f"--run {going_on[-1].number} waits for it"
             show(calm_line(f"{going_on[-1]} goes on and has not printed that yet: {waits}"))
-    CurvesCell(drawing_of(mesh, names, x, numbers), is_attended=panels.is_attended).show()
+    show(mesh.plot(*parsed.words, x=parsed.text("x") or "", run=numbers))
 
 
-def run_numbers(text: str) -> list[int]:
-    """Return the numbers that `--run` names.
-
-    Raises:
-        UsageError: they are no numbers of runs.
-    """
-    numbers = []
-    for word in filter(None, text.split(",")):
-        if not word.strip().isdecimal() or not int(word):
-            raise UsageError(f"--run takes the number of a run, or several as in 12,14, not {text!r}")
-        numbers.append(int(word))
-    return list(dict.fromkeys(numbers))
+def _listed(reader: RunMetrics, title: str) -> Shown:
+    """Return what can be drawn of a run."""
+    found = listing(call(reader.names()))
+    example = repr(found.example) if " " in found.example else found.example
+    how = [f"%mesh plot {example} draws it"] if example else []
+    return table(title, found.headers, found.rows, [*found.notes, *how])

@@ -99,7 +99,7 @@ class Subcommands:
             declarations.LOGS: self._logs,
             declarations.FOLD: partial(fold, session),
             declarations.SHOW: partial(show_ranks, session),
-            declarations.PLOT: partial(plot, session, panels),
+            declarations.PLOT: partial(plot, session),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

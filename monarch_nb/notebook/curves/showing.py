@@ -3,65 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
-from monarch_nb.client.connections.bridge import call, post
+from monarch_nb.client.connections.bridge import post
+from monarch_nb.client.curves.drawing import follow
+from monarch_nb.client.curves.plot import Plot, drawn_for_terminal
+from monarch_nb.client.curves.svg import svg
+from monarch_nb.client.curves.words import RunPictures, text
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.curves.live import Drawing, follow
-from monarch_nb.notebook.curves.svg import svg
-from monarch_nb.notebook.curves.words import RunPictures, text
+from monarch_nb.notebook.output.tables import Shown, is_notebook, show
 
 if TYPE_CHECKING:
     from monarch_nb.notebook.curves.widget import CurvesWidget
 
-UNATTENDED_S = 60.0
-"""So long a notebook that a program runs waits until what was printed is read: nobody sees it grow."""
 _PICTURE_INTERVAL_S = 2.0
 """Without a widget the whole picture goes to the browser."""
 
 _going_on: set[asyncio.Task[None]] = set()
 
 
+def register(shell: InteractiveShell, is_attended: Callable[[], bool]) -> Callable[[], None]:
+    """Show plots live from now on, in a terminal with characters; returns what ends that.
+
+    Args:
+        is_attended: returns whether a person sees the cell that executes now; else a program runs the notebook.
+    """
+    display_formatter: Any = shell.display_formatter  # IPython's has no types
+    formatter = display_formatter.ipython_display_formatter
+    if is_notebook(shell):
+        formatter.for_type(Plot, lambda plot: CurvesCell(plot, is_attended=is_attended()).show())
+    else:
+        formatter.for_type(Plot, lambda plot: show(Shown(drawn_for_terminal(plot), "")))
+    return lambda: formatter.pop(Plot, None)
+
+
 class CurvesCell:
-    """Shows a drawing in the cell that executes now.
+    """Shows a plot in the cell that executes now.
 
     Args:
         is_attended: a person sees it; else a program runs the notebook.
     """
 
-    def __init__(self, drawing: Drawing, *, is_attended: bool) -> None:
-        self._drawing, self._is_attended = drawing, is_attended
+    def __init__(self, plot: Plot, *, is_attended: bool) -> None:
+        self._plot, self._is_attended = plot, is_attended
+        self._drawing = plot.drawing
         self._cell = contextvars.copy_context()
         self._display_id = secrets.token_hex(16)
         self._widget: CurvesWidget | None = None
         self._drawn_at_s = 0.0
 
     def show(self) -> None:
-        """Show what can be read at once, and go on while there is more.
-
-        Raises:
-            UsageError: no line has a name that is wanted.
-        """
-        drawn = call(self._drawing.begin())
+        """Show what is read, and go on while there is more."""
         if self._is_attended and not self._drawing.is_over:
             self._widget = _widget()
-        self._draw(drawn, update=False)
+        self._draw(self._drawing.drawn(), update=False)
         if self._drawing.is_over:
             return
         if self._is_attended:
             post(self._go_on)
-        else:
-            with contextlib.suppress(TimeoutError):
-                call(self._until_read(), UNATTENDED_S)
-            self._draw(self._drawing.drawn(), update=True)
+        else:  # nobody sees it grow
+            self._draw(self._plot.drawn(), update=True)
 
     def _go_on(self) -> None:
         task = asyncio.get_running_loop().create_task(self._follow())
@@ -80,11 +89,6 @@ class CurvesCell:
 
         await follow(self._drawing, draw)
         self._draw(drawn or self._drawing.drawn(), update=True)  # what the notebook keeps
-
-    async def _until_read(self) -> None:
-        async for runs in self._drawing.changes():
-            if not any("is read" in note for run in runs for note in run.notes):
-                return
 
     def _draw(self, runs: Sequence[RunPictures], *, update: bool) -> None:
         """Put the picture into the cell: its first form belongs to this cell, later ones are found by their id."""

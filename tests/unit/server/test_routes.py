@@ -37,6 +37,8 @@ BAD = {
     "log_row": {"log": "x", "row": -1},
     "log_close": {},
     "own_lines": {"mesh": "mesh-dev", "run": 1, "lines": "3", "text": "x"},
+    "curves_found": {"mesh": "mesh-dev", "run": "x"},
+    "curves_read": {"mesh": "mesh-dev", "runs": [1], "names": "loss"},
 }
 """Every request that takes something, and a body that makes no sense."""
 
@@ -54,11 +56,13 @@ UNKNOWN = {
     "log_find": {"log": "x", "text": "x", "from": 0},
     "log_row": {"log": "x", "row": 0},
     "own_lines": {"mesh": "x", "run": 1, "lines": "0:0", "text": ""},
+    "curves_found": {"mesh": "x"},
+    "curves_read": {"mesh": "x", "runs": [1], "names": ["loss"]},
     "dance": {},
 }
 POOL_AWAY = (
     *("release", "extend", "resize", "replace", "restart", "interrupt", "stacks"),
-    *("lost", "attach_lines", "log_open", "own_lines"),
+    *("lost", "attach_lines", "log_open", "own_lines", "curves_found", "curves_read"),
 )
 
 

@@ -1,11 +1,12 @@
 import { KeyboardEvent, useCallback, useEffect, useMemo, useReducer, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
-import { count, mainMesh, parseRanks } from '../format';
+import { count } from '../format';
 import { LogQuery, LogSource, queryOf } from '../logs';
 import { State, useStore } from '../store';
 import { explain } from '../transport';
-import { Fold, LogRun, LogTarget, Reservation, Streams } from '../types';
+import { Fold, LogRun, LogTarget, Streams } from '../types';
 import { Lines } from './LogLines';
+import { RanksField } from './RanksField';
 import { Button, Mark } from './basics';
 
 const FILTER_AFTER_MS = 300;
@@ -219,6 +220,15 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
             Show cell
           </Button>
         )}
+        {run && host.openCurves && (
+          <Button
+            kind="quiet"
+            onClick={() => host.openCurves!({ ...target, ranks: query.ranks, run: run.number })}
+            title="Curves of the numbers that this run prints"
+          >
+            Curves
+          </Button>
+        )}
         <span className="mnb-grow" />
         <span className="mnb-dim mnb-number" role="status">
           {message ||
@@ -254,42 +264,5 @@ export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: ()
         />
       )}
     </div>
-  );
-}
-
-function RanksField(props: {
-  reservation: Reservation | undefined;
-  mesh: string;
-  value: string | null;
-  onChange: (ranks: string | null) => void;
-}) {
-  const [text, setText] = useState(props.value ?? '');
-  useEffect(() => setText(props.value ?? ''), [props.value]);
-  const mesh =
-    props.reservation &&
-    (props.reservation.meshes.find(each => each.id === props.mesh) ?? mainMesh(props.reservation));
-  const parsed = text.trim() === '' ? [] : parseRanks(text);
-  const outside = mesh && parsed?.find(rank => !mesh.ranks.some(each => each.rank === rank));
-  const error =
-    parsed === null ? 'Ranks are like 0-3,6' : outside !== undefined ? `There is no rank ${outside}` : '';
-  const commit = (): void => {
-    const ranks = text.trim() || null;
-    if (!error && ranks !== props.value) {
-      props.onChange(ranks);
-    }
-  };
-  return (
-    <input
-      className="mnb-log-ranks"
-      type="text"
-      aria-label="Ranks"
-      title={error || 'Ranks, like 0-3,6; empty: all'}
-      placeholder="all ranks"
-      aria-invalid={error ? true : undefined}
-      value={text}
-      onChange={event => setText(event.target.value)}
-      onBlur={commit}
-      onKeyDown={event => event.key === 'Enter' && commit()}
-    />
   );
 }

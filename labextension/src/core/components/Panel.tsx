@@ -6,6 +6,7 @@ import { State, Store, useStore } from '../store';
 import { explain } from '../transport';
 import { LogTarget, PoolNode, Reservation, View } from '../types';
 import { Boundary, Button, Mark, Section } from './basics';
+import { CurvesViewer } from './CurvesViewer';
 import { FormView } from './FormView';
 import { Jobs, Notices } from './Jobs';
 import { LogViewer } from './LogViewer';
@@ -31,25 +32,28 @@ export interface PanelProps {
   notebook?: string | null;
 }
 
+type Viewer = typeof LogViewer | typeof CurvesViewer;
+
 /** The whole panel. */
 export function Panel({ store, host, only = null, notebook = null }: PanelProps) {
-  const [target, setTarget] = useState<LogTarget | null>(null);
-  const surroundings = useMemo<Surroundings>(
-    () => ({ store, host: { ...host, openLog: host.openLog ?? setTarget } }),
-    [store, host]
-  );
+  const [inner, setInner] = useState<{ Viewer: Viewer; target: LogTarget } | null>(null);
+  const surroundings = useMemo<Surroundings>(() => {
+    const openLog = host.openLog ?? (target => setInner({ Viewer: LogViewer, target }));
+    const openCurves = host.openCurves ?? (target => setInner({ Viewer: CurvesViewer, target }));
+    return { store, host: { ...host, openLog, openCurves } };
+  }, [store, host]);
   return (
     <SurroundingsProvider value={surroundings}>
       <div className="mnb-panel">
         <Boundary>
           <Content only={only} notebook={notebook} />
         </Boundary>
-        {target && (
+        {inner && (
           <div className="mnb-inner-log">
-            <LogViewer
-              key={`${target.mesh} ${target.ranks} ${target.run}`}
-              target={target}
-              onClose={() => setTarget(null)}
+            <inner.Viewer
+              key={`${inner.target.mesh} ${inner.target.ranks} ${inner.target.run}`}
+              target={inner.target}
+              onClose={() => setInner(null)}
             />
           </div>
         )}

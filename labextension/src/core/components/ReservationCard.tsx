@@ -152,6 +152,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
     },
     [host, reservation.id, mesh?.id]
   );
+  const openCurves = (): void => {
+    if (mesh) {
+      host.openCurves?.({ reservation: reservation.id, mesh: mesh.id, ranks, run: null });
+    }
+  };
   const openRank = useCallback((rank: number) => openLog(String(rank)), [openLog]);
 
   const isChosen = (actor: Actor): boolean => actor.mesh_id === mesh?.id && actor.ranks === ranks;
@@ -238,6 +243,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
             {host.openLog && (
               <Button label={`Log${of}`} onClick={() => openLog(ranks)}>
                 Log
+              </Button>
+            )}
+            {host.openCurves && (
+              <Button
+                label={`Curves${of}`}
+                title="Curves of the numbers that ranks print"
+                onClick={openCurves}
+              >
+                Curves
               </Button>
             )}
             <Button

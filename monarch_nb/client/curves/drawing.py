@@ -5,17 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from monarch_nb.client.curves.names import is_there, resolved
+from monarch_nb.client.curves.words import RunPictures
 from monarch_nb.client.logs.metrics import RunMetrics
-from monarch_nb.client.meshes.printed import resolved
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
-from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, listed
-from monarch_nb.notebook.curves.words import RunPictures
-
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
 
 FIRST_S = 0.7
 """So long the first picture is read for."""
@@ -25,6 +20,7 @@ _LIVE_INTERVAL_S = 1.0
 """A node that writes all the time is asked so seldom that reading costs little."""
 _SILENT_INTERVAL_S = 3.0
 _LOOK_FOR_NAMES_S = 0.3
+_LOOK_FOR_RUN_S = 0.4
 MAX_NAMES, MAX_RUNS = 12, 6
 
 
@@ -34,6 +30,9 @@ class Drawing:
     Args:
         runs: what reads them. titles: what they are called.
         names: whose numbers; x: against what, empty for the step of a line.
+
+    Attributes:
+        version: rises whenever there is something new to draw or to say.
     """
 
     def __init__(self, runs: Sequence[RunMetrics], titles: Mapping[int, str], names: Sequence[str], x: str) -> None:
@@ -48,6 +47,13 @@ class Drawing:
         self._never: dict[int, list[str]] = {}
         self._over: set[int] = set()
         self._trouble: dict[int, str] = {}
+        self.version = 0
+        self._reading = asyncio.Lock()
+
+    @property
+    def runs(self) -> Sequence[RunMetrics]:
+        """What reads the numbers of each run."""
+        return self._runs
 
     @property
     def is_over(self) -> bool:
@@ -67,30 +73,50 @@ class Drawing:
 
     async def changes(self) -> AsyncGenerator[list[RunPictures], None]:
         """Yield what there is to draw whenever there is more, about once a second, until everything is read."""
-        told: object = self._state()
         while not self.is_over:
-            is_behind = any(run.share_read < 1.0 for run in self._runs if run.number not in self._over)
-            began_s = time.monotonic()
-            await asyncio.gather(*(self._go_on(run, is_behind) for run in self._runs if run.number not in self._over))
-            if (state := self._state()) != told or self.is_over:
-                told = state
+            began_s, version = time.monotonic(), self.version
+            await self.advance()
+            if self.version != version or self.is_over:
                 yield self.drawn()
-            if self._trouble:
-                await asyncio.sleep(_SILENT_INTERVAL_S)
-            elif not is_behind:
-                await asyncio.sleep(max(0.0, _LIVE_INTERVAL_S - (time.monotonic() - began_s)))
+            await asyncio.sleep(max(0.0, self.rest_s - (time.monotonic() - began_s)))
+
+    async def advance(self) -> None:
+        """Read on for less than a second."""
+        async with self._reading:
+            before = self._state()
+            budget_s = _CATCH_UP_S if self.is_behind else _LIVE_BUDGET_S
+            going_on = (run for run in self._runs if run.number not in self._over)
+            await asyncio.gather(*(self._go_on(run, budget_s) for run in going_on))
+            self.version += self._state() != before
+
+    async def catch_up(self) -> None:
+        """Read until all is read that was printed; return at once where a node does not answer."""
+        while self.is_behind and not self._trouble:
+            await self.advance()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read of what was printed."""
+        return any(run.share_read < 1.0 for run in self._runs if run.number not in self._over)
+
+    @property
+    def rest_s(self) -> float:
+        """How long to wait from one look to the next."""
+        if self._trouble:
+            return _SILENT_INTERVAL_S
+        return 0.0 if self.is_behind else _LIVE_INTERVAL_S
 
     def _state(self) -> object:
         return [
-            (run.share_read, run.ranks_read, run.read_bytes, self._trouble.get(run.number), len(self._missing))
+            (run.share_read, run.ranks_read, run.read_bytes, self._trouble.get(run.number), run.number in self._over)
             for run in self._runs
         ]
 
-    async def _go_on(self, run: RunMetrics, is_behind: bool) -> None:
+    async def _go_on(self, run: RunMetrics, budget_s: float) -> None:
         try:
             if self._missing.get(run.number):
                 await self._find_names(run)
-            await self._read(run, _CATCH_UP_S if is_behind else _LIVE_BUDGET_S)
+            await self._read(run, budget_s)
             self._trouble.pop(run.number, None)
         except NodeUnreachable as error:
             self._trouble[run.number] = str(error)
@@ -140,20 +166,19 @@ class Drawing:
         return notes
 
 
-def drawing_of(mesh: Mesh, names: Sequence[str], x: str, numbers: Sequence[int]) -> Drawing:
-    """Return what draws names of some runs of a mesh, by default of the newest that has one of them.
-
-    Raises:
-        RunNotFound: nothing has run, or there was no such run.
-    """
-    runs = [mesh.numbers(run=number) for number in numbers] or [mesh.numbers(names)]
-    return Drawing(runs, titles(mesh, [run.number for run in runs]), names, x)
-
-
-def titles(mesh: Mesh, numbers: Sequence[int]) -> dict[int, str]:
-    """Return what runs are called; those that are forgotten by their numbers."""
-    known = {info.number: run_name(info.number, info.cell_number, owner=info.owner) for info in mesh.past_runs()}
-    return {number: known.get(number) or run_name(number) for number in numbers}
+async def newest_with(names: Sequence[str], newest_first: Sequence[RunMetrics]) -> RunMetrics:
+    """Return the newest run that has all of these names. Where none has all it is the newest that has most of them, and
+    where none has any the newest that has numbers at all."""
+    best, most = newest_first[0], -1
+    for run in newest_first:
+        found = await run.names(_LOOK_FOR_RUN_S)
+        known = [metric.name for metric in found.metrics if names or metric.count > 1]
+        there = sum(is_there(name, known) for name in names)
+        if known and there > most:
+            best, most = run, there
+        if known and there == len(names):
+            break
+    return best
 
 
 async def follow(drawing: Drawing, draw: Callable[[list[RunPictures]], None]) -> None:
@@ -162,4 +187,9 @@ async def follow(drawing: Drawing, draw: Callable[[list[RunPictures]], None]) ->
         async for runs in drawing.changes():
             draw(runs)
     except MonarchNbError as error:  # the mesh was released: the picture stays
-        draw([RunPictures(run.title, run.pictures, [*run.notes, str(error)]) for run in drawing.drawn()])
+        draw(noted(drawing.drawn(), str(error)))
+
+
+def noted(runs: Sequence[RunPictures], note: str) -> list[RunPictures]:
+    """Return what there is to draw, with more to say of it."""
+    return [RunPictures(run.title, run.pictures, [*run.notes, note]) for run in runs]

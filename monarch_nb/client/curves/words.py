@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from monarch_nb.client.curves.names import is_step
 from monarch_nb.client.logs.metrics import Found
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
-from monarch_nb.lines.named import STEP_NAMES
 from monarch_nb.lines.pictures import Picture, Point
-from monarch_nb.notebook.output.tables import Shown, table
 
 MAX_LISTED = 60
 MAX_UNIT_CHARACTERS = 12
@@ -86,7 +85,21 @@ def _of_rank(point: Point, unit: str) -> str:
     return f"{number(point.value, unit)} (rank {point.rank})"
 
 
-def listing(title: str, found: Found) -> Shown:
+@dataclass(frozen=True)
+class Listing:
+    """What can be drawn of a run, as a table.
+
+    Attributes:
+        example: a name that can be drawn; empty when there is none. notes: what there is to say besides.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    example: str
+
+
+def listing(found: Found) -> Listing:
     """Return what can be drawn of a run."""
     rows = [
         [
@@ -104,10 +117,8 @@ def listing(title: str, found: Found) -> Shown:
         notes.append("the log is long: what was read in 2 s is counted")
     if found.unlisted_lines:
         notes.append(f"{found.unlisted_lines:,} lines are of too many kinds: what only they have is not listed")
-    if rows:
-        names = [metric.name for metric in found.metrics]
-        first = next((name for name in names if name.lower() not in STEP_NAMES), names[0])
-        notes.append(f"%mesh plot {first!r} draws it" if " " in first else f"%mesh plot {first} draws it")
-    else:
+    if not rows:
         notes.append("no line has a number with a name beside it, as in loss: 2.31")
-    return table(title, ["name", "ranks", "lines", "last"], rows, notes)
+    names = [metric.name for metric in found.metrics]
+    example = next((name for name in names if not is_step(name)), next(iter(names), ""))
+    return Listing(["name", "ranks", "lines", "last"], rows, notes, example)

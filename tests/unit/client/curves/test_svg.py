@@ -6,11 +6,12 @@ import math
 from random import Random
 from xml.etree import ElementTree
 
+from monarch_nb.client.curves.scales import ticks
+from monarch_nb.client.curves.svg import svg
+from monarch_nb.client.curves.told import curves_json
+from monarch_nb.client.curves.words import RunPictures, text
 from monarch_nb.lines.pictures import Point, Told, pictures
 from monarch_nb.lines.thinning import Curve
-from monarch_nb.notebook.curves.svg import svg, ticks
-from monarch_nb.notebook.curves.widget import curves_json
-from monarch_nb.notebook.curves.words import RunPictures, text
 
 
 def told(name: str, unit: str = "", *, points: int = 4000, ranks: int = 3, x: str = "step") -> Told:

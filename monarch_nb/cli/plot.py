@@ -1,0 +1,86 @@
+"""`monarch-nb plot`: curves of the numbers that ranks print, drawn with characters or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch_nb.cli.meshes import mesh_of
+from monarch_nb.cli.tables import print_table
+from monarch_nb.config import MAIN_MESH, default_pool
+
+if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
+
+SUMMARY = "draw curves of numbers that ranks print"
+EXAMPLES = ("plot", "plot dev loss grad_norm", "plot loss --run 12,14 --svg loss.svg")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.usage = "monarch-nb plot [NAME] [NUMBER ...] [options]"
+    parser.description = (
+        "Draw curves of numbers that ranks print, as in loss: 2.31, loss=2.3 or 'loss': 2.3.\n"
+        "The line is the first rank's; the band is over all ranks where they differ."
+    )
+    name = "the reservation (default: the only one you hold)"
+    parser.add_argument("first", nargs="*", metavar="NAME", help=name)
+    parser.add_argument(
+        "numbers", nargs="*", metavar="NUMBER", help="a chart for each; without any, lists what there is"
+    )
+    parser.add_argument("--x", metavar="NUMBER", default="", help="against this number (default: the step of a line)")
+    run = "of run number N, or of several over each other: 12,14 (default: the newest that has such numbers)"
+    parser.add_argument("--run", metavar="N", dest="runs", default="", help=run)
+    parser.add_argument("--svg", metavar="FILE", help="write a picture, light and dark, instead of drawing")
+    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="of a mesh beside main")
+    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw, or list what can be drawn; return the exit status."""
+    from monarch_nb import attach
+    from monarch_nb.client.curves.names import run_numbers
+    from monarch_nb.client.curves.plot import drawn_for_terminal
+    from monarch_nb.shape import parse_targets
+
+    runs = run_numbers(options.runs)
+    name, names = _split(options, [*options.first, *options.numbers])
+    mesh = mesh_of(attach(name, pool=options.pool), options.mesh)
+    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    if not names:
+        return _list(mesh, runs)
+    plot = mesh.plot(*names, x=options.x, run=runs or None)
+    if options.svg:
+        Path(options.svg).write_text(plot.svg(), encoding="utf-8")
+        print(f"wrote {options.svg}", file=sys.stderr)
+    else:
+        print(drawn_for_terminal(plot))
+    return 0
+
+
+def _split(options: argparse.Namespace, words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
+    """Return the reservation, if the first word is one, and the names; choose the pool."""
+    from monarch_nb import list_reservations
+    from monarch_nb.client.reservations.lists import pool_of
+
+    if options.pool is None:
+        options.pool = pool_of(words[0], default_pool()) if words else default_pool()
+    held = {name for info in list_reservations(options.pool) for name in (info.name, f"{info.owner}/{info.name}")}
+    return (words[0], words[1:]) if words and words[0] in held else (None, words)
+
+
+def _list(mesh: Mesh, runs: Sequence[int]) -> int:
+    from monarch_nb.client.connections.bridge import call
+    from monarch_nb.client.curves.words import listing
+
+    for reader in [mesh.numbers(run=number) for number in runs] or [mesh.numbers()]:
+        found = listing(call(reader.names()))
+        print(mesh.run_titles([reader.number])[reader.number])
+        if found.rows:
+            print_table(found.headers, found.rows)
+        for note in found.notes:
+            print(note)
+    return 0
