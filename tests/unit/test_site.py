@@ -49,7 +49,7 @@ def test_the_reference_has_every_public_name_with_an_example(module: ModuleType)
     reference = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.rst"))
     for name in module.__all__:
         if name not in ("__version__", "errors"):
-            homes = rf"^\.\. auto\w+:: (monarch_nb\.(actor\.)?)?{name}$"
+            homes = rf"^ *\.\. auto\w+:: (monarch_nb\.(actor\.)?)?{name}$"
             assert re.search(homes, reference, re.MULTILINE), f"{module.__name__}.{name} is not in docs/reference"
             text = inspect.getdoc(getattr(module, name)) or ""
             assert doctest.DocTestParser().get_examples(text), f"{module.__name__}.{name} has no example"
