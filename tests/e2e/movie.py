@@ -54,14 +54,15 @@ def train(steps):
 train(steps=60)"""
 HANG = """\
 %%mesh
+loss = torch.tensor(float(rank))
 if rank != 3:  # rank 3 never gets there
-    dist.all_reduce(weights.data)"""
+    dist.all_reduce(loss)"""
 AGAIN = """\
 %%mesh
 dist.init_process_group("gloo")
 train(steps=30)  # the same weights"""
 STOP = """\
-%%mesh
+%%mesh -t 0-3
 def look(batch):
     breakpoint()
     return batch.mean()
@@ -220,9 +221,11 @@ def draw(lab: Lab, browser: Browser) -> Film:
     author.type(4, STOP)
     notebook.start(4)
     notebook.wait_for_text(4, "Actor Name")
-    for line, shows in (("p batch", r"\[7\] tensor"), ("attach 3", r"Attached"), ("p batch.sum()", r"tensor\(18")):
-        prompt(notebook, 4)
+    for line, shows in (("p batch", r"\[3\] tensor"), ("attach 3", r"Attached"), ("p batch.sum()", r"tensor\(18")):
+        field = prompt(notebook, 4)
         author.show(4)
+        field.fill(line)
+        film.hold(700)
         answer(notebook, 4, line)
         notebook.wait_for_text(4, re.compile(shows))
     prompt(notebook, 4)
