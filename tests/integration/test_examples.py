@@ -71,7 +71,7 @@ class Counter(Actor):
 @pytest.fixture(scope="module")
 def processes(dev: Reservation) -> ProcMesh:
     """Processes beside the main mesh, of a shape of their own."""
-    return dev.spawn_procs({"gpus": 2}, name="trainers")
+    return dev.spawn_procs({"gpus": 4}, name="trainers")
 
 
 @pytest.fixture
