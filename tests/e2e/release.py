@@ -100,8 +100,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--python", action="append", metavar="3.N", help="only this one; may be repeated")
     arguments.add_argument("--torch", default="", metavar="REQUIREMENT", help="fetch it for each, as in torch==2.15.0")
+    arguments.add_argument("--built", action="store_true", help="try the wheel that lies in dist/; build nothing")
     options = arguments.parse_args()
-    wheel = build()
+    wheel = next(DIST.glob("*.whl")) if options.built else build()
     found = {version: path for version, path in pythons(wheel) if not options.python or version in options.python}
     if not found:
         raise SystemExit("none of these Pythons is there")
