@@ -23,10 +23,10 @@ PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find
 say = printf '\n\033[1m==> %s\033[0m\n'
 
 .NOTPARALLEL:
-.PHONY: help install panel demo lab format check test quick unit ui itest gpu e2e notebooks bench proto docs clean
+.PHONY: help install panel demo lab format check test quick unit ui itest gpu e2e notebooks executed bench proto docs release-check site clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 15
 
 install: $(INSTALLED) $(SKY)  ## Make the virtual environment with the package (editable) and all its tools
 	@:
@@ -127,6 +127,20 @@ e2e: install panel  ## Tests in a real browser
 notebooks: install  ## Execute the notebooks headlessly, without the other integration tests
 	@$(say) 'Notebooks'
 	@$(PYTEST) tests/integration/test_notebooks.py
+
+site: install $(NODE_MODULES)  ## Build the site in build/site; warnings and dead links inside are errors
+	@$(say) 'The site'
+	@$(BIN)/python -m sphinx -q -W --keep-going -j 2 -d build/doctrees docs build/site
+	@$(say) 'Look at it: $(BIN)/python -m http.server --directory build/site 8000'
+
+release-check: install panel  ## Build what a release would publish and use it with every Python that is here; ARGS="--python 3.12"
+	@$(say) 'What a release would publish'
+	@PYTHONPATH=tests $(BIN)/python -m e2e.release $(ARGS)
+
+executed: install  ## Execute the notebooks and keep them with their outputs in docs/notebooks, for the site
+	@$(say) 'Notebooks, kept as they were executed'
+	@KEEP_NOTEBOOKS=$(abspath docs/notebooks) $(PYTEST) tests/integration/test_notebooks.py \
+	    tests/integration/test_titan_notebook.py tests/integration/test_debugging_notebook.py tests/integration/slurm/test_notebook.py
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
 	@$(BIN)/python -m tests.bench $(ARGS)

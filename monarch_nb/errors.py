@@ -19,7 +19,14 @@ from monarch_nb.lines.texts import fold_texts
 
 
 class MonarchNbError(Exception):
-    """Base of all errors of monarch_nb. The first argument is the whole message, for people."""
+    """Base of all errors of monarch_nb. The first argument is the whole message, for people.
+
+    Example:
+        >>> try:  # doctest: +SKIP
+        ...     monarch_nb.reserve("big", nodes=2, procs=500)
+        ... except monarch_nb.MonarchNbError as error:
+        ...     print(error)
+    """
 
     _registry: ClassVar[dict[str, type[MonarchNbError]]] = {}
 
@@ -447,6 +454,12 @@ class ActorError(MonarchNbError):
         endpoint: "trainers.step".
         failures: one ActorFailure per failing rank, by rank (given as a list of them).
         values: what the ranks returned that did not fail, by rank.
+
+    Example:
+        >>> try:
+        ...     counters.fail.call().get()
+        ... except ActorError as error:
+        ...     print(sorted(error.failures), sorted(error.values))
     """
 
     def __init__(
@@ -537,4 +550,12 @@ def _folded(
 
 
 class SupervisionError(ActorError, RuntimeError):
-    """Actors do not answer any more: they were stopped, have failed, or their process died."""
+    """Actors do not answer any more: they were stopped, have failed, or their process died.
+
+    Example:
+        >>> counters.stop().get()
+        >>> try:
+        ...     counters.add.call(1).get()
+        ... except SupervisionError as error:
+        ...     print("spawn them again:", error)
+    """

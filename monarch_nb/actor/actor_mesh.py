@@ -22,7 +22,13 @@ from monarch_nb.shape import Extent, Region
 
 
 class ActorMesh(MeshTrait):
-    """Actors, as `spawn` returns them: every endpoint of their class is an attribute. It travels as an argument."""
+    """Actors, as `spawn` returns them: every endpoint of their class is an attribute. It travels as an argument.
+
+    Example:
+        >>> counters = mesh.spawn("counters", Counter, 0)
+        >>> counters.slice(hosts=0).add.call(1).get()
+        >>> counters.stop().get()
+    """
 
     def __init__(self, handle: Handle, region: Region) -> None:
         self._handle, self._view = handle, region

@@ -77,7 +77,13 @@ class _Receipt(Outcome):
 
 
 class PortReceiver(Generic[R]):
-    """Receives what is sent to a Port, in the process that opened the channel."""
+    """Receives what is sent to a Port, in the process that opened the channel.
+
+    Example:
+        >>> port, receiver = Channel.open()
+        >>> counters.report.broadcast(port)
+        >>> values = [receiver.recv().get(timeout=60) for _ in range(8)]
+    """
 
     def __init__(self, arrivals: _Arrivals, once: bool) -> None:
         self._arrivals, self._once, self._is_used = arrivals, once, False
@@ -111,7 +117,13 @@ class PortReceiver(Generic[R]):
 
 
 class RankedPortReceiver(PortReceiver[R]):
-    """Receives `(rank, value)`: the rank in the mesh that was told to respond to the port."""
+    """Receives `(rank, value)`: the rank in the mesh that was told to respond to the port.
+
+    Example:
+        >>> port, receiver = Channel.open_ranked()
+        >>> send(counters.value, (), {}, port)
+        >>> rank, value = receiver.recv().get()
+    """
 
     @staticmethod
     def _finish(came: tuple[int, Answer]) -> Any:
@@ -160,6 +172,11 @@ def send(
     Args:
         port: gets what each rank returns, or raises; None: as `broadcast`.
         selection: "all" ranks, or "choose" one by chance.
+
+    Example:
+        >>> port, receiver = Channel.open()
+        >>> send(counters.add, (1,), {}, port, selection="choose")
+        >>> value = receiver.recv().get()
     """
     if selection not in ("all", "choose"):
         raise ValueError(f"invalid selection {selection!r}: expected 'all' or 'choose'")

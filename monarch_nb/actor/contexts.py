@@ -109,6 +109,10 @@ class Context:
     Attributes:
         message_rank: the place of this actor in the mesh that was called: a slice, perhaps.
         actor_instance: the actor.
+
+    Example:
+        >>> context().actor_instance.name  # in an endpoint: as given to `spawn`
+        'root'
     """
 
     message_rank: Point
@@ -116,7 +120,12 @@ class Context:
 
 
 def context() -> Context:
-    """Return where the calling code runs: in an actor that executes a message, or in a program."""
+    """Return where the calling code runs: in an actor that executes a message, or in a program.
+
+    Example:
+        >>> context().message_rank.rank  # of a program
+        0
+    """
     step = current()
     if step is None:
         identity = process().identity
@@ -128,15 +137,39 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """Return the place of this actor in the mesh that was called."""
+    """Return the place of this actor in the mesh that was called.
+
+    Example:
+        >>> class Placed(Actor):
+        ...     @endpoint
+        ...     def place(self):
+        ...         return current_rank()["hosts"], current_rank().rank
+        >>> places = mesh.spawn("placed", Placed).place.call().get()
+    """
     return context().message_rank
 
 
 def current_size() -> dict[str, int]:
-    """Return the sizes of the mesh that was called."""
+    """Return the sizes of the mesh that was called.
+
+    Example:
+        >>> class Sized(Actor):
+        ...     @endpoint
+        ...     def size(self):
+        ...         return current_size()["procs"]
+        >>> sizes = mesh.spawn("sized", Sized).size.call().get()
+    """
     return dict(context().message_rank.extent)
 
 
 def current_actor_name() -> str:
-    """Return the identifier of this actor."""
+    """Return the identifier of this actor.
+
+    Example:
+        >>> class Named(Actor):
+        ...     @endpoint
+        ...     def name(self):
+        ...         return current_actor_name()
+        >>> names = mesh.spawn("named", Named).name.call().get()
+    """
     return str(context().actor_instance.actor_id)

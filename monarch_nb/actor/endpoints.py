@@ -22,7 +22,13 @@ class EndpointProperty(Declared):
 
 
 class Endpoint(Protocol):
-    """What a mesh of actors has under the name of an endpoint."""
+    """What a mesh of actors has under the name of an endpoint.
+
+    Example:
+        >>> counters.add.call(1).get()  # all, and a value per rank
+        >>> counters.slice(hosts=0, procs=0).add.call_one(1).get()  # the only one
+        >>> counters.add.broadcast(1)  # all, waiting for nothing
+    """
 
     def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on all ranks; the result is a ValueMesh."""
@@ -80,6 +86,13 @@ def concurrent_endpoint(
 
     Raises:
         ValueError: the method is no `async def`, or an endpoint already.
+
+    Example:
+        >>> class Server(Actor):
+        ...     @concurrent_endpoint
+        ...     async def wait(self, seconds):
+        ...         await asyncio.sleep(seconds)
+        ...         return seconds
     """
     if method is None:
         return functools.partial(

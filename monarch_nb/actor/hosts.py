@@ -71,7 +71,13 @@ class Procs:
 
 
 class ProcMesh(MeshTrait):
-    """Processes, into which actors are spawned."""
+    """Processes, into which actors are spawned.
+
+    Example:
+        >>> evaluators = dev.spawn_procs({"gpus": 2}, name="evaluators")
+        >>> judges = evaluators.spawn("judges", Counter, 0)
+        >>> evaluators.stop().get()
+    """
 
     def __init__(self, procs: Procs, region: Region) -> None:
         self._procs, self._view = procs, region
@@ -237,7 +243,12 @@ def _stop_actors(reason: str) -> None:
 
 
 class HostMesh(MeshTrait):
-    """Hosts, on which processes are started."""
+    """Hosts, on which processes are started.
+
+    Example:
+        >>> helpers = dev.hosts.spawn_procs({"procs": 2})  # two processes on each node, beside the mesh
+        >>> helpers.stop().get()
+    """
 
     def __init__(self, hosts: Sequence[str], region: Region, python: str = "") -> None:
         self._hosts, self._view, self._python = list(hosts), region, python
@@ -345,12 +356,22 @@ def stop_procs_here(mesh_id: str) -> None:
 
 
 def this_host() -> HostMesh:
-    """Return the host on which this runs."""
+    """Return the host on which this runs.
+
+    Example:
+        >>> procs = this_host().spawn_procs({"gpus": 2})
+        >>> procs.stop().get()
+    """
     return this_proc().host_mesh
 
 
 def this_proc() -> ProcMesh:
-    """Return the process in which this runs."""
+    """Return the process in which this runs.
+
+    Example:
+        >>> here = this_proc().spawn("here", Counter, 0)  # in this very process
+        >>> here.add.call_one(1).get()
+    """
     return ProcMesh(Procs("local", Extent({}), Places([HERE]), False, process().outside.python), Extent({}).region)
 
 
@@ -373,6 +394,11 @@ def proc_mesh(
         gpus: how many processes; as many as there are GPUs when left out.
         env: environment variables for them.
         setup: called in each before there are actors.
+
+    Example:
+        >>> procs = proc_mesh(gpus=2, env={"OMP_NUM_THREADS": "1"})
+        >>> procs.spawn("counters", Counter, 0).add.call(1).get()
+        >>> procs.stop().get()
     """
     if hosts != 1:
         raise UsageError("proc_mesh is for this host: reserve others with monarch_nb.reserve(name, nodes=2, gpus=8)")
@@ -382,7 +408,12 @@ def proc_mesh(
 
 
 def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
-    """As `proc_mesh`; processes of their own here too."""
+    """As `proc_mesh`; processes of their own here too.
+
+    Example:
+        >>> procs = local_proc_mesh(gpus=2)
+        >>> procs.stop().get()
+    """
     return proc_mesh(gpus=gpus, hosts=hosts)
 
 
@@ -429,7 +460,11 @@ def _controller(name: str, kind: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """End the actors of this process. What it spawned elsewhere lives on, until its mesh is stopped or released."""
+    """End the actors of this process. What it spawned elsewhere lives on, until its mesh is stopped or released.
+
+    Example:
+        >>> shutdown_context().get()
+    """
     if host_timeout is not None and not host_timeout >= 0:
         raise ValueError(f"invalid timeout {host_timeout}: expected a non-negative number of seconds")
     with contextlib.suppress(RuntimeError):

@@ -110,6 +110,10 @@ class ProcId:
 
     Attributes:
         uid: what it consists of.
+
+    Example:
+        >>> str(ProcId.from_string("local"))
+        'local'
     """
 
     uid: Uid

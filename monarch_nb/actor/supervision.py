@@ -31,6 +31,12 @@ class MeshFailure:
         mesh_name: its identifier: its name and some characters.
         crashed_ranks: the ranks that failed.
         event: what happened, with the traceback.
+
+    Example:
+        >>> class Parent(Actor):
+        ...     def __supervise__(self, failure):
+        ...         print(failure.report(), failure.crashed_ranks)
+        ...         return True  # handled: nobody else is told
     """
 
     def __init__(self, mesh: Any, mesh_name: str, crashed_ranks: Sequence[int], event: str, told: Told) -> None:

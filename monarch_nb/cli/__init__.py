@@ -4,10 +4,11 @@ main    all commands: what they take, what they do
 run     monarch-nb run: a script on ranks
 plot    monarch-nb plot: curves of what ranks print
 debug   monarch-nb debug: the debugger's prompt
+doctor  monarch-nb doctor: what differs between this environment and the nodes'
 nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reservation
 release monarch-nb release: what is held is given back
 meshes  which mesh a command is for
 pool    monarch-nb pool: pools of hosts, and who may use them
 hints   what to type in a terminal
-tables  columns
+tables  columns, JSON
 """

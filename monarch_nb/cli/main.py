@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch_nb.cli import debug as debug_command
+from monarch_nb.cli import doctor as doctor_command
 from monarch_nb.cli import manifest as manifest_command
 from monarch_nb.cli import nodes as nodes_command
 from monarch_nb.cli import plot as plot_command
@@ -22,7 +22,7 @@ from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.meshes import mesh_of
-from monarch_nb.cli.tables import print_table
+from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
@@ -151,13 +151,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     debug_command.add_arguments(debug)
 
-    doctor = command("doctor", _doctor, "compare this environment with every node's", "doctor dev", "doctor --pool lab")
-    doctor.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="the reservation (default: the only one you hold; with --pool, or when there is none, the whole pool)",
-    )
+    doctor = command("doctor", doctor_command.run, *doctor_command.SUMMARY)
+    doctor_command.add_arguments(doctor)
 
     release = command("release", release_command.run, *release_command.SUMMARY)
     release_command.add_arguments(release)
@@ -313,7 +308,7 @@ def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = Fal
     reservations = list_reservations(pool, memory=as_json) if answers else []
     if as_json:
         held = [asdict(reservation) for reservation in reservations]
-        _print_json({"pool": pool, "nodes": described, "reservations": held})
+        print_json({"pool": pool, "nodes": described, "reservations": held})
         return 0
     if not nodes:
         print(typed_here(no_nodes(pool)))
@@ -370,7 +365,7 @@ def _list(options: argparse.Namespace) -> int:
     _check_named_pool(options.pool or default_pool())
     held = list_one(options.pool, memory=options.json) if options.pool else list_everywhere(memory=options.json)
     if options.json:
-        _print_json([asdict(reservation) for reservation in held.reservations])
+        print_json([asdict(reservation) for reservation in held.reservations])
     else:
         with_pool = not options.pool and any(pool != default_pool() for pool in held.pools)
         _print_reservations(held.reservations, options.pool or default_pool(), with_pool=with_pool)
@@ -388,10 +383,6 @@ def _check_named_pool(pool: str) -> None:
 
     if pool != DEFAULT_POOL and not provisioner_of(pool).nodes(pool=pool):
         raise PoolError(no_nodes(pool))
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, default=str))
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -435,18 +426,6 @@ def _raw_lines(batches: Iterable[Iterable[LogRecord]]) -> Iterator[str]:
 
 def _raw_line(parts: Sequence[LogRecord]) -> str:
     return f"[{parts[0].rank}] {''.join(part.text for part in parts).removesuffix(chr(10))}"
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from monarch_nb import attach, list_reservations
-    from monarch_nb.client.doctor.doctor import examine_pool
-
-    if options.name or (not options.is_pool_named and any(info.held_by_me for info in list_reservations(options.pool))):
-        diagnosis = attach(options.name, pool=options.pool).doctor()
-    else:
-        diagnosis = examine_pool(options.pool)
-    print(diagnosis)
-    return 0 if diagnosis.healthy else 1
 
 
 def _extend(options: argparse.Namespace) -> int:

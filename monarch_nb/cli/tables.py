@@ -1,7 +1,8 @@
-"""Tables in a terminal."""
+"""Tables in a terminal, and JSON for programs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,3 +23,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     if not console.is_terminal:
         console.width = 200
     console.print(table)
+
+
+def print_json(value: object) -> None:
+    """Print what programs read."""
+    print(json.dumps(value, indent=2, default=str))

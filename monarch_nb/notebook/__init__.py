@@ -34,6 +34,9 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
     Raises:
         UsageError: in a rank. It would follow its own output.
+
+    Example:
+        >>> %load_ext monarch_nb  # doctest: +SKIP
     """
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
@@ -99,6 +102,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext monarch_nb`: take away what `load_ipython_extension` registered; ranks go on."""
+    """`%unload_ext monarch_nb`: take away what `load_ipython_extension` registered; ranks go on.
+
+    Example:
+        >>> %unload_ext monarch_nb  # doctest: +SKIP
+    """
     if unload := _unload.pop(shell, None):
         unload()

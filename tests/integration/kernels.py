@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from jupyter_client.manager import KernelManager, _ShutdownStatus
 
 from integration.live import TIMEOUT_S
+from integration.notebooks import keep
 
 
 class Kernel:
@@ -20,8 +22,10 @@ class Kernel:
         self._manager = KernelManager(kernel_name="python3")
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._connect()
-        self._cells: dict[str, list[dict[str, str]]] = {}
-        self._displays: dict[str, dict[str, str]] = {}
+        self._codes: dict[str, str] = {}
+        self._cells: dict[str, list[nbformat.NotebookNode]] = {}
+        self._displays: dict[str, nbformat.NotebookNode] = {}
+        self._asked = ("", "")
 
     def _connect(self) -> None:
         self._client = self._manager.client()
@@ -31,6 +35,7 @@ class Kernel:
     def start(self, code: str, *, headless: bool = False) -> str:
         """Begin a cell; a headless one can ask nobody."""
         cell: str = self._client.execute(code, allow_stdin=not headless)
+        self._codes[cell] = code
         self._cells[cell] = []
         return cell
 
@@ -56,6 +61,7 @@ class Kernel:
         """Wait until a cell asks at a prompt; return what it shows by then."""
         message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
         assert message["content"]["prompt"] == prompt, message["content"]
+        self._asked = (cell, prompt)
         while True:  # what was shown before is on its way
             try:
                 self._take(self._client.get_iopub_msg(timeout=0.2))
@@ -64,11 +70,22 @@ class Kernel:
 
     def answer(self, line: str) -> None:
         """Type a line at the prompt that was waited for."""
+        cell, prompt = self._asked
+        self._cells[cell].append(nbformat.v4.new_output("stream", name="stdin", text=f"{prompt}{line}\n"))
         self._client.input(line)
 
     def text(self, cell: str) -> str:
-        """What a cell shows now."""
-        return "\n".join(output["text"] for output in self._cells[cell])
+        """What a cell shows now, without what was typed there."""
+        return "\n".join(_text_of(output) for output in self._cells[cell] if output.get("name") != "stdin")
+
+    def keep(self, path: Path) -> None:
+        """Keep a notebook of which this ran the cells, with what they show, where `make executed` asks for it."""
+        notebook = nbformat.read(path, as_version=4)
+        shown = {code: self._cells[cell] for cell, code in self._codes.items()}
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs = shown.get(cell.source, [])
+        keep(path.stem, notebook)
 
     def interrupt(self) -> None:
         self._manager.interrupt_kernel()
@@ -101,16 +118,18 @@ class Kernel:
         cell: str = message["parent_header"].get("msg_id", "")
         outputs = self._cells.get(cell, [])
         display_id = content.get("transient", {}).get("display_id")
-        if kind == "stream":
-            outputs.append({"text": content["text"]})
-        elif kind == "error":
-            outputs.append({"text": "\n".join(content["traceback"])})
-        elif kind in ("display_data", "execute_result"):
-            outputs.append({"text": content["data"]["text/plain"]})
+        if kind in ("stream", "error", "display_data", "execute_result"):
+            outputs.append(nbformat.v4.output_from_msg(message))
             if display_id:
                 self._displays[display_id] = outputs[-1]
         elif kind == "update_display_data":
-            self._displays[display_id]["text"] = content["data"]["text/plain"]
+            self._displays[display_id].data = nbformat.from_dict(content["data"])
         elif kind == "status" and content["execution_state"] == "idle":
             return cell
         return None
+
+
+def _text_of(output: nbformat.NotebookNode) -> str:
+    if output.output_type == "error":
+        return "\n".join(output.traceback)
+    return str(output.text if output.output_type == "stream" else output.data["text/plain"])

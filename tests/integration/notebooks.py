@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CELL_TIMEOUT_S = 600
 """The longest cell needs about 20 s on two idle cores."""
+KEPT = os.environ.get("KEEP_NOTEBOOKS", "")
+"""The folder in which `make executed` wants them with their outputs, for the site; empty in tests."""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -59,7 +62,18 @@ def execute(name: str, folder: Path, without: str | None = None, nodes: int | No
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )
-    return Executed(client.execute())
+    executed = Executed(client.execute())
+    keep(name, executed.notebook)
+    return executed
+
+
+def keep(name: str, notebook: nbformat.NotebookNode) -> None:
+    """Keep a notebook as it was executed, where `make executed` asks for it."""
+    if KEPT:
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)  # when each message came
+        notebook.metadata.pop("widgets", None)
+        nbformat.write(notebook, Path(KEPT) / f"{name}.ipynb")
 
 
 def _plain(output: nbformat.NotebookNode) -> str:

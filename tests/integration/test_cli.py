@@ -1,11 +1,13 @@
 """`monarch-nb` on a real pool, as a user types it."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import monarch_nb
 from leaks import leaks_of
@@ -54,6 +56,11 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     assert [rank["state"] for rank in status["reservations"][0]["ranks"]] == ["idle", "idle"]
     assert all(rank["memory_bytes"] > 1 << 20 for rank in status["reservations"][0]["ranks"])
 
+    main(["doctor", "--json"])  # whose status also says whether this machine has room
+    diagnosis = json.loads(capsys.readouterr().out)
+    assert diagnosis["here"]["python"] == platform.python_version()
+    assert [node["environment"]["python"] for node in diagnosis["nodes"]] == [platform.python_version()] * 2
+
     heading = "── run 1 (print('hello from', rank)) ──"
     assert said(capsys, "logs") == f"{heading}\n[0] hello from 0\n[1] hello from 1\n[0-1] twice\n"
     assert said(capsys, "logs", "--raw") == "[0] hello from 0\n[0] twice\n[1] hello from 1\n[1] twice\n"
@@ -94,6 +101,9 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
 
     assert said(capsys, "down").startswith("the pool 'local' is down")
     assert said(capsys, "down") == "no pool 'local' is up\n"
+    silent = json.loads(said(capsys, "doctor", "--json", status=1))
+    assert "monarch-nb up" in silent["error"]
+    assert silent["here"]["packages"]["torch"] == torch.__version__
     assert leaks_of(pool_home) == []
 
 

@@ -102,3 +102,4 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     kernel.answer("continue")
     assert "[10, 11, 12, 13, 14, 100, 16," in kernel.wait(cell)
     assert "released" in kernel.run(release)
+    kernel.keep(NOTEBOOK)

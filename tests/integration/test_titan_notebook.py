@@ -93,3 +93,4 @@ def test_titan_trains_stops_and_trains_on(open_kernel: Callable[[], Kernel], fol
     assert losses(again.text("look_at=5")) == losses(first)
     assert losses(again.text("trainers.train.call().get()")) == losses(second)
     assert "released" in again.text("%mesh release")
+    kernel.keep(NOTEBOOKS / "titan.ipynb")  # the one in which somebody answered

@@ -79,7 +79,7 @@ def magic_lines(page: Path) -> Iterator[str]:
 
 @EVERYWHERE
 def test_commands_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for code in snippets(page, "console"):
         for line in code.splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)

@@ -17,7 +17,13 @@ _TOGETHER_S = 0.2
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
     """What is called when nobody handles a failure; assign another function to `monarch_nb.actor.unhandled_fault_hook`.
-    This one, unlike Monarch's, ends nothing: a cell shows what happened."""
+    This one, unlike Monarch's, ends nothing: a cell shows what happened.
+
+    Example:
+        >>> def record(failure):
+        ...     print(failure.report())
+        >>> monarch_nb.actor.unhandled_fault_hook = record
+    """
     sys.stderr.write(f"{describe([failure])}\n")
 
 

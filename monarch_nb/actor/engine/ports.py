@@ -25,6 +25,12 @@ class Port(Generic[R]):
 
     Attributes:
         return_undeliverable: as in Monarch; what can not be delivered is dropped here, whatever it says.
+
+    Example:
+        >>> port, receiver = Channel.open()
+        >>> port.send("as often as you like")
+        >>> receiver.recv().get()
+        'as often as you like'
     """
 
     def __init__(self, process: Postman, target: PortAddress | None, *, once: bool = False) -> None:

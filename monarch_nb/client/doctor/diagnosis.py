@@ -75,6 +75,7 @@ class Diagnosis:
         advice: what to do about several of them at once.
         notes: what is worth knowing and no fault.
         node_names: every node's.
+        here: this process's environment. nodes: what the nodes said. Both are for programs.
     """
 
     title: str
@@ -83,6 +84,8 @@ class Diagnosis:
     advice: tuple[str, ...]
     notes: tuple[str, ...]
     node_names: tuple[str, ...]
+    here: Environment = field(default_factory=Environment, repr=False)
+    nodes: tuple[NodeReport, ...] = field(default=(), repr=False)
 
     @property
     def healthy(self) -> bool:
@@ -187,6 +190,8 @@ class _Examination:
             tuple(self._advice),
             tuple(self._notes),
             tuple(node.name for node in asked),
+            self._here,
+            tuple(asked),
         )
 
     def _compare(

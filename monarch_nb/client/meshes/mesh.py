@@ -48,6 +48,11 @@ class Mesh(Scales, Printed):
     Attributes:
         id, name: of the mesh.
         reservation: what it belongs to.
+
+    Example:
+        >>> mesh = dev.mesh  # doctest: +SKIP
+        >>> mesh.slice(hosts=0).run("rank").values  # doctest: +SKIP
+        [0, 1, 2, 3]
     """
 
     def __init__(

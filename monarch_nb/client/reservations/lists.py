@@ -58,6 +58,10 @@ def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[
 
     Raises:
         NoSuchPool: that is no name of a pool.
+
+    Example:
+        >>> [(info.name, str(info.shape)) for info in monarch_nb.list_reservations()]  # doctest: +SKIP
+        [('dev', '2 nodes × 4 procs')]
     """
     chosen = pool_named(pool)
     if not chosen.is_up:
@@ -77,6 +81,10 @@ def list_everywhere(*, memory: bool = False) -> Holdings:
 
     Raises:
         MonarchNbError: there is one pool only, and it can not be asked.
+
+    Example:
+        >>> [(info.pool, info.name) for info in monarch_nb.list_everywhere().reservations]  # doctest: +SKIP
+        [('local', 'dev')]
     """
     pools = sorted(known_pools(), key=lambda pool: pool != default_pool())
     held = call(_ask_pools(pools, memory=memory))
@@ -170,7 +178,12 @@ async def _ask_pool(pool: str, memory: bool, timeout_s: float | None) -> list[Re
 
 def list_ended(pool: str | None = None) -> list[EndedReservation]:
     """Return the reservations of yours that were released, by themselves or elsewhere, as far as nodes remember, oldest
-    first."""
+    first.
+
+    Example:
+        >>> [ended.name for ended in monarch_nb.list_ended()]  # doctest: +SKIP
+        ['dev']
+    """
     chosen = pool_named(pool)
     if not chosen.is_up:
         return []

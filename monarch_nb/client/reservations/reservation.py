@@ -481,14 +481,12 @@ def reserve(
     nothing takes the shape that is asked for.
 
     Args:
-        name: how it is found again.
-        nodes: number of nodes.
+        name: how it is found again. nodes: how many.
         procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
         pool: name of one that there is: only the default local pool is started by itself.
         on: what is asked for nodes instead, "slurm", "ssh:lab": they come as a job of its own, which release() ends.
             Where this process is in an allocation that has so much, its nodes are taken.
-        on_arguments: for that alone, as in `["--partition=a100"]`.
-        python: the ranks' python; by default this one.
+        on_arguments: for that alone, as in `["--partition=a100"]`. python: the ranks' python; by default this one.
         env: variables to add to the ranks' environment; None takes this process's value.
         preload: modules that ranks have imported already; by default torch.
         directory: where ranks start; by default the notebook's directory, else the current one.
@@ -503,10 +501,9 @@ def reserve(
         idle: how long it is held while no cell runs and no client is attached.
         force_busy: take GPUs too on which other people's programs compute, where no others are free.
         wait: for what others hold: True, or how long at most. Who came first is first; `progress` is told the place.
-        replace: release a reservation of the same name first.
+        replace: release a reservation of the same name first. progress: told what is being done.
         share: who else may see it ("read") or run cells on it too ("run"), by name.
         notebook: path of the notebook that holds it, which finds it again.
-        progress: told what is being done.
 
     Raises:
         UsageError: arguments that make no sense.
@@ -517,6 +514,9 @@ def reserve(
         SharedStorageError: a node does not see `shared`; nothing is reserved.
         SpawnError: ranks could not be started (a broken preload: PreloadError).
         NodeUnreachable: it is held, and a node of it does not answer.
+
+    Example:
+        >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4, idle="2h")  # doctest: +SKIP
     """
     name = arguments.checked_name(name or DEFAULT_NAME)
     shape = arguments.checked_shape(nodes, procs, gpus)
@@ -582,6 +582,9 @@ def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str
         AccessDenied: it is another's, who does not share it with you.
         NodeUnreachable: no node of it answers.
         NoSuchPool: `pool` is no name of a pool. PoolError: no pool is up.
+
+    Example:
+        >>> dev = monarch_nb.attach("dev")  # doctest: +SKIP
     """
     job = jobs.job_of(name) if name and pool is None else None
     chosen = pool_named(job.pool if job else pool)

@@ -66,6 +66,11 @@ class Run(PrintedOfRun):
         is_calls: it is of calls of actors (CallsRun). has_own_world: its ranks are a world of their own.
         is_collected: the allocators were told that the results are here; one that was killed may have forgotten it.
         refusal: why nothing more is heard of it, if so.
+
+    Example:
+        >>> run = dev.mesh.submit("rank * 2")  # doctest: +SKIP
+        >>> run.result(timeout_s=60)  # doctest: +SKIP
+        [0, 2, 4, 6, 8, 10, 12, 14]
     """
 
     def __init__(
