@@ -1,37 +1,55 @@
 """Alike lines of several ranks become one: equal numbers stand as they are, different ones as a range.
 
-A rank does not hide in a range when it has nan or inf where others have numbers, or when its number is far outside. It
-is far outside when there are at least 8 others, and it is further away from them than twice the distance between their
-least and their greatest, and than 2 % of their median. At most one rank in eight is outside: more of them are no
-exception, and stay in the range.
+A number does not hide in a range when it is nan or inf where others have numbers, or when it is far from all others
+(`outliers`, and more than 2 % of their median): it stands behind the line, with its name and its ranks. At most one
+rank in eight is far: more of them are no exception, and stay in the range.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
+import math
+import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.lines import named
+from monarch_nb.lines.outliers import LEAST_OTHERS, may_be_outside, outside
 from monarch_nb.lines.templates import Kind, Shape, Token, shape_of
 
-LEAST_OTHERS = 8
-"""So many other ranks are needed to tell that one is far outside."""
-FAR = 2.0
-"""Times the distance between the least and the greatest of the others."""
 FAR_SHARE = 0.02
-"""Of the median of the others: the distance is at least so much."""
+"""Of the median of the others: what is far is further away than that."""
 MOST_APART = 8
-"""At most one rank in so many is apart."""
+"""At most one rank in so many is far from the others."""
 FAR_CLOCK_S = 60.0
 """Times of day that are further apart are shown as a range: clocks differ less, so it is no time of day."""
 _NEAR_SHARE = 0.1
 """Durations that differ by less are the same for who reads them."""
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
+_FAR, _UNBOUNDED, _PLAIN = "\x1b[1;93m", "\x1b[1;91m", "\x1b[0m"
 _RANGE = "–"
+_MAX_RANKS_CHARACTERS = 60
+_WORDS_BEFORE = 2
+"""Of what has no name, so many words are told that stand before it."""
 _OF_RANKS = re.compile(r"(?:\b(?:rank|local_rank|node|host|gpu|device)s?[\s:=#]*|\bcuda:)$", re.IGNORECASE)
+
+
+class Apart(NamedTuple):
+    """What of a line must not be overlooked, because other ranks have other numbers there.
+
+    Attributes:
+        ranks: bit set of them.
+        text: the numbers, with their names: "loss: nan".
+        is_unbounded: some are nan or inf, or those of the others are.
+    """
+
+    ranks: int
+    text: str
+    is_unbounded: bool = False
 
 
 class Folded(NamedTuple):
@@ -41,13 +59,22 @@ class Folded(NamedTuple):
         ranks: bit set of them.
         text: with ranges where they differ; the line itself where they do not.
         is_many: they differ.
-        is_apart: it must not be overlooked: others have other values.
+        apart: what is not in the ranges.
     """
 
     ranks: int
     text: str
     is_many: bool = False
-    is_apart: bool = False
+    apart: tuple[Apart, ...] = ()
+
+    @property
+    def marked(self) -> str:
+        """The text, and behind it who has other numbers: "loss: 2.3–2.4  [77]! loss: nan"."""
+        marks = (
+            f"  {_UNBOUNDED if each.is_unbounded else _FAR}[{_format(each.ranks)}]! {each.text}{_PLAIN}"
+            for each in self.apart
+        )
+        return "".join((self.text, *marks))
 
 
 class _Line(NamedTuple):
@@ -59,28 +86,24 @@ class _Line(NamedTuple):
     parts: tuple[str, ...]
 
 
-def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
-    """Return lines that have the same template as one, and behind it those of ranks that are apart.
+def spread(lines: Iterable[tuple[int, str]]) -> Folded:
+    """Return lines that have the same template as one.
 
     Args:
         lines: bit sets of ranks, each with its line; no rank is in two of them.
 
     Example:
         >>> spread([(0b01, "step 5: loss 2.31"), (0b10, "step 5: loss 2.35")])
-        [Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, is_apart=False)]
+        Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, apart=())
     """
     ranks_of: dict[str, int] = defaultdict(int)
     for ranks, text in lines:
         ranks_of[text] |= ranks
     if len(ranks_of) == 1:
-        return [Folded(ranks, text) for text, ranks in ranks_of.items()]
+        return next(Folded(ranks, text) for text, ranks in ranks_of.items())
     parsed = [_parsed(text, ranks) for text, ranks in ranks_of.items()]
     parsed.sort(key=lambda line: line.ranks & -line.ranks)
-    main, *others = _by_unbounded(parsed)
-    main, outside = _without_outside(main)
-    apart = [_joined(group) for group in others] + [Folded(line.ranks, line.text) for line in outside]
-    apart.sort(key=lambda folded: folded.ranks & -folded.ranks)
-    return [_joined(main), *(folded._replace(is_apart=True) for folded in apart)]
+    return _joined(parsed)
 
 
 def _parsed(text: str, ranks: int) -> _Line:
@@ -91,88 +114,94 @@ def _parsed(text: str, ranks: int) -> _Line:
 # ---- who is apart ----
 
 
-def _by_unbounded(lines: Sequence[_Line]) -> list[list[_Line]]:
-    """Return lines grouped by where they have nan or inf, those of most ranks first."""
-    groups: dict[tuple[int, ...], list[_Line]] = defaultdict(list)
-    for line in lines:
-        groups[line.shape.unbounded].append(line)
-    return sorted(groups.values(), key=lambda group: -sum(line.ranks.bit_count() for line in group))
+def _odd(lines: Sequence[_Line], place: int, parts: Sequence[str], kind: Kind, before: str) -> set[int]:
+    """Return which lines have something else there: nan or inf where most ranks have numbers, or the other way round,
+    or a number that is far from all others."""
+    odd: set[int] = set()
+    if kind is Kind.NUMBER and any(line.shape.unbounded for line in lines):
+        unbounded = {index for index, line in enumerate(lines) if place in line.shape.unbounded}
+        usual = 2 * _count(lines[index] for index in unbounded) > _count(lines)
+        odd = set(range(len(lines))) - unbounded if usual else unbounded
+        if usual:
+            return odd
+    is_clock = kind is Kind.MOMENT and ":" in parts[0]
+    if (kind in (Kind.NUMBER, Kind.DURATION) or is_clock) and not _are_of_ranks(before, parts):
+        left = [index for index in range(len(lines)) if index not in odd]
+        far = _far([lines[each] for each in left], [parts[each] for each in left], is_clock)
+        odd |= {left[index] for index in far}
+    return odd
 
 
-def _without_outside(lines: list[_Line]) -> tuple[list[_Line], list[_Line]]:
-    """Return the lines of most ranks, and of those whose numbers are far outside."""
-    count = sum(line.ranks.bit_count() for line in lines)
-    if count <= LEAST_OTHERS:
-        return lines, []
-    most = min(count // MOST_APART or 1, count - LEAST_OTHERS)
-    outside: set[int] = set()
-    for token, parts in zip(lines[0].shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True):
-        if (
-            (token.kind in (Kind.NUMBER, Kind.DURATION) or (token.kind is Kind.MOMENT and ":" in parts[0]))
-            and len(distinct := frozenset(parts)) > 1
-            and not _is_word(parts[0])
-            and not _is_of_ranks(lines, token, parts)
-            and _may_be_far(_numbers(distinct), most)
-        ):
-            outside |= _outside(lines, parts, most, FAR_CLOCK_S if token.kind is Kind.MOMENT else 0.0)
-    return (
-        [line for index, line in enumerate(lines) if index not in outside],
-        [line for index, line in enumerate(lines) if index in outside],
+def _far(lines: Sequence[_Line], parts: Sequence[str], is_clock: bool) -> list[int]:
+    """Return which lines have a number there that is far from all others'."""
+    count = _count(lines)
+    most = count // MOST_APART or 1
+    if (
+        count <= LEAST_OTHERS
+        or not may_be_outside(sorted(_numbers(frozenset(parts))), most)
+        or _are_ranks(lines, parts)
+    ):
+        return []
+    return outside(
+        _numbers(parts),
+        most,
+        [line.ranks.bit_count() for line in lines],
+        share=0.0 if is_clock else FAR_SHARE,  # of a time of day no share means anything
+        rounding=0.0 if is_clock else 10.0 ** -min(map(_decimals, parts)),
+        least=FAR_CLOCK_S if is_clock else 0.0,
     )
 
 
-def _may_be_far(values: list[float], most: int) -> bool:
-    """Whether at most so many of these may be far from the others: false of nearly all lines, and soon known."""
-    ends = min(LEAST_OTHERS, most)
-    if len(values) <= 2 * ends:
-        return True
-    values.sort()
-    least, greatest = values[ends], values[-1 - ends]
-    return max(least - values[0], values[-1] - greatest) > FAR * (greatest - least)
+def _decimals(part: str) -> float:
+    """Return how many digits a number has behind the point, without end for a whole number, which is exact."""
+    digits, _, exponent = part.lower().partition("e")
+    behind = digits.partition(".")[2]
+    return len(behind) - int(exponent or 0) if behind else math.inf
 
 
-def _outside(lines: Sequence[_Line], parts: Sequence[str], most: int, least_far: float) -> set[int]:
-    """Return which lines have a number there that is far from all others', and at least `least_far`."""
-    ordered = sorted(zip(_numbers(parts), itertools.count(), strict=False))
-    values = [value for value, _ in ordered]
-    sizes = [lines[index].ranks.bit_count() for _, index in ordered]
-    below, above = _ends(sizes, most), _ends(sizes[::-1], most)
-    best: set[int] = set()
-    for low in range(below + 1):
-        for high in range(above + 1):
-            kept = slice(low, len(values) - high)
-            removed = sum(sizes[:low]) + sum(sizes[len(sizes) - high :] if high else ())
-            if (
-                removed <= most
-                and _is_far(values, kept, least_far)
-                and removed > sum(lines[index].ranks.bit_count() for index in best)
-            ):
-                best = {index for _, index in (*ordered[:low], *ordered[len(ordered) - high :][:high])}
-    return best
+def _count(lines: Iterable[_Line]) -> int:
+    return sum(line.ranks.bit_count() for line in lines)
 
 
-def _ends(sizes: Sequence[int], most: int) -> int:
-    """Return how many of the first have `most` ranks together, at most."""
-    total = ends = 0
-    for size in sizes[:-1]:
-        total += size
-        if total > most or ends == LEAST_OTHERS:
-            break
-        ends += 1
-    return ends
+def _apart(lines: Sequence[_Line], odd: Mapping[int, Sequence[int]], alike: Mapping[int, str]) -> Iterator[Apart]:
+    """Yield what is said of lines whose tokens at these places are odd, in the order of their first ranks.
+
+    Args:
+        alike: by place, what the first of the others has there.
+    """
+    groups: dict[tuple[object, ...], list[_Line]] = defaultdict(list)
+    for index, places in sorted(odd.items()):
+        line = lines[index]
+        sides = (_is_word(part := line.parts[place]) or _is_below(part, alike[place]) for place in places)
+        groups[(*places, line.shape.unbounded, *sides)].append(line)
+    for group in groups.values():
+        first = group[0]
+        places = odd[lines.index(first)]
+        told = (_named(group, first.shape.tokens[place], [line.parts[place] for line in group]) for place in places)
+        is_unbounded = any(_is_word(first.parts[place]) or _is_word(alike[place]) for place in places)
+        yield Apart(_ranks(group), ", ".join(told), is_unbounded)
 
 
-def _is_far(values: Sequence[float], kept: slice, least_far: float) -> bool:
-    """Whether those that are not kept are far from all that are."""
-    others = values[kept]
-    if not others or len(others) == len(values):
-        return False
-    least, greatest = others[0], others[-1]
-    share = 0.0 if least_far else FAR_SHARE  # of a time of day no share means anything
-    far = max(FAR * (greatest - least), share * abs(others[len(others) // 2]), least_far)
-    is_below = kept.start == 0 or least - values[kept.start - 1] > far
-    is_above = kept.stop == len(values) or values[kept.stop] - greatest > far
-    return bool(is_below and is_above)
+def _is_below(part: str, other: str) -> bool | None:
+    if _is_word(other):
+        return None
+    value, usual = _numbers((part, other))
+    return value < usual
+
+
+def _named(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str:
+    """Return what the lines have at a token, with its name and its unit."""
+    text = escapes.ESCAPE.sub(lambda code: " " * len(code[0]), lines[0].text)
+    value = _together(token.kind, _before(lines[0], token), parts)
+    field = next((each for each in named.read(text).fields if token.start <= each.start < token.end), None)
+    if field is None:
+        return f"{' '.join(text[: token.start].split()[-_WORDS_BEFORE:])} {value}".strip()
+    between = " " if text[field.end : field.end + 1] == " " and field.unit else ""
+    return f"{field.name.removesuffix(f' ({field.unit})')}: {value}{between}{field.unit}"
+
+
+def _ranks(lines: Iterable[_Line]) -> int:
+    return functools.reduce(operator.or_, (line.ranks for line in lines))
 
 
 # ---- what they have together ----
@@ -181,22 +210,35 @@ def _is_far(values: Sequence[float], kept: slice, least_far: float) -> bool:
 def _joined(lines: Sequence[_Line]) -> Folded:
     """Return lines as one."""
     first = lines[0]
-    if len(lines) == 1:
-        return Folded(first.ranks, first.text)
-    ranks = 0
-    for line in lines:
-        ranks |= line.ranks
     pieces: list[str] = []
     at = 0
-    for token, parts in zip(first.shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True):
-        pieces += (first.text[at : token.start], _together(lines, token, parts))
+    odd: dict[int, list[int]] = defaultdict(list)
+    alike: dict[int, str] = {}
+    tokens = zip(first.shape.tokens, zip(*(line.parts for line in lines), strict=True), strict=True)
+    for place, (token, parts) in enumerate(tokens):
+        pieces += (first.text[at : token.start], parts[0])
         at = token.end
-    return Folded(ranks, "".join((*pieces, first.text[at:])), is_many=True)
+        if parts.count(parts[0]) == len(parts):
+            continue
+        before = _before(first, token)
+        if some := _odd(lines, place, parts, token.kind, before):
+            parts = tuple(part for index, part in enumerate(parts) if index not in some)
+            alike[place] = parts[0]
+            for index in some:
+                odd[index].append(place)
+        pieces[-1] = _together(token.kind, before, parts)
+    text = "".join((*pieces, first.text[at:]))
+    return Folded(_ranks(lines), text, is_many=True, apart=tuple(_apart(lines, odd, alike)))
 
 
-def _together(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str:
-    """Return what stands for a token of all lines."""
-    kind, first = token.kind, parts[0]
+def _before(line: _Line, token: Token) -> str:
+    """Return what stands before a token: as much as says whether it is a rank."""
+    return line.text[max(0, token.start - 16) : token.start]
+
+
+def _together(kind: Kind, before: str, parts: Sequence[str]) -> str:
+    """Return what stands for a token of several lines."""
+    first = parts[0]
     distinct = dict.fromkeys(parts)
     if len(distinct) == 1:
         return first
@@ -206,7 +248,7 @@ def _together(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> str
         return "…"
     if kind is Kind.BAR or (kind is Kind.MOMENT and not _is_wide(distinct)):
         return f"{_DIM}{first}{_NOT_DIM}"
-    if _is_of_ranks(lines, token, parts):
+    if _are_of_ranks(before, distinct):
         return format_ranks(map(int, distinct))
     if all(map(_is_word, distinct)):
         return "/".join(distinct)
@@ -228,13 +270,25 @@ def _is_wide(moments: Iterable[str]) -> bool:
     return max(values) - min(values) > FAR_CLOCK_S
 
 
-def _is_of_ranks(lines: Sequence[_Line], token: Token, parts: Sequence[str]) -> bool:
-    """Whether the numbers are the ranks themselves, or are said to be those of ranks, nodes or devices."""
-    if not parts[0].isdecimal() or not all(part.isdecimal() and len(part) < 7 for part in parts):
-        return False
-    if _OF_RANKS.search(lines[0].text, max(0, token.start - 16), token.start):
-        return True
-    return all(line.ranks == 1 << int(part) for line, part in zip(lines, parts, strict=True))
+def _are_of_ranks(before: str, parts: Iterable[str]) -> bool:
+    """Whether the line says that the numbers are those of ranks, nodes or devices."""
+    return all(map(_is_small, parts)) and _OF_RANKS.search(before) is not None
+
+
+def _are_ranks(lines: Sequence[_Line], parts: Sequence[str]) -> bool:
+    """Whether the numbers are the ranks that wrote them."""
+    return all(_is_small(part) and line.ranks == 1 << int(part) for line, part in zip(lines, parts, strict=True))
+
+
+def _is_small(part: str) -> bool:
+    return part.isdecimal() and len(part) < 7
+
+
+def _format(ranks: int) -> str:
+    text = format_ranks(rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+    if len(text) <= _MAX_RANKS_CHARACTERS:
+        return text
+    return f"{text[:_MAX_RANKS_CHARACTERS].rpartition(',')[0]},… {ranks.bit_count()} ranks"
 
 
 def _is_word(part: str) -> bool:

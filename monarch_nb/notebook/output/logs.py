@@ -195,4 +195,4 @@ def _fold(texts: Iterable[list[Text]], by: FoldBy) -> Iterator[str]:
     fold.add(Finished())
     for row in fold.rows():
         if isinstance(row, TextRow):
-            yield f"[{format_ranks(members(row.ranks))}]{'!' if row.is_apart else ''} {row.text}"
+            yield f"[{format_ranks(members(row.ranks))}] {row.text}"

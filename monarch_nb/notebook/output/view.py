@@ -28,6 +28,7 @@ from monarch_nb.lines.templates import FoldBy
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
+from monarch_nb.notebook.output.rows import bits
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -120,6 +121,7 @@ class RunView:
         self._run: Callable[[], Run | None] = lambda: None
         self._log: LogOf | None = None
         self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
+        self._fold.unasked = bits(self._unshown)
         self._aside: Counter[int] = Counter()  # lines on stderr of those, by rank
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures, self._of_calls = group, show_failures, of_calls

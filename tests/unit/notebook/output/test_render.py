@@ -373,12 +373,11 @@ def test_a_rank_that_is_apart_is_marked() -> None:
     losses = ["nan" if rank == 11 else f"{7.8 + rank / 1000:.3f}" for rank in range(16)]
     lines = [Text(rank, "stdout", f"step: 0 loss: {loss}\n") for rank, loss in enumerate(losses)]
     bundle = render(_fold(16, *lines), log=LogOf("m", 1))
-    assert bundle["text/plain"].splitlines() == [
-        "[0-10,12-15] step: 0 loss: 7.800–7.815",
-        "       [11]! step: 0 loss: nan",
-    ]
-    assert re.search(r'<span style="[^"]*warn[^"]*">\s*\[11\]!</span>', bundle["text/html"])
-    assert 'data-monarch-row="0:11"' in bundle["text/html"]
+    assert bundle["text/plain"] == "[0-15] step: 0 loss: 7.800–7.815  [11]! loss: nan"
+    assert re.search(r'<span style="color:#[^"]*;font-weight:bold">\[11\]! loss: nan</span>', bundle["text/html"])
+    assert re.search(r'data-monarch-row="0:0-15" title="! [^"]* nan or inf', bundle["text/html"])
+    coloured = plain_lines(_fold(16, *lines).rows(), 0xFFFF, colours=True)
+    assert coloured.endswith("7.800–7.815  \x1b[1;91m[11]! loss: nan\x1b[0m"), "in a terminal"
 
 
 def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() -> None:
@@ -390,4 +389,6 @@ def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() ->
     bundle = render(fold, log=LogOf("mesh", 12))
     assert "not shown" in bundle["text/plain"]
     assert _stored_bytes(bundle) < 200_000
-    assert re.findall(r"\[11\]! step: (\d+) ", bundle["text/plain"]) == [f"{each}50" for each in ["", *range(1, 9)]]
+    assert re.findall(r"step: (\d+) .*  \[11\]! loss: nan", bundle["text/plain"]) == [
+        f"{each}50" for each in ["", *range(1, 9)]
+    ]
