@@ -65,10 +65,22 @@ _MARKED = "! these ranks' numbers are nan or inf, or far from the others', and n
 
 
 class LogOf(NamedTuple):
-    """Where lines are in the logs: of which mesh and which run."""
+    """Where lines are in the logs: of which mesh and which run.
+
+    Attributes:
+        flag: what chooses the mesh on a line of `%mesh`.
+        is_counted: the lines are known by their numbers, so that our extension can open rows.
+    """
 
     mesh_id: str
     run: int
+    flag: str = ""
+    is_counted: bool = True
+
+    @property
+    def command(self) -> str:
+        """What is typed to read them."""
+        return f"%mesh logs{self.flag} --run {self.run}"
 
 
 def render(
@@ -118,10 +130,10 @@ def render(
     }
 
 
-def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False) -> str:
+def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: LogOf | None = None) -> str:
     """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours."""
     width = _width(rows, ranks)
-    return "\n".join(_plain_row(row, width, str if colours else escapes.strip) for row in _merged(rows))
+    return "\n".join(_plain_row(row, width, str if colours else escapes.strip, log) for row in _merged(rows))
 
 
 def plain_ending(fold: Fold, show_failures: bool) -> str:
@@ -184,7 +196,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int, log: LogOf | None) -
             lines.append(_line(row, before, width, log))
     markup.append(_block(lines, width))
     width = _width(rows)
-    plain = "\n".join(_plain_row(row, width, escapes.strip) for row in rows)
+    plain = "\n".join(_plain_row(row, width, escapes.strip, log) for row in rows)
     return [Piece("".join(markup), plain, 0)]
 
 
@@ -204,7 +216,7 @@ def _line(row: Row, before: Row | None, width: int, log: LogOf | None) -> str:
             return _gutter(row, False, width) + ansi.to_html(mime.best_text(row.data))
         case ElidedRow() | NoteRow():
             blank = f'<span style="margin-left:-{width + 1}ch">{" " * width} </span>'
-            return f'{blank}<i style="{QUIET}">{_with_code(html.escape(_said(row)))}</i>'
+            return f'{blank}<i style="{QUIET}">{_with_code(html.escape(_said(row, log)))}</i>'
         case _:
             raise TypeError(row)
 
@@ -213,7 +225,9 @@ def _opening(row: TextRow, log: LogOf | None, markup: str) -> str:
     """Return a row; if it stands for lines that differ it says where each rank's own is."""
     if log is None or row.number < 0 or not row.is_folded:
         return markup
-    about = _MARKED * row.is_marked + f"%mesh logs --run {log.run} has each rank's line"
+    about = _MARKED * row.is_marked + f"{log.command} has each rank's line"
+    if not log.is_counted:
+        return f'<span title="{about}">{markup}</span>'
     return f'<span data-monarch-row="{_places(row)}" title="{about}">{markup}</span>'
 
 
@@ -226,7 +240,7 @@ def _places(row: TextRow) -> str:
 
 
 def _where(log: LogOf | None) -> str:
-    return f' data-monarch-log="{html.escape(log.mesh_id)}/{log.run}"' if log else ""
+    return f' data-monarch-log="{html.escape(log.mesh_id)}/{log.run}"' if log and log.is_counted else ""
 
 
 def _gutter(row: Row, again: bool, width: int) -> str:
@@ -240,7 +254,7 @@ def _gutter(row: Row, again: bool, width: int) -> str:
     return f'<span style="{style}"{title}>{label:>{width}}</span>{mark}'
 
 
-def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
+def _plain_row(row: Row, width: int, clean: Callable[[str], str], log: LogOf | None) -> str:
     match row:
         case TextRow():
             label = label_of_ranks(row.ranks)
@@ -250,7 +264,7 @@ def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
         case DisplayRow():
             return labelled(f"{label_of_ranks(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
         case ElidedRow() | NoteRow():
-            return f"{'':>{width}} {_said(row)}"
+            return f"{'':>{width}} {_said(row, log)}"
         case _:
             raise TypeError(row)
 
@@ -359,18 +373,18 @@ def _count(rows: Iterable[Row]) -> ElidedRow:
     return count
 
 
-def _said(row: ElidedRow | NoteRow) -> str:
-    return escapes.strip(row.text) if isinstance(row, NoteRow) else describe(row)
+def _said(row: ElidedRow | NoteRow, log: LogOf | None) -> str:
+    return escapes.strip(row.text) if isinstance(row, NoteRow) else describe(row, log)
 
 
-def describe(row: ElidedRow) -> str:
-    """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs` has them"."""
+def describe(row: ElidedRow, log: LogOf | None = None) -> str:
+    """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs --run 3 -n 0` has them"."""
     if row.text:
         what = f"{escapes.strip(row.text)} on {name_ranks(row.displays)}"
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
-    return f"… {what} not shown; `%mesh logs` has them"
+    return f"… {what} not shown; `{log.command if log else '%mesh logs'} -n 0` has them"
 
 
 def _amounts(counts: Counter[int], noun: str) -> str:

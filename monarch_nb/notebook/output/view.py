@@ -151,14 +151,13 @@ class RunView:
     def shows(self, run: Run) -> None:
         """Say which run it is, once it has been submitted: its folded rows open from the logs. Rows of output that is
         followed from the middle do not: nobody counted the lines before."""
-        if self._is_whole:
-            self._run = weakref.ref(run)  # which refers to this view
+        self._run = weakref.ref(run)  # which refers to this view
 
     def _log_of(self) -> LogOf | None:
         """Return where the run's lines are in the logs, as soon as it has its number."""
         run = self._run()
         if self._log is None and run is not None and run.number:
-            self._log = LogOf(run.mesh.id, run.number)
+            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole)
         return self._log
 
     @takes_many
@@ -348,7 +347,10 @@ class RunView:
         if not ranks:
             return ""
         lines = f"{counted(self._aside.total(), 'line')} on stderr of {name_ranks(ranks)}"
-        return f"… {lines} not shown: `%mesh logs` has them, `%mesh show all` shows every rank's"
+        log = self._log_of()
+        return (
+            f"… {lines} not shown: `{log.command if log else '%mesh logs'}` has them, `%mesh show all` shows all ranks'"
+        )
 
     def _told_failures(self, now_s: float) -> Literal["none", "short", "full"]:
         if self._of_calls:  # who called raises them
@@ -362,7 +364,7 @@ class RunView:
         if not self._stream and not self._over:
             return 0
         rows = arranged(self._fold.take(now_s), self._group)
-        parts = [plain_lines(rows, self._fold.ranks, colours=True)] if rows else []
+        parts = [plain_lines(rows, self._fold.ranks, colours=True, log=self._log_of())] if rows else []
         for notice in self._fold.notices.values():
             if notice not in self._told:
                 self._told.add(notice)

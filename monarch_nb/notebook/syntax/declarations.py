@@ -243,8 +243,8 @@ PLOT = Command(
         _TARGETS,
         _MESH,
     ),
-    notes="Of the newest run that has such a name. The line is the first rank's; a band is over all ranks where they\n"
-    "differ. Live while the run goes on, also in a new kernel: numbers are read from the logs on the nodes.\n"
+    notes="Of the newest run that has such a name, among the newest 20; --run N draws an older one. The line is the\n"
+    "first rank's; a band is over all ranks where they differ. Live while the run goes on, also in a new kernel: numbers are read from the logs on the nodes.\n"
     "run.metrics() has them in Python, ready for pandas.",
     examples=(
         ("%mesh plot", "what can be drawn"),
