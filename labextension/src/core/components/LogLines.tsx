@@ -273,7 +273,10 @@ const Line = memo(function Line({ row, isHit, isOpen, expression, onChoose, onTo
       {apart.length > 0 && (
         <span className="mnb-line-apart">
           {apart.map(each => (
-            <span key={`${each.ranks} ${each.text}`} title="nan or inf, or far from the other ranks' numbers, and not in the range">
+            <span
+              key={`${each.ranks} ${each.text}`}
+              title="nan or inf, or far from the other ranks' numbers, and not in the range"
+            >
               {`[${each.ranks}]! ${each.text.slice(0, LONGEST)}`}
             </span>
           ))}
