@@ -30,7 +30,7 @@ FAR_CLOCK_S = 60.0
 _NEAR_SHARE = 0.1
 """Durations that differ by less are the same for who reads them."""
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
-_FAR, _UNBOUNDED, _PLAIN = "\x1b[1;93m", "\x1b[1;91m", "\x1b[0m"
+_FAR, _UNBOUNDED, _PLAIN = "\x1b[1;93m", "\x1b[1;31m", "\x1b[0m"
 _RANGE = "–"
 _MAX_RANKS_CHARACTERS = 60
 _WORDS_BEFORE = 2

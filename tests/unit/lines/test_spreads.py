@@ -78,7 +78,7 @@ def test_what_is_apart_has_its_name_and_its_unit() -> None:
 
 def test_what_is_apart_is_coloured_behind_the_line() -> None:
     folded = spread([(0b1, "loss 1"), (0b10, "loss 2"), (0b100, "loss nan")])
-    assert folded.marked == "loss 1–2  \x1b[1;91m[2]! loss: nan\x1b[0m"
+    assert folded.marked == "loss 1–2  \x1b[1;31m[2]! loss: nan\x1b[0m"
     far = spread((1 << rank, f"tps: {12 if rank == 9 else 9_000 + rank}") for rank in range(10))
     assert far.marked == "tps: 9000–9008  \x1b[1;93m[9]! tps: 12\x1b[0m", "another colour than nan"
 
@@ -102,7 +102,7 @@ def test_ranks_apart_that_wrote_the_same_are_named_together() -> None:
     odd = _spread(*(f"loss {'nan' if rank % 2 else rank}" for rank in range(200)))[1]
     assert odd == "[" + ",".join(map(str, range(1, 200, 2))) + "]! loss: nan"
     [mark] = spread((1 << rank, f"loss {'nan' if rank % 2 else rank}") for rank in range(200)).marked.split("  ")[1:]
-    assert mark.startswith("\x1b[1;91m[1,3,5,"), "the first of many ranks"
+    assert mark.startswith("\x1b[1;31m[1,3,5,"), "the first of many ranks"
     assert mark.endswith(",… 100 ranks]! loss: nan\x1b[0m")
 
 

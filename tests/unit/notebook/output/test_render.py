@@ -377,7 +377,7 @@ def test_a_rank_that_is_apart_is_marked() -> None:
     assert re.search(r'<span style="color:#[^"]*;font-weight:bold">\[11\]! loss: nan</span>', bundle["text/html"])
     assert re.search(r'data-monarch-row="0:0-15" title="! [^"]* nan or inf', bundle["text/html"])
     coloured = plain_lines(_fold(16, *lines).rows(), 0xFFFF, colours=True)
-    assert coloured.endswith("7.800–7.815  \x1b[1;91m[11]! loss: nan\x1b[0m"), "in a terminal"
+    assert coloured.endswith("7.800–7.815  \x1b[1;31m[11]! loss: nan\x1b[0m"), "in a terminal"
 
 
 def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() -> None:
