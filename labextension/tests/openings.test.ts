@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { Layout, Opened, difference } from '../src/core/openings';
+import { Layout, Opened } from '../src/core/openings';
 import { LogRow } from '../src/core/types';
 
 const rowOf = (row: number): LogRow => ({ row, run: 1, ranks: '0-3', text: `row ${row}` });
@@ -37,8 +37,3 @@ test.each([[[]], [[opened(2, 3)]], [[opened(0, 1), opened(2, 4), opened(9, 2)]],
     rows.forEach(({ row }) => expect(everything[layout.placeOf(row)]).toBe(`row ${row}`));
   }
 );
-
-test('of a line that is apart, what differs is shown', () => {
-  expect(difference('step 5 loss: nan tps: 9', 'step 5 loss: 7.80–7.83 tps: 8–9')).toBe('… loss: nan tps: 9');
-  expect(difference('nan', '7')).toBe('nan');
-});

@@ -247,7 +247,7 @@ const STEPS = [
     stream: 'out',
     text: 'step 2 loss: 7.70–7.73',
     folded: true,
-    apart: [{ ranks: '2', text: 'step 2 loss: nan' }]
+    apart: [{ ranks: '2', text: 'loss: nan' }]
   },
   { row: 4, run: 1, line: 3, ranks: '0-3', stream: 'out', text: 'end' }
 ];
@@ -309,7 +309,7 @@ test('Enter opens a row as well, and a row of equal lines is no button', async (
 test('a rank that is apart is marked in its row', async () => {
   const box = await showSteps();
   expect([...box.querySelectorAll('.mnb-line-apart')].map(each => each.textContent)).toEqual([
-    '[2]! … loss: nan'
+    '[2]! loss: nan'
   ]);
   expect(box.querySelector('.mnb-line-marked .mnb-line-stream')?.textContent).toBe('!');
 });

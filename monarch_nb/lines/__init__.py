@@ -2,7 +2,8 @@
 library only.
 
 templates  the text between the numbers of a line, by which lines are alike
-spreads    alike lines of several ranks become one, and ranks that are far apart stay by themselves
+outliers   which numbers are far from all others
+spreads    alike lines of several ranks become one, and numbers that are far apart stand behind it
 texts      the same for texts of several lines, such as tracebacks
 named      numbers with names beside them, as in `loss: 7.80102`
 extraction the same from many lines at once: lines of one shape are taken apart once

@@ -20,6 +20,8 @@ MAX_FOLDED_BYTES = 4 * MAX_FOLDED_CHARACTERS
 _MAY_HAVE_MOMENT = re.compile(rb"[:/-]\d\d|\r")
 _Cut = tuple[bytes, tuple[tuple[int, int], ...]]
 _known_cuts: dict[FoldBy, dict[bytes, _Cut]] = {"numbers": {}, "times": {}}
+_MARKS = r"(?:\s*  \[[^\]]{1,99}\]! .{1,999})?"
+"""What stands behind a row: which ranks have other numbers."""
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -106,7 +108,7 @@ def is_shown_as(line: str, shown: str) -> bool:
         if kind is not Kind.LITERAL:
             pieces += (re.escape(line[at:start]), ".{1,80}?")
             at = end
-    pattern = "".join((*pieces, re.escape(line[at:].rstrip())))
+    pattern = "".join((*pieces, re.escape(line[at:].rstrip()), _MARKS))
     return re.fullmatch(pattern, shown.rstrip()) is not None
 
 

@@ -1,39 +1,55 @@
 """Alike lines of several ranks become one: equal numbers stand as they are, different ones as a range.
 
-A rank does not hide in a range when it has nan or inf where others have numbers, or when its number is far outside. It
-is far outside when there are at least 8 others, and it is further away from them than twice the distance between their
-least and their greatest, and than 2 % of their median. At most one rank in eight is outside: more of them are no
-exception, and stay in the range.
+A number does not hide in a range when it is nan or inf where others have numbers, or when it is far from all others
+(`outliers`, and more than 2 % of their median): it stands behind the line, with its name and its ranks. At most one
+rank in eight is far: more of them are no exception, and stay in the range.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
+from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.lines import named
+from monarch_nb.lines.outliers import LEAST_OTHERS, may_be_outside, outside
 from monarch_nb.lines.templates import Kind, Shape, Token, shapes_of
 
-LEAST_OTHERS = 8
-"""So many other ranks are needed to tell that one is far outside."""
-FAR = 2.0
-"""Times the distance between the least and the greatest of the others."""
 FAR_SHARE = 0.02
-"""Of the median of the others: the distance is at least so much."""
+"""Of the median of the others: what is far is further away than that."""
 MOST_APART = 8
-"""At most one rank in so many is apart."""
+"""At most one rank in so many is far from the others."""
 FAR_CLOCK_S = 60.0
 """Times of day that are further apart are shown as a range: clocks differ less, so it is no time of day."""
 _NEAR_SHARE = 0.1
 """Durations that differ by less are the same for who reads them."""
 _DIM, _NOT_DIM = "\x1b[2m", "\x1b[22m"
+_FAR, _UNBOUNDED, _PLAIN = "\x1b[1;93m", "\x1b[1;31m", "\x1b[0m"
 _RANGE = "–"
+_MAX_RANKS_CHARACTERS = 60
+_WORDS_BEFORE = 2
+"""Of what has no name, so many words are told that stand before it."""
 _OF_RANKS = re.compile(r"(?:\b(?:rank|local_rank|node|host|gpu|device)s?[\s:=#]*|\bcuda:)$", re.IGNORECASE)
+
+
+class Apart(NamedTuple):
+    """What of a line must not be overlooked, because other ranks have other numbers there.
+
+    Attributes:
+        ranks: bit set of them.
+        text: the numbers, with their names: "loss: nan".
+        is_unbounded: some are nan or inf, or those of the others are.
+    """
+
+    ranks: int
+    text: str
+    is_unbounded: bool = False
 
 
 class Folded(NamedTuple):
@@ -43,13 +59,22 @@ class Folded(NamedTuple):
         ranks: bit set of them.
         text: with ranges where they differ; the line itself where they do not.
         is_many: they differ.
-        is_apart: it must not be overlooked: others have other values.
+        apart: what is not in the ranges.
     """
 
     ranks: int
     text: str
     is_many: bool = False
-    is_apart: bool = False
+    apart: tuple[Apart, ...] = ()
+
+    @property
+    def marked(self) -> str:
+        """The text, and behind it who has other numbers: "loss: 2.3–2.4  [77]! loss: nan"."""
+        marks = (
+            f"  {_UNBOUNDED if each.is_unbounded else _FAR}[{_format(each.ranks)}]! {each.text}{_PLAIN}"
+            for each in self.apart
+        )
+        return "".join((self.text, *marks))
 
 
 class _Column:
@@ -60,10 +85,10 @@ class _Column:
         is_one: they all are equal.
     """
 
-    __slots__ = ("_ordered", "_values", "is_one", "parts", "token")
+    __slots__ = ("_ordered", "_values", "is_one", "kind", "parts")
 
-    def __init__(self, token: Token, parts: tuple[str, ...]) -> None:
-        self.token, self.parts = token, parts
+    def __init__(self, kind: Kind, parts: tuple[str, ...]) -> None:
+        self.kind, self.parts = kind, parts
         self.is_one = parts.count(parts[0]) == len(parts)
         self._values: list[float] | None = None
         self._ordered: list[float] | None = None
@@ -82,6 +107,12 @@ class _Column:
             self._ordered = sorted(self.values)
         return self._ordered
 
+    def without(self, places: Collection[int]) -> _Column:
+        """Return the column of the other lines than those."""
+        if not places:
+            return self
+        return _Column(self.kind, tuple(part for place, part in enumerate(self.parts) if place not in places))
+
 
 class _Lines:
     """Lines with one template, in the order of their first ranks: what is said of each stands in a column.
@@ -89,63 +120,47 @@ class _Lines:
     Attributes:
         ranks: the bit set of each.
         texts: of each.
+        shapes: of each.
     """
 
     def __init__(self, ranks: Sequence[int], texts: Sequence[str], shapes: Sequence[Shape]) -> None:
-        self.ranks, self.texts, self._shapes = ranks, texts, shapes
-
-    @property
-    def count(self) -> int:
-        """Of their ranks."""
-        return sum(map(int.bit_count, self.ranks))
+        self.ranks, self.texts, self.shapes = ranks, texts, shapes
 
     @cached_property
     def columns(self) -> list[_Column]:
         """Of each token."""
-        parts = [shape.parts(text) for shape, text in zip(self._shapes, self.texts, strict=True)]
-        return [*map(_Column, self._shapes[0].tokens, zip(*parts, strict=True))]
+        parts = [shape.parts(text) for shape, text in zip(self.shapes, self.texts, strict=True)]
+        kinds = [token.kind for token in self.shapes[0].tokens]
+        return [*map(_Column, kinds, zip(*parts, strict=True))]
 
-    def by_unbounded(self) -> list[_Lines]:
-        """Return lines grouped by where they have nan or inf, those of most ranks first."""
-        if len(set(map(attrgetter("unbounded"), self._shapes))) == 1:
-            return [self]
-        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for place, shape in enumerate(self._shapes):
-            groups[shape.unbounded].append(place)
-        return sorted(map(self.some, groups.values()), key=lambda group: -group.count)
+    @cached_property
+    def has_unbounded(self) -> bool:
+        """Whether some have nan or inf."""
+        return any(map(attrgetter("unbounded"), self.shapes))
 
-    def some(self, places: Collection[int]) -> _Lines:
-        """Return the lines at some places."""
-        every = (self.ranks, self.texts, self._shapes)
-        ranks, texts, shapes = ([of_all[place] for place in places] for of_all in every)
-        return _Lines(ranks, texts, shapes)  # type: ignore[arg-type]
+    def token(self, line: int, place: int) -> Token:
+        """Return where a line has a token."""
+        return self.shapes[line].tokens[place]
 
 
-def spread(lines: Iterable[tuple[int, str]]) -> list[Folded]:
-    """Return lines that have the same template as one, and behind it those of ranks that are apart.
+def spread(lines: Iterable[tuple[int, str]]) -> Folded:
+    """Return lines that have the same template as one.
 
     Args:
         lines: bit sets of ranks, each with its line; no rank is in two of them.
 
     Example:
         >>> spread([(0b01, "step 5: loss 2.31"), (0b10, "step 5: loss 2.35")])
-        [Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, is_apart=False)]
+        Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, apart=())
     """
     ranks_of: dict[str, int] = defaultdict(int)
     for ranks, text in lines:
         ranks_of[text] |= ranks
     if len(ranks_of) == 1:
-        return [Folded(ranks, text) for text, ranks in ranks_of.items()]
+        return next(Folded(ranks, text) for text, ranks in ranks_of.items())
     ordered = sorted(ranks_of.items(), key=_first_rank)
     texts = [text for text, _ in ordered]
-    main, *others = _Lines([ranks for _, ranks in ordered], texts, shapes_of(texts)).by_unbounded()
-    outside = _outside(main)
-    apart = [Folded(main.ranks[place], main.texts[place]) for place in outside]
-    apart += map(_joined, others)
-    apart.sort(key=lambda folded: folded.ranks & -folded.ranks)
-    if outside:
-        main = main.some([place for place in range(len(main.texts)) if place not in outside])
-    return [_joined(main), *(folded._replace(is_apart=True) for folded in apart)]
+    return _joined(_Lines([ranks for _, ranks in ordered], texts, shapes_of(texts)))
 
 
 def _first_rank(line: tuple[str, int]) -> int:
@@ -155,80 +170,85 @@ def _first_rank(line: tuple[str, int]) -> int:
 # ---- who is apart ----
 
 
-def _outside(lines: _Lines) -> set[int]:
-    """Return the places of the lines whose numbers are far outside those of most ranks."""
-    count = lines.count
-    if count <= LEAST_OTHERS:
-        return set()
-    most = min(count // MOST_APART or 1, count - LEAST_OTHERS)
-    outside: set[int] = set()
-    for column in lines.columns:
-        if not column.is_one and _may_be_outside(lines, column, most):
-            least_far = FAR_CLOCK_S if column.token.kind is Kind.MOMENT else 0.0
-            outside |= _outside_of(lines.ranks, column.values, most, least_far)
-    return outside
+def _odd(lines: _Lines, place: int, before: str) -> set[int]:
+    """Return which lines have something else there: nan or inf where most ranks have numbers, or the other way round,
+    or a number that is far from all others."""
+    column = lines.columns[place]
+    odd: set[int] = set()
+    if column.kind is Kind.NUMBER and lines.has_unbounded:
+        odd = {index for index, shape in enumerate(lines.shapes) if place in shape.unbounded}
+        if 2 * _count(lines.ranks[index] for index in odd) > _count(lines.ranks):
+            return set(range(len(lines.ranks))) - odd
+    is_clock = column.kind is Kind.MOMENT and _is_wide(column)
+    if (column.kind in (Kind.NUMBER, Kind.DURATION) or is_clock) and not _are_of_ranks(before, column.parts):
+        left = [index for index in range(len(lines.ranks)) if index not in odd]
+        odd |= {left[index] for index in _far([lines.ranks[each] for each in left], column.without(odd), is_clock)}
+    return odd
 
 
-def _may_be_outside(lines: _Lines, column: _Column, most: int) -> bool:
-    """Whether at most so many may be outside there: false of nearly all lines, and soon known."""
-    if column.token.kind is Kind.MOMENT:
-        return _is_wide(column) and _may_be_far(column.ordered, most)
-    if column.token.kind not in (Kind.NUMBER, Kind.DURATION) or _is_word(column.parts[0]):
-        return False
-    return not _is_of_ranks(lines, column) and _may_be_far(column.ordered, most)
+def _far(ranks: Sequence[int], column: _Column, is_clock: bool) -> list[int]:
+    """Return which lines have a number there that is far from all others'."""
+    count = _count(ranks)
+    most = count // MOST_APART or 1
+    if count <= LEAST_OTHERS or not may_be_outside(column.ordered, most) or _are_ranks(ranks, column.parts):
+        return []
+    return outside(
+        column.values,
+        most,
+        [*map(int.bit_count, ranks)],
+        share=0.0 if is_clock else FAR_SHARE,  # of a time of day no share means anything
+        rounding=0.0 if is_clock else 10.0 ** -min(map(_decimals, column.parts)),
+        least=FAR_CLOCK_S if is_clock else 0.0,
+    )
 
 
-def _may_be_far(values: Sequence[float], most: int) -> bool:
-    """Whether at most so many of these may be far from the others."""
-    ends = min(LEAST_OTHERS, most)
-    if len(values) <= 2 * ends:
-        return True
-    least, greatest = values[ends], values[-1 - ends]
-    return max(least - values[0], values[-1] - greatest) > FAR * (greatest - least)
+def _decimals(part: str) -> float:
+    """Return how many digits a number has behind the point, without end for a whole number, which is exact."""
+    digits, _, exponent = part.lower().partition("e")
+    behind = digits.partition(".")[2]
+    return len(behind) - int(exponent or 0) if behind else math.inf
 
 
-def _outside_of(ranks: Sequence[int], values: Sequence[float], most: int, least_far: float) -> set[int]:
-    """Return which lines have a number there that is far from all others', and at least `least_far`."""
-    ordered = sorted(zip(values, itertools.count(), strict=False))
-    values = [value for value, _ in ordered]
-    sizes = [ranks[index].bit_count() for _, index in ordered]
-    below, above = _ends(sizes, most), _ends(sizes[::-1], most)
-    best: set[int] = set()
-    for low in range(below + 1):
-        for high in range(above + 1):
-            kept = slice(low, len(values) - high)
-            removed = sum(sizes[:low]) + sum(sizes[len(sizes) - high :] if high else ())
-            if (
-                removed <= most
-                and _is_far(values, kept, least_far)
-                and removed > sum(ranks[index].bit_count() for index in best)
-            ):
-                best = {index for _, index in (*ordered[:low], *ordered[len(ordered) - high :][:high])}
-    return best
+def _count(ranks: Iterable[int]) -> int:
+    return sum(map(int.bit_count, ranks))
 
 
-def _ends(sizes: Sequence[int], most: int) -> int:
-    """Return how many of the first have `most` ranks together, at most."""
-    total = ends = 0
-    for size in sizes[:-1]:
-        total += size
-        if total > most or ends == LEAST_OTHERS:
-            break
-        ends += 1
-    return ends
+def _apart(lines: _Lines, odd: Mapping[int, Sequence[int]], alike: Mapping[int, str]) -> Iterator[Apart]:
+    """Yield what is said of lines whose tokens at these places are odd, in the order of their first ranks.
+
+    Args:
+        alike: by place, what the first of the others has there.
+    """
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, places in sorted(odd.items()):
+        parts = [lines.columns[place].parts[index] for place in places]
+        sides = (_is_word(part) or _is_below(part, alike[place]) for part, place in zip(parts, places, strict=True))
+        groups[(*places, lines.shapes[index].unbounded, *sides)].append(index)
+    for group in groups.values():
+        places = odd[group[0]]
+        told = ", ".join(_named(lines, group, place) for place in places)
+        is_unbounded = any(_is_word(lines.columns[each].parts[group[0]]) or _is_word(alike[each]) for each in places)
+        yield Apart(reduce(or_, (lines.ranks[index] for index in group)), told, is_unbounded)
 
 
-def _is_far(values: Sequence[float], kept: slice, least_far: float) -> bool:
-    """Whether those that are not kept are far from all that are."""
-    others = values[kept]
-    if not others or len(others) == len(values):
-        return False
-    least, greatest = others[0], others[-1]
-    share = 0.0 if least_far else FAR_SHARE  # of a time of day no share means anything
-    far = max(FAR * (greatest - least), share * abs(others[len(others) // 2]), least_far)
-    is_below = kept.start == 0 or least - values[kept.start - 1] > far
-    is_above = kept.stop == len(values) or values[kept.stop] - greatest > far
-    return bool(is_below and is_above)
+def _is_below(part: str, other: str) -> bool | None:
+    if _is_word(other):
+        return None
+    value, usual = _numbers((part, other))
+    return value < usual
+
+
+def _named(lines: _Lines, group: Sequence[int], place: int) -> str:
+    """Return what some lines have at a token, with its name and its unit."""
+    token, column = lines.token(group[0], place), lines.columns[place]
+    text = escapes.ESCAPE.sub(lambda code: " " * len(code[0]), lines.texts[group[0]])
+    parts = tuple(column.parts[index] for index in group)
+    value = _together(_Column(column.kind, parts), _before(lines.texts[group[0]], token))
+    field = next((each for each in named.read(text).fields if token.start <= each.start < token.end), None)
+    if field is None:
+        return f"{' '.join(text[: token.start].split()[-_WORDS_BEFORE:])} {value}".strip()
+    between = " " if text[field.end : field.end + 1] == " " and field.unit else ""
+    return f"{field.name.removesuffix(f' ({field.unit})')}: {value}{between}{field.unit}"
 
 
 # ---- what they have together ----
@@ -237,19 +257,37 @@ def _is_far(values: Sequence[float], kept: slice, least_far: float) -> bool:
 def _joined(lines: _Lines) -> Folded:
     """Return lines as one."""
     text = lines.texts[0]
-    if len(lines.texts) == 1:
-        return Folded(lines.ranks[0], text)
     pieces: list[str] = []
     at = 0
-    for column in lines.columns:
-        pieces += (text[at : column.token.start], _together(lines, column))
-        at = column.token.end
-    return Folded(reduce(or_, lines.ranks), "".join((*pieces, text[at:])), is_many=True)
+    odd: dict[int, list[int]] = defaultdict(list)
+    alike: dict[int, str] = {}
+    for place, column in enumerate(lines.columns):
+        token = lines.token(0, place)
+        before = text[at : token.start]
+        at = token.end
+        if column.is_one:
+            pieces += (before, column.parts[0])
+            continue
+        words = _before(text, token)
+        usual = column
+        if some := _odd(lines, place, words):
+            usual = column.without(some)
+            alike[place] = usual.parts[0]
+            for index in some:
+                odd[index].append(place)
+        pieces += (before, _together(usual, words))
+    apart = tuple(_apart(lines, odd, alike)) if odd else ()
+    return Folded(reduce(or_, lines.ranks), "".join((*pieces, text[at:])), is_many=True, apart=apart)
 
 
-def _together(lines: _Lines, column: _Column) -> str:
-    """Return what stands for a token of all lines."""
-    kind, first = column.token.kind, column.parts[0]
+def _before(text: str, token: Token) -> str:
+    """Return what stands before a token: as much as says whether it is a rank."""
+    return text[max(0, token.start - 16) : token.start]
+
+
+def _together(column: _Column, before: str) -> str:
+    """Return what stands for a token of several lines."""
+    kind, first = column.kind, column.parts[0]
     if column.is_one:
         return first
     if kind is Kind.HEX:
@@ -258,7 +296,7 @@ def _together(lines: _Lines, column: _Column) -> str:
         return "…"
     if kind is Kind.BAR or (kind is Kind.MOMENT and not _is_wide(column)):
         return f"{_DIM}{first}{_NOT_DIM}"
-    if _is_of_ranks(lines, column):
+    if _are_of_ranks(before, column.parts):
         return format_ranks(map(int, set(column.parts)))
     if all(map(_is_word, column.parts)):
         return "/".join(dict.fromkeys(column.parts))
@@ -281,14 +319,26 @@ def _is_wide(column: _Column) -> bool:
     return column.ordered[-1] - column.ordered[0] > FAR_CLOCK_S
 
 
-def _is_of_ranks(lines: _Lines, column: _Column) -> bool:
-    """Whether the numbers are the ranks themselves, or are said to be those of ranks, nodes or devices."""
-    parts, start = column.parts, column.token.start
-    if not parts[0].isdecimal() or not "".join(parts).isdecimal() or max(map(len, parts)) >= 7:
-        return False
-    if _OF_RANKS.search(lines.texts[0], max(0, start - 16), start):
-        return True
-    return all(ranks == 1 << int(part) for ranks, part in zip(lines.ranks, parts, strict=True))
+def _are_of_ranks(before: str, parts: Sequence[str]) -> bool:
+    """Whether the line says that the numbers are those of ranks, nodes or devices."""
+    return _are_small(parts) and _OF_RANKS.search(before) is not None
+
+
+def _are_ranks(ranks: Sequence[int], parts: Sequence[str]) -> bool:
+    """Whether the numbers are the ranks that wrote them."""
+    return _are_small(parts) and all(each == 1 << int(part) for each, part in zip(ranks, parts, strict=True))
+
+
+def _are_small(parts: Sequence[str]) -> bool:
+    """Whether these are whole numbers of a few digits."""
+    return parts[0].isdecimal() and "".join(parts).isdecimal() and max(map(len, parts)) < 7
+
+
+def _format(ranks: int) -> str:
+    text = format_ranks(rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+    if len(text) <= _MAX_RANKS_CHARACTERS:
+        return text
+    return f"{text[:_MAX_RANKS_CHARACTERS].rpartition(',')[0]},… {ranks.bit_count()} ranks"
 
 
 def _is_word(part: str) -> bool:

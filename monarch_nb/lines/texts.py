@@ -31,8 +31,8 @@ def _fold_alike(group: list[tuple[int, Sequence[str]]]) -> list[tuple[int, list[
         return [(ranks, list(lines)) for ranks, lines in group]
     apart = 0
     for place in range(len(group[0][1])):
-        for line in spread((ranks, lines[place]) for ranks, lines in group)[1:]:
-            apart |= line.ranks
+        for each in spread((ranks, lines[place]) for ranks, lines in group).apart:
+            apart |= each.ranks
     main = [(ranks, lines) for ranks, lines in group if not ranks & apart]
     alone = [(ranks, list(lines)) for ranks, lines in group if ranks & apart]
     if not main:
@@ -40,5 +40,5 @@ def _fold_alike(group: list[tuple[int, Sequence[str]]]) -> list[tuple[int, list[
     together = 0
     for ranks, _ in main:
         together |= ranks
-    lines = [spread((ranks, lines[place]) for ranks, lines in main)[0].text for place in range(len(main[0][1]))]
+    lines = [spread((ranks, lines[place]) for ranks, lines in main).text for place in range(len(main[0][1]))]
     return [(together, lines), *alone]

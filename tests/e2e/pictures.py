@@ -60,7 +60,7 @@ def train(steps):
         loss = 7.8 - step / 10 + random.random() / 30
         if (step, rank) == (4, 11):
             loss = float("nan")
-        tps = 9_012 + random.randrange(1_500)
+        tps = 9_012 + random.randrange(1_500) if (rank, step > 4) != (3, True) else 611
         print(f"step: {step:2}  loss: {loss:.4f}  grad_norm: {1 + random.random() / 9:.2f}  tps: {tps:,}")
 
 train(steps=6)"""

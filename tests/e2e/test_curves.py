@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import expect
@@ -33,6 +34,9 @@ def test_curves_grow_can_be_read_under_the_mouse_and_stay_in_the_notebook(
     charts = view.locator(".uplot")
     expect(charts).to_have_count(2)
     expect(view.locator(".u-title")).to_have_text(["loss", "tps"])
+    legend = charts.nth(0).locator(".u-legend")
+    last = re.compile(r"step\W*199.*loss\W*0\.025")
+    expect(legend, "the last values, where the mouse is elsewhere").to_contain_text(last)
     charts.nth(1).hover(position={"x": 300, "y": 80})
     expect(charts.nth(1).locator(".u-legend")).to_contain_text("9,")
     gate.open(4)

@@ -72,7 +72,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     with pytest.raises(RunFailed):
         dev.mesh.run("raise ValueError('odd')", cell_number=12)
     failed = "── run 3, cell [12] (raise ValueError('odd')) ──\n[0-1] failed: ValueError: odd (Cell In[12]:1)"
-    assert said(capsys, "logs").endswith(f"{failed}; --run 3 shows the traceback\n")
+    assert said(capsys, "logs").endswith(f"{failed}; `monarch-nb logs --run 3` shows the traceback\n")
     alone = said(capsys, "logs", "--run", "3")
     assert alone.startswith(f"{failed}\n")
     assert "----> 1 raise ValueError('odd')" in alone

@@ -241,7 +241,7 @@ def test_runs_of_two_notebooks_say_whose_they_are(
     with monkeypatch.context() as patch:
         patch.setattr("monarch_nb.notebook.output.logs.LOG_LINES", 1)
         newest = [*shown_logs(mesh, None, None)]
-    assert newest[0] == "… 4 earlier lines on ranks 0-1 not shown: -n 0 shows all"
+    assert newest[0] == "… 4 earlier lines on ranks 0-1 not shown: `%mesh logs -n 0` shows all"
     assert newest[-1] == "[0-1] two"
     headings = [line for line in shown_logs(mesh, None, None) if "──" in line]
     assert headings[0] == "── run 1, cell [3] of train.ipynb (print('one')) ──"

@@ -30,10 +30,12 @@ const TOOTH = 7;
 const KEYS = 'arrow keys show values, + and - zoom, Escape shows all';
 /** An arrow key moves so much of what is in sight; with Shift ten times as much. */
 const STEP = 1 / 100;
+/** Between ticks of steps, which are whole numbers. */
+const WHOLE = Array.from({ length: 15 }, (_, digits) => [1, 2, 5].map(first => first * 10 ** digits)).flat();
 
 /**
  * Charts below each other in an element, drawn with uPlot: zoom by dragging, all of it again by a double click, and the
- * values under the mouse.
+ * values under the mouse; the last ones while it is elsewhere.
  */
 export class CurvesView {
   private _charts = new Map<string, { plot: uPlot; shape: string; chart: Chart }>();
@@ -89,6 +91,7 @@ export class CurvesView {
     const shape = JSON.stringify([
       chart.unit,
       chart.x,
+      isWhole(chart),
       chart.lines.map(line => [line.run, line.band[0].length > 0])
     ]);
     const known = this._charts.get(chart.name);
@@ -119,12 +122,13 @@ export class CurvesView {
 
   private _options(chart: Chart, curves: Curves, current: () => Chart): uPlot.Options {
     const many = curves.runs.length > 1;
-    const series: uPlot.Series[] = [{ label: chart.x, value: (_, x) => shown(x) }];
+    const value: uPlot.Series.Value = (plot, y, place, index) =>
+      shown(index === null ? last(plot.data[place]) : y);
+    const series: uPlot.Series[] = [{ label: chart.x, value }];
     const bands: uPlot.Band[] = [];
     for (const line of chart.lines) {
       const { colour, title } = curves.runs[line.run];
       const label = many ? title : chart.name;
-      const value = (_: uPlot, y: number): string => shown(y);
       series.push({ label, stroke: colour, width: 1.6, spanGaps: true, points: { show: false }, value });
       if (!line.band[0].length) {
         continue;
@@ -148,6 +152,7 @@ export class CurvesView {
           ...axis,
           grid: { show: false },
           ticks: grid,
+          ...(isWhole(chart) ? { incrs: WHOLE } : {}),
           values: (_, ticks) => ticks.map(short),
           label: chart.x,
           labelSize: 16,
@@ -262,6 +267,20 @@ function dataOf(chart: Chart): uPlot.AlignedData {
     ...(line.band[0].length ? [line.band as uPlot.AlignedData] : [])
   ]);
   return uPlot.join(tables);
+}
+
+function isWhole(chart: Chart): boolean {
+  return chart.lines.every(line => line.xs.every(Number.isInteger));
+}
+
+function last(values: ArrayLike<number | null | undefined>): number | null {
+  for (let at = values.length - 1; at >= 0; at -= 1) {
+    const value = values[at];
+    if (value !== null && value !== undefined) {
+      return value;
+    }
+  }
+  return null;
 }
 
 /** A number in few characters. */

@@ -55,13 +55,3 @@ export class Layout {
     });
   }
 }
-
-/** A text from where it differs from another one, and two words before that. */
-export function difference(text: string, other: string): string {
-  let same = 0;
-  while (same < text.length && text[same] === other[same]) {
-    same += 1;
-  }
-  const begin = text.slice(0, same).search(/(\S+\s+)?\S*$/);
-  return begin > 0 ? `… ${text.slice(begin)}` : text;
-}

@@ -340,7 +340,7 @@ export interface LogRow {
   line?: number;
   /** The text stands for lines that differ. */
   folded?: boolean;
-  /** Ranks whose lines must not be overlooked. */
+  /** What must not be overlooked: numbers of some ranks, with their names, that the text does not have. */
   apart?: { ranks: string; text: string }[];
   /** Ranks of it whose nodes do not answer: what the text says is without them. */
   lacking?: string;

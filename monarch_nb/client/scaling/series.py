@@ -13,8 +13,8 @@ from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Run
 from monarch_nb.client.scaling.named import numbers_in
 from monarch_nb.client.scaling.report import Measured, Plan, Sample, ScalingReport, report_of
-from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, RunFailed
-from monarch_nb.ground.rank_sets import counted, listed, name_ranks
+from monarch_nb.errors import AccessDenied, MeshNotFound, MonarchNbError, ReservationNotFound, RunFailed, UsageError
+from monarch_nb.ground.rank_sets import MOST_NAMED, counted, listed, name_ranks
 
 _NEWEST_LINES = 1_000
 """Of each rank: a number is looked for there first, because reading millions of lines takes long."""
@@ -65,6 +65,7 @@ class Series:
     _measured: list[Measured] = field(default_factory=list)
     _notes: dict[str, None] = field(default_factory=dict)
     _runs: list[Run] = field(default_factory=list)
+    _missing: str = ""
 
     def measure(self) -> ScalingReport:
         """Run the whole series. Whatever happens, the ranks are of the whole world afterwards, without process groups.
@@ -72,6 +73,7 @@ class Series:
         Raises:
             KeyboardInterrupt: somebody has ended it; `report` has the rows so far.
             ReservationNotFound, MeshNotFound, AccessDenied: the ranks are gone, or another's alone.
+            UsageError: the first run told no number of the name that is wanted.
         """
         try:
             for size in self.plan.sizes:
@@ -120,6 +122,14 @@ class Series:
             self.show(self.report)
             if measured.failure:
                 return
+            self._check_name(measured)
+
+    def _check_name(self, measured: Measured) -> None:
+        """Run nothing else when the first run has not told its number: a name that is misspelt is found at once."""
+        left = [size for size in self.plan.sizes if size > measured.size or self.plan.repeat > 1]
+        if left and self._missing and sum(len(each.samples) for each in self._measured) == 1:
+            del self._notes[self._missing]
+            raise UsageError(f"{self._missing}; nothing else was run")
 
     def _in_repeat(self, repeat: int, failure: str) -> str:
         return f"run {repeat} of {self.plan.repeat}: {failure}" if self.plan.repeat > 1 else failure
@@ -138,10 +148,12 @@ class Series:
 
     def _add_last_notes(self) -> None:
         numbers = [run.number for run in self._runs if run.number]
-        if numbers:
-            first, last, logs = numbers[0], numbers[-1], f"%mesh logs{self.mesh.flag} --run"
-            many = f"runs {first} to {last}: {logs} N has what each printed"
-            self._notes[many if last > first else f"run {first}: {logs} {first} has what it printed"] = None
+        logs = f"%mesh logs{self.mesh.flag} --run"
+        if len(numbers) == 1:
+            self._notes[f"{logs} {numbers[0]} has what it printed"] = None
+        elif numbers:
+            runs = ", ".join(map(str, numbers)) if len(numbers) <= MOST_NAMED else f"{numbers[0]} … {numbers[-1]}"
+            self._notes[f"runs {runs}: {logs} {numbers[-1]} has what the last one printed"] = None
 
     # ---- numbers ----
 
@@ -164,7 +176,8 @@ class Series:
         if not told:
             told = [float(value) for value in map(plain_number, values) if value is not None]
         if not told:
-            self._notes[_nothing_of(name, len(run.ranks), others)] = None
+            self._missing = _nothing_of(name, len(run.ranks), others)
+            self._notes[self._missing] = None
             return None
         if not math.isfinite(sum(told)):
             self._notes[f"{name} is {sum(told):g} on {counted(len(run.ranks), 'rank')}"] = None

@@ -117,6 +117,7 @@ class ScalingCell:
         times = f", repeat {repeat} of {self.asked.repeat}" if self.asked.repeat > 1 else ""
         self._progress(f"size {len(ranks)}{times}")
         self._run_view = self._view_of(ranks)
+        self._is_last = (len(ranks), repeat) == (self.asked.sizes[-1], self.asked.repeat)
         on_error: OnError = "wait" if self.parsed.text("on_error") == "wait" else "abort"
         try:
             run = self.mesh.select(ranks).submit(
@@ -133,6 +134,7 @@ class ScalingCell:
             self._run_view.close()
             raise
         self.session.runs[run.id] = run
+        self._run_view.shows(run)
         return run
 
     def _wait(self, run: Run) -> None:
@@ -149,8 +151,8 @@ class ScalingCell:
             raise
 
     def _end_output(self, run: Run) -> None:
-        """What a run has printed goes when it is over, and stays when it failed."""
-        if run.done and not run.failures:
+        """What a run has printed goes when it is over; it stays when the run failed, and of the last one."""
+        if run.done and not run.failures and not self._is_last:
             self._view.output.clear()
             self._run_view.close()
         else:

@@ -5,8 +5,10 @@ Memory is bounded: the rows in the middle are dropped and counted, and so are di
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import operator
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -110,6 +112,7 @@ class Fold:
         finished: whether the run is over.
         notices: what monarch_nb has to say, by key.
         failures: of failed ranks, by rank.
+        unasked: bit set of ranks whose values are not shown.
 
     Example:
         >>> fold = Fold([0, 1])
@@ -130,6 +133,7 @@ class Fold:
         self.finished = False
         self.notices: dict[str, str] = {}
         self.failures: dict[int, RankFailure] = {}
+        self.unasked = 0
         self._results: dict[bytes, ResultGroup] = {}
         self._rows: list[Row] = []
         self._places = Places()
@@ -599,6 +603,11 @@ class Fold:
     def results(self) -> list[ResultGroup]:
         """Return the results, equal ones once, in the order of their first ranks."""
         return sorted(self._results.values(), key=lambda group: group.ranks & -group.ranks)
+
+    def without_value(self) -> int:
+        """Return the bit set of the ranks that have ended well and returned None; not of those that nobody asks."""
+        others = functools.reduce(operator.or_, (group.ranks for group in self._results.values()), self.unasked)
+        return self.ended & ~others & ~bits(self.failures)
 
     def failure_groups(self) -> list[tuple[list[int], RankFailure]]:
         """Return the failures, equal ones once, with their ranks."""

@@ -61,31 +61,42 @@ def shown_logs(
         cut_off = max(came.values(), default=0) >= lines
         if cut_off and not is_asked:  # who asks for the last lines knows that there may be more
             written, is_all = lines_written(mesh, number or 0)
-            yield from earlier_lines(came, written, is_all=is_all)
+            yield from map(typed, earlier_lines(came, written, is_all=is_all, command=_command(mesh, number)))
         batches = iter([records])
     by = by or ("equal" if number else default_fold(len(mesh.ranks)))
     past = partial(mesh.past_runs, number or 0)
-    endings = Endings(past, mesh.ranks, only=number, cut_off=cut_off, fold=by == "numbers")
+    logs = typed(f"%mesh logs{mesh.flag}")
+    endings = Endings(past, mesh.ranks, only=number, cut_off=cut_off, fold=by == "numbers", logs=logs)
     yield from folded_lines(batches, endings, by)
     yield from map(typed, missing)
 
 
-def earlier_lines(came: Counter[int], written: Counter[int], *, is_all: bool) -> Iterator[str]:
+def _command(mesh: Mesh, number: int | None) -> str:
+    """Return what shows all lines of these ranks."""
+    targets = f" -t {format_ranks(mesh.ranks)}" if len(mesh.ranks) < mesh.extent.size else ""
+    return f"%mesh logs{mesh.flag}{targets}{f' --run {number}' if number else ''} -n 0"
+
+
+def earlier_lines(
+    came: Counter[int], written: Counter[int], *, is_all: bool, command: str = "%mesh logs -n 0"
+) -> Iterator[str]:
     """Yield what there is to say of lines that are not shown, if there are any.
 
     Args:
         came: how many lines of each rank are shown.
         written: how many it wrote, as far as these were counted; `is_all`: that is all of them.
+        command: shows all lines.
 
     Example:
         >>> list(earlier_lines(Counter({0: 50, 1: 50}), Counter({0: 120, 1: 120}), is_all=True))
-        ['… 140 earlier lines on ranks 0-1 not shown: -n 0 shows all']
+        ['… 140 earlier lines on ranks 0-1 not shown: `%mesh logs -n 0` shows all']
     """
     if earlier := written - came:
         count = f"{earlier.total():,} earlier {'line' if earlier.total() == 1 else 'lines'}"
-        yield f"… {'' if is_all else 'at least '}{count} on {name_ranks(sorted(earlier))} not shown: -n 0 shows all"
+        ranks = name_ranks(sorted(earlier))
+        yield f"… {'' if is_all else 'at least '}{count} on {ranks} not shown: `{command}` shows all"
     elif not is_all:
-        yield "… earlier lines are not shown: -n 0 shows all"
+        yield f"… earlier lines are not shown: `{command}` shows all"
 
 
 def _answering(mesh: Mesh) -> tuple[Mesh, list[str]]:
@@ -118,6 +129,7 @@ class Endings:
         only: the number of the one run that is told of, with tracebacks.
         cut_off: what was written is not shown from the beginning: nothing is told of runs before the first one shown.
         fold: failures that differ only in numbers are told as one.
+        logs: the command that shows what ranks wrote.
     """
 
     def __init__(
@@ -127,8 +139,9 @@ class Endings:
         only: int | None = None,
         cut_off: bool = False,
         fold: bool = False,
+        logs: str = "%mesh logs",
     ) -> None:
-        self._fold = fold
+        self._fold, self._logs = fold, logs
         self._ask, self._ranks, self._only, self._cut_off = ask, set(ranks), only, cut_off
         self._known: dict[int, RunInfo] = {}
         self._told: int | None = None  # the newest run that was told of
@@ -159,7 +172,9 @@ class Endings:
         failures = [failure for failure in info.failures if failure.rank in self._ranks] if info else []
         for ranks, failure in RunFailed(failures=failures).groups(fold=self._fold):
             yield f"[{format_ranks(ranks)}] {failure.line}" + (
-                f"; --run {number} shows the traceback" if failure.kind == "error" and not failure.rendered else ""
+                f"; `{self._logs} --run {number}` shows the traceback"
+                if failure.kind == "error" and not failure.rendered
+                else ""
             )
             yield from failure.traceback.splitlines()
 
@@ -195,4 +210,4 @@ def _fold(texts: Iterable[list[Text]], by: FoldBy) -> Iterator[str]:
     fold.add(Finished())
     for row in fold.rows():
         if isinstance(row, TextRow):
-            yield f"[{format_ranks(members(row.ranks))}]{'!' if row.is_apart else ''} {row.text}"
+            yield f"[{format_ranks(members(row.ranks))}] {row.text}"

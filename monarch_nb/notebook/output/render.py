@@ -53,7 +53,6 @@ _FONT = (
     "font-size:var(--jp-code-font-size,13px);line-height:1.45"
 )
 _STDERR = "color:var(--jp-warn-color1,#c77700)"
-_APART = "color:var(--jp-warn-color0,#b25000);font-weight:bold"
 _ERROR = "color:var(--jp-error-color1,#d32f2f)"
 _NOTE = (
     "margin:4px 0;padding:3px 10px;border-left:3px solid var(--jp-info-color1,#0288d1);"
@@ -62,11 +61,26 @@ _NOTE = (
 _ACCENT = "color:var(--jp-brand-color1,#1976d2)"
 
 
+_MARKED = "! these ranks' numbers are nan or inf, or far from the others', and not in the range; "
+
+
 class LogOf(NamedTuple):
-    """Where lines are in the logs: of which mesh and which run."""
+    """Where lines are in the logs: of which mesh and which run.
+
+    Attributes:
+        flag: what chooses the mesh on a line of `%mesh`.
+        is_counted: the lines are known by their numbers, so that our extension can open rows.
+    """
 
     mesh_id: str
     run: int
+    flag: str = ""
+    is_counted: bool = True
+
+    @property
+    def command(self) -> str:
+        """What is typed to read them."""
+        return f"%mesh logs{self.flag} --run {self.run}"
 
 
 def render(
@@ -98,7 +112,7 @@ def render(
         '[0-1] loss 2.31'
     """
     failed = _failures(fold, failures)
-    results = result_pieces(folded(fold.results()), hosts or {})
+    results = result_pieces(folded(fold.results(), fold.without_value()), hosts or {})
     notices = [_notice(text) for text in fold.notices.values()]
     asides = [_aside(aside)] if aside else []
     spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
@@ -116,15 +130,18 @@ def render(
     }
 
 
-def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False) -> str:
+def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: LogOf | None = None) -> str:
     """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours."""
     width = _width(rows, ranks)
-    return "\n".join(_plain_row(row, width, str if colours else escapes.strip) for row in _merged(rows))
+    return "\n".join(_plain_row(row, width, str if colours else escapes.strip, log) for row in _merged(rows))
 
 
 def plain_ending(fold: Fold, show_failures: bool) -> str:
     """Return the results (and failures) as text, to come after all rows."""
-    pieces = [*result_pieces(folded(fold.results()), {}), *_failures(fold, "full" if show_failures else "none")]
+    pieces = [
+        *result_pieces(folded(fold.results(), fold.without_value()), {}),
+        *_failures(fold, "full" if show_failures else "none"),
+    ]
     return "\n".join(piece.plain for piece in pieces)
 
 
@@ -179,7 +196,7 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int, log: LogOf | None) -
             lines.append(_line(row, before, width, log))
     markup.append(_block(lines, width))
     width = _width(rows)
-    plain = "\n".join(_plain_row(row, width, escapes.strip) for row in rows)
+    plain = "\n".join(_plain_row(row, width, escapes.strip, log) for row in rows)
     return [Piece("".join(markup), plain, 0)]
 
 
@@ -194,21 +211,23 @@ def _line(row: Row, before: Row | None, width: int, log: LogOf | None) -> str:
     match row:
         case TextRow():
             again = isinstance(before, TextRow) and before.ranks == row.ranks and before.stream == row.stream
-            return _opening(row, log, _gutter(row, again and not row.is_apart, width) + _text_markup(row.text))
+            return _opening(row, log, _gutter(row, again, width) + _text_markup(row.text))
         case DisplayRow():
             return _gutter(row, False, width) + ansi.to_html(mime.best_text(row.data))
         case ElidedRow() | NoteRow():
             blank = f'<span style="margin-left:-{width + 1}ch">{" " * width} </span>'
-            return f'{blank}<i style="{QUIET}">{_with_code(html.escape(_said(row)))}</i>'
+            return f'{blank}<i style="{QUIET}">{_with_code(html.escape(_said(row, log)))}</i>'
         case _:
             raise TypeError(row)
 
 
 def _opening(row: TextRow, log: LogOf | None, markup: str) -> str:
     """Return a row; if it stands for lines that differ it says where each rank's own is."""
-    if log is None or row.number < 0 or not (row.is_folded or row.is_apart):
+    if log is None or row.number < 0 or not row.is_folded:
         return markup
-    about = f"%mesh logs --run {log.run} has each rank's line"
+    about = _MARKED * row.is_marked + f"{log.command} has each rank's line"
+    if not log.is_counted:
+        return f'<span title="{about}">{markup}</span>'
     return f'<span data-monarch-row="{_places(row)}" title="{about}">{markup}</span>'
 
 
@@ -221,33 +240,31 @@ def _places(row: TextRow) -> str:
 
 
 def _where(log: LogOf | None) -> str:
-    return f' data-monarch-log="{html.escape(log.mesh_id)}/{log.run}"' if log else ""
+    return f' data-monarch-log="{html.escape(log.mesh_id)}/{log.run}"' if log and log.is_counted else ""
 
 
 def _gutter(row: Row, again: bool, width: int) -> str:
     """Return the rank set; fainter where it is the same as in the line above."""
     stderr = isinstance(row, TextRow) and row.stream == "stderr"
-    full, label = label_of_ranks(row.ranks), _label_of(row, short_label(row.ranks))
+    full, label = label_of_ranks(row.ranks), short_label(row.ranks)
     about = [full] * (short_label(row.ranks) != full) + ["stderr"] * (stderr and not again)
     title = f' title="{" ".join(about)}"' if about else ""
     style = f"margin-left:-{width + 1}ch;opacity:{'.35' if again else '.65'}"
-    if isinstance(row, TextRow) and row.is_apart:
-        style = f"margin-left:-{width + 1}ch;{_APART}"
     mark = f'<span style="{_STDERR};position:relative;left:-.2ch">│</span>' if stderr else " "
     return f'<span style="{style}"{title}>{label:>{width}}</span>{mark}'
 
 
-def _plain_row(row: Row, width: int, clean: Callable[[str], str]) -> str:
+def _plain_row(row: Row, width: int, clean: Callable[[str], str], log: LogOf | None) -> str:
     match row:
         case TextRow():
-            label = _label_of(row, label_of_ranks(row.ranks))
+            label = label_of_ranks(row.ranks)
             if row.stream == "stderr":
                 return f"[stderr:{label[1:]} {clean(row.text)}"
             return f"{label:>{width}} {clean(row.text)}"
         case DisplayRow():
             return labelled(f"{label_of_ranks(row.ranks):>{width}}", escapes.strip(mime.plain_text(row.data)))
         case ElidedRow() | NoteRow():
-            return f"{'':>{width}} {_said(row)}"
+            return f"{'':>{width}} {_said(row, log)}"
         case _:
             raise TypeError(row)
 
@@ -265,7 +282,7 @@ def _text_cost(text: str) -> int:
 def _row_cost(row: Row) -> int:
     if isinstance(row, TextRow):
         overhead_bytes = _STDERR_BYTES if row.stream == "stderr" else 0
-        folded_bytes = _OPENING_BYTES + len(_places(row)) if row.is_folded or row.is_apart else 0
+        folded_bytes = _OPENING_BYTES + len(_places(row)) + row.is_marked * len(_MARKED) if row.is_folded else 0
         return _text_cost(row.text) + 2 * len(label_of_ranks(row.ranks)) + overhead_bytes + folded_bytes
     if isinstance(row, DisplayRow):
         return stored_bytes(mime.plain_text(row.data)) * (1 if mime.is_rich(row.data) else 2) + 2 * _ROW_OVERHEAD_BYTES
@@ -284,7 +301,7 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
         spent += costs[begin]
         begin += 1
     newest = {index for index in _newest_of_each(rows, costs, budget_bytes // 4) if index >= begin}
-    newest |= _first_apart(rows, costs, begin, budget_bytes // 4)
+    newest |= _first_marked(rows, costs, begin, budget_bytes // 4)
     spent += sum(costs[index] for index in newest)
     end = len(rows)
     while end - 1 != gap and end > begin and (end - 1 in newest or spent + costs[end - 1] <= budget_bytes):
@@ -296,12 +313,12 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
     return [*rows[:begin], _count(row for row in hidden if row not in displays), *displays, *kept, *rows[end:]]
 
 
-def _first_apart(rows: list[Row], costs: list[int], begin: int, budget_bytes: int) -> set[int]:
+def _first_marked(rows: list[Row], costs: list[int], begin: int, budget_bytes: int) -> set[int]:
     """Return where the first rows are that must not be overlooked, as far as there is room."""
     found: set[int] = set()
     for index in range(begin, len(rows)):
         row = rows[index]
-        if isinstance(row, TextRow) and row.is_apart:
+        if isinstance(row, TextRow) and row.is_marked:
             budget_bytes -= costs[index]
             if budget_bytes < 0:
                 break
@@ -356,18 +373,18 @@ def _count(rows: Iterable[Row]) -> ElidedRow:
     return count
 
 
-def _said(row: ElidedRow | NoteRow) -> str:
-    return escapes.strip(row.text) if isinstance(row, NoteRow) else describe(row)
+def _said(row: ElidedRow | NoteRow, log: LogOf | None) -> str:
+    return escapes.strip(row.text) if isinstance(row, NoteRow) else describe(row, log)
 
 
-def describe(row: ElidedRow) -> str:
-    """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs` has them"."""
+def describe(row: ElidedRow, log: LogOf | None = None) -> str:
+    """Return what is not shown, e.g. "… 1,599,000 lines on ranks 0-7 not shown; `%mesh logs --run 3 -n 0` has them"."""
     if row.text:
         what = f"{escapes.strip(row.text)} on {name_ranks(row.displays)}"
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
-    return f"… {what} not shown; `%mesh logs` has them"
+    return f"… {what} not shown; `{log.command if log else '%mesh logs'} -n 0` has them"
 
 
 def _amounts(counts: Counter[int], noun: str) -> str:
@@ -387,16 +404,10 @@ def _amounts(counts: Counter[int], noun: str) -> str:
 # ---- labels ----
 
 
-def _label_of(row: Row, label: str) -> str:
-    """Return a label; it is marked when the row must not be overlooked."""
-    return f"{label}!" if isinstance(row, TextRow) and row.is_apart else label
-
-
 def _width(rows: Sequence[Row], ranks: int = 0) -> int:
     """Return the width of the gutter; with `ranks` at least theirs, so that text does not move while output grows."""
-    labelled = {(row.ranks, _label_of(row, "")) for row in rows if not isinstance(row, ElidedRow | NoteRow)}
-    labelled |= {(ranks, "")} if ranks else set()
-    return max((len(short_label(each)) + len(mark) for each, mark in labelled), default=0)
+    labelled = {row.ranks for row in rows if not isinstance(row, ElidedRow | NoteRow)} | ({ranks} if ranks else set())
+    return max((len(short_label(each)) for each in labelled), default=0)
 
 
 # ---- failures, notices ----

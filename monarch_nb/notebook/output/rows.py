@@ -44,7 +44,7 @@ class TextRow(Row):
         number: of the line, in the order in which a rank wrote them; see `number_of`.
         texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last.
         is_folded: `text` stands for lines that differ.
-        is_apart: it is one that must not be overlooked, of a row whose other ranks have other values.
+        is_marked: it must not be overlooked: `text` names ranks whose numbers are not like those of the others.
     """
 
     stream: Stream
@@ -54,7 +54,7 @@ class TextRow(Row):
     texts: list[tuple[int, str]] = field(default_factory=list)
     numbers: list[tuple[int, int]] = field(default_factory=list)
     is_folded: bool = False
-    is_apart: bool = False
+    is_marked: bool = False
     _shown: list[TextRow] | None = field(default=None, init=False)
     _shown_ranks: int = field(default=0, init=False)
     _settled: list[TextRow] | None = field(default=None, init=False)
@@ -83,7 +83,7 @@ class TextRow(Row):
         return found
 
     def shown(self) -> list[TextRow]:
-        """Return the rows to show for it: one, and one more for each rank that is apart."""
+        """Return the rows to show for it: one, and more for ranks that came after it was settled."""
         if self._settled is not None:
             parts = [part.part(part.ranks & self.ranks) for part in self._settled]
             late = self.ranks & ~self._settled_ranks
@@ -93,7 +93,7 @@ class TextRow(Row):
         if not self.texts:
             return [self]
         if self._shown is None or self._shown_ranks != self.ranks:
-            self._shown, self._shown_ranks = [*map(self._part, spread(self._lines()))], self.ranks
+            self._shown, self._shown_ranks = [self._of_many(spread(self._lines()))], self.ranks
         return self._shown
 
     def _lines(self) -> Iterator[tuple[int, str]]:
@@ -105,15 +105,15 @@ class TextRow(Row):
         if left:
             yield left, self.text
 
-    def _part(self, folded: Folded) -> TextRow:
+    def _of_many(self, folded: Folded) -> TextRow:
         return replace(
             self,
             ranks=folded.ranks,
             key=None,
-            text=folded.text,
+            text=folded.marked,
             texts=[],
             is_folded=folded.is_many,
-            is_apart=folded.is_apart,
+            is_marked=bool(folded.apart),
         )
 
     def settle(self) -> int:

@@ -28,6 +28,7 @@ from monarch_nb.lines.templates import FoldBy
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
+from monarch_nb.notebook.output.rows import bits
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -120,6 +121,7 @@ class RunView:
         self._run: Callable[[], Run | None] = lambda: None
         self._log: LogOf | None = None
         self._unshown = frozenset() if shown is None else frozenset(ranks) - frozenset(shown)
+        self._fold.unasked = bits(self._unshown)
         self._aside: Counter[int] = Counter()  # lines on stderr of those, by rank
         self._publish, self._call_later, self._clock = publish, call_later, clock
         self._group, self._show_failures, self._of_calls = group, show_failures, of_calls
@@ -149,14 +151,13 @@ class RunView:
     def shows(self, run: Run) -> None:
         """Say which run it is, once it has been submitted: its folded rows open from the logs. Rows of output that is
         followed from the middle do not: nobody counted the lines before."""
-        if self._is_whole:
-            self._run = weakref.ref(run)  # which refers to this view
+        self._run = weakref.ref(run)  # which refers to this view
 
     def _log_of(self) -> LogOf | None:
         """Return where the run's lines are in the logs, as soon as it has its number."""
         run = self._run()
         if self._log is None and run is not None and run.number:
-            self._log = LogOf(run.mesh.id, run.number)
+            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole)
         return self._log
 
     @takes_many
@@ -346,7 +347,10 @@ class RunView:
         if not ranks:
             return ""
         lines = f"{counted(self._aside.total(), 'line')} on stderr of {name_ranks(ranks)}"
-        return f"… {lines} not shown: `%mesh logs` has them, `%mesh show all` shows every rank's"
+        log = self._log_of()
+        return (
+            f"… {lines} not shown: `{log.command if log else '%mesh logs'}` has them, `%mesh show all` shows all ranks'"
+        )
 
     def _told_failures(self, now_s: float) -> Literal["none", "short", "full"]:
         if self._of_calls:  # who called raises them
@@ -360,7 +364,7 @@ class RunView:
         if not self._stream and not self._over:
             return 0
         rows = arranged(self._fold.take(now_s), self._group)
-        parts = [plain_lines(rows, self._fold.ranks, colours=True)] if rows else []
+        parts = [plain_lines(rows, self._fold.ranks, colours=True, log=self._log_of())] if rows else []
         for notice in self._fold.notices.values():
             if notice not in self._told:
                 self._told.add(notice)

@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.scaling.report import ScalingReport
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.notebook.output.publishing import displaying, printing
-from monarch_nb.notebook.output.tables import Shown, is_notebook, show, table
+from monarch_nb.notebook.output.tables import Shown, calm_line, is_notebook, show, table
 from monarch_nb.notebook.output.view import Publish
 from monarch_nb.notebook.scaling.curve import bars, curve
 
@@ -103,5 +103,7 @@ class RunOutput:
 
 
 def _picture(report: ScalingReport) -> dict[str, str]:
-    drawn = curve(report)
-    return {"text/plain": bars(report), **({"image/svg+xml": drawn} if drawn else {})}
+    drawn, text = curve(report), bars(report)
+    if not drawn and not text:  # its place is kept: below the table, and above what runs print
+        return calm_line("the curve comes with the second size that succeeds")._repr_mimebundle_()
+    return {"text/plain": text, **({"image/svg+xml": drawn} if drawn else {})}

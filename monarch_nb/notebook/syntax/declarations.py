@@ -243,8 +243,9 @@ PLOT = Command(
         _TARGETS,
         _MESH,
     ),
-    notes="Of the newest run that has such a name. The line is the first rank's; a band is over all ranks where they\n"
-    "differ. Live while the run goes on, also in a new kernel: numbers are read from the logs on the nodes.\n"
+    notes="Of the newest run that has such a name. Without --run the newest 20 runs are looked at.\n"
+    "The line is the first rank's; a band is over all ranks where they differ. Live while the run goes on,\n"
+    "also in a new kernel: numbers are read from the logs on the nodes.\n"
     "run.metrics() has them in Python, ready for pandas.",
     examples=(
         ("%mesh plot", "what can be drawn"),

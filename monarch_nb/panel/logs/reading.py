@@ -123,10 +123,10 @@ def _together(places: Sequence[Place], known: Mapping[Place, LogLine], first: st
     lines = [(1 << rank, text) for rank, text in here.items() if key_of(text, by) == key]  # else it has changed since
     told: Json = {}
     if len({text for _, text in lines}) > 1:
-        main, *apart = spread(lines)
-        told = {"text": main.text, "folded": True}
-        if apart:
-            told["apart"] = [{"ranks": _names(each.ranks), "text": each.text} for each in apart]
+        row = spread(lines)
+        told = {"text": row.text, "folded": True}
+        if row.apart:
+            told["apart"] = [{"ranks": _names(each.ranks), "text": each.text} for each in row.apart]
     if lacking := [place.rank for place in places if place not in known]:
         told["lacking"] = format_ranks(lacking)
     return told

@@ -11,7 +11,7 @@ import {
 import { Piece, parseAnsi, plain } from '../ansi';
 import { bytes } from '../format';
 import { Geometry, LogSource, finalText, pattern } from '../logs';
-import { Item, Layout, difference } from '../openings';
+import { Item, Layout } from '../openings';
 import { LogRow } from '../types';
 
 const ROW_PX = 18;
@@ -273,8 +273,11 @@ const Line = memo(function Line({ row, isHit, isOpen, expression, onChoose, onTo
       {apart.length > 0 && (
         <span className="mnb-line-apart">
           {apart.map(each => (
-            <span key={each.ranks} title={plain(finalText(each.text))}>
-              {`[${each.ranks}]! ${difference(plain(finalText(each.text)), plain(row.text)).slice(0, LONGEST)}`}
+            <span
+              key={`${each.ranks} ${each.text}`}
+              title="nan or inf, or far from the other ranks' numbers, and not in the range"
+            >
+              {`[${each.ranks}]! ${each.text.slice(0, LONGEST)}`}
             </span>
           ))}
         </span>

@@ -55,11 +55,12 @@ class MoreRows:
 Part = ResultGroup | FoldedRow | MoreRows
 
 
-def folded(groups: Sequence[ResultGroup]) -> list[Part]:
+def folded(groups: Sequence[ResultGroup], without_value: int = 0) -> list[Part]:
     """Return what to show of the values of a run, in order: as they are on a few ranks, folded on many.
 
     Args:
         groups: the ranks of each different value, in order of the first rank.
+        without_value: the ranks that returned None, a bit set. They are named beside numbers of the others.
     """
     if sum(group.ranks.bit_count() for group in groups) <= UNFOLDED_RANKS:
         return list(groups)
@@ -76,6 +77,8 @@ def folded(groups: Sequence[ResultGroup]) -> list[Part]:
             parts += _tensor_rows(alike)
         else:
             parts.append(_number_row(alike))
+    if without_value and any(isinstance(part, FoldedRow) for part in parts):
+        parts.append(ResultGroup(without_value, {"text/plain": "None"}))
     return sorted(parts, key=lambda part: (isinstance(part, MoreRows), part.ranks & -part.ranks))
 
 

@@ -10,7 +10,6 @@ Colours are viridis, whose lightness grows with the value, so that it reads for 
 from __future__ import annotations
 
 import html
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_nb.ground.rank_sets import format_ranks
@@ -30,6 +29,7 @@ _MANY_ODD = "color:#000;background:#ccc"
 _MAX_HATCHED = 64
 _MAX_COLUMNS, _COLUMNS_WITHOUT_HOSTS, _MAX_LINES = 32, 8, 32
 _MAX_DIGITS = 24
+_TABLE_COLUMNS = 8
 _COLUMNS_THAT_FIT = 16
 """Of more, a narrow page shows a part, and scrolls."""
 _PRE = "margin:0;border:0;background:none;color:inherit;font:inherit;padding:0;white-space:pre"
@@ -153,16 +153,29 @@ def _part(value: int | float, low: int | float, high: int | float) -> float:
 
 
 def _table(spread: Spread, blocks: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """Return all numbers, in the ranks' own digits unless there are very many, a row for each host."""
-    rows: list[list[str]] = []
+    """Return all numbers, each behind its rank, in the ranks' own digits unless there are very many."""
     most_digits = _MAX_DIGITS if len(spread.numbers) <= _MANY_RANKS else 0
+    texts = {
+        rank: each.text if len(each.text) <= most_digits else spread.text_of(each)
+        for rank, each in spread.numbers.items()
+    }
+    rank_width, width = len(str(max(texts))), max(map(len, texts.values()))
+    rows: list[tuple[str, str]] = []
     for host, ranks in blocks:
-        there = [rank for rank in ranks if rank in spread.numbers]
-        if there:
-            named = format_ranks(there)
-            numbers = [spread.numbers[rank] for rank in there]
-            digits = [each.text if len(each.text) <= most_digits else spread.text_of(each) for each in numbers]
-            rows.append([f"[{named}]" if host == format_ranks(ranks) else f"{host} [{named}]", *digits])
-    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
-    lines = ("  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=False)) for row in rows)
-    return html.escape("\n".join(line.rstrip() for line in lines))
+        there = [rank for rank in ranks if rank in texts]
+        name = "" if host == format_ranks(ranks) else host  # of which nobody knows the host
+        for part in _parts(there, _TABLE_COLUMNS):
+            cells = (
+                f"{rank:{rank_width}}: {_highlighted(texts[rank], rank, spread)}{'':{width - len(texts[rank])}}"
+                for rank in part
+            )
+            rows.append((name, "   ".join(cells).rstrip()))
+            name = ""
+    names = max(len(name) for name, _ in rows)
+    return "\n".join(f"{html.escape(f'{name:{names}}  ' if names else '')}{cells}" for name, cells in rows)
+
+
+def _highlighted(text: str, rank: int, spread: Spread) -> str:
+    """Return a number; bold if it is not like the others."""
+    is_odd = rank in spread.far or not spread.numbers[rank].is_finite
+    return f"<b>{html.escape(text)}</b>" if is_odd else html.escape(text)

@@ -1,7 +1,7 @@
 """Numbers of many ranks in a sentence: least and greatest, median, and who is not like the others. Pure.
 
-Far from the others is what lies more than three times the middle half's width outside of the middle half (Tukey's outer
-fences), among eight numbers at least, when no more than a quarter of them do.
+Which are far from the others is decided as for lines (`lines.outliers`), when no more than a quarter of them are: a
+slow host of four is worth a word.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
+from monarch_nb.lines.outliers import outside
 
-MIN_NUMBERS_FOR_FAR = 8
-FAR_WIDTHS = 3
 FAR_SHARE = 4
 """Far is at most one in so many: else these are another population."""
 _SMALLEST_PART = 1e-6
@@ -152,20 +151,14 @@ def _median(values: Sequence[int | float]) -> int | float:
 
 def _far(ranks: list[int], values: Sequence[int | float], middle: int | float) -> tuple[list[int], tuple[int, ...]]:
     """Return the ranks that are not far from the others, and those that are."""
-    count = len(ranks)
-    if count < MIN_NUMBERS_FOR_FAR:
-        return ranks, ()
-    first, last = values[count // 4], values[(3 * count) // 4]
     try:
-        reach = max(FAR_WIDTHS * (last - first), _SMALLEST_PART * abs(middle))
-        low, high = first - reach, last + reach
-        distances = {rank: abs(value - middle) for rank, value in zip(ranks, values, strict=True)}
+        places = outside(values, len(ranks) // FAR_SHARE, share=_SMALLEST_PART)
+        distances = {ranks[place]: abs(values[place] - middle) for place in places}
     except OverflowError:
         return ranks, ()
-    far = {rank for rank, value in zip(ranks, values, strict=True) if not low <= value <= high}
-    if len(far) > count // FAR_SHARE:
-        return ranks, ()
-    return [rank for rank in ranks if rank not in far], tuple(sorted(far, key=lambda rank: (-distances[rank], rank)))
+    return [rank for rank in ranks if rank not in distances], tuple(
+        sorted(distances, key=lambda rank: (-distances[rank], rank))
+    )
 
 
 def _digits(low: int | float, high: int | float) -> int:

@@ -11,7 +11,7 @@ import pytest
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.scaling.report import Plan, ScalingReport
 from monarch_nb.client.scaling.series import Series
-from monarch_nb.errors import MeshNotFound, RankDead
+from monarch_nb.errors import MeshNotFound, RankDead, UsageError
 
 Wait = Callable[[Any], None]
 
@@ -70,7 +70,7 @@ def test_groups_end_before_each_run_and_after_the_last() -> None:
     assert [row.times_s for row in report.rows] == [(1.0, 1.0), (2.0, 2.0)]
     assert [[len(row.times_s) for row in each.rows] for each in shown] == [[1], [2], [2, 1], [2, 2], [2, 2]]
     assert report.notes[0].startswith("the process group of 8 ranks was ended for this: call dist.init_process_group()")
-    assert report.notes[1] == "runs 2 to 8: %mesh logs --run N has what each printed"
+    assert report.notes[1] == "runs 2, 4, 6, 8: %mesh logs --run 8 has what the last one printed"
 
 
 def test_a_failure_ends_its_size_alone() -> None:
@@ -134,3 +134,27 @@ def test_a_name_that_nobody_tells() -> None:
     report = series(mesh, Plan((2,), per="tokens")).measure()
     assert "no tokens in what the cell printed or returned on 2 ranks; it printed token" in report.notes
     assert report.rows[0].efficiency is None
+
+
+@pytest.mark.parametrize("plan", [Plan((2, 4), per="tokens"), Plan((2,), repeat=2, rate="tokens")])
+def test_a_name_that_nobody_tells_ends_the_series_after_its_first_run(plan: Plan) -> None:
+    mesh = FakeMesh()
+    mesh.lines = ["token: 5"]
+    made = series(mesh, plan)
+    with pytest.raises(UsageError, match=r"no tokens in what .* it printed token; nothing else was run"):
+        made.measure()
+    assert mesh.done == ["end groups", "2.1", "end groups"]
+    assert [row.times_s for row in made.report.rows] == [(2.0,)]
+    assert len(made.report.notes) == 2, "of the group, and where the output is: the error says the rest"
+
+
+def test_a_name_that_only_some_sizes_tell_is_a_note() -> None:
+    mesh = FakeMesh()
+    mesh.lines = ["tokens: 5"]
+
+    def forget(_: Any) -> None:
+        mesh.lines = []
+
+    report = series(mesh, Plan((1, 2, 4), per="tokens"), at(2, forget)).measure()
+    assert [row.throughputs for row in report.rows] == [(5.0,), (), ()]
+    assert any(note.startswith("no tokens in what the cell printed or returned on 2 ranks") for note in report.notes)

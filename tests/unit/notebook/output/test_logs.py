@@ -37,14 +37,14 @@ def test_logs_fold_and_lose_nothing() -> None:
 def test_who_sees_the_newest_lines_only_is_told_how_many_there_are_besides() -> None:
     written = Counter({0: 120, 1: 119, 2: 7})
     assert list(earlier_lines(Counter({0: 50, 1: 50, 2: 7}), written, is_all=True)) == [
-        "… 139 earlier lines on ranks 0-1 not shown: -n 0 shows all"
+        "… 139 earlier lines on ranks 0-1 not shown: `%mesh logs -n 0` shows all"
     ]
     assert list(earlier_lines(Counter({0: 119}), Counter({0: 120}), is_all=False)) == [
-        "… at least 1 earlier line on rank 0 not shown: -n 0 shows all"
+        "… at least 1 earlier line on rank 0 not shown: `%mesh logs -n 0` shows all"
     ]
     assert list(earlier_lines(Counter({0: 50}), Counter({0: 50}), is_all=True)) == [], "it printed just as many"
     assert list(earlier_lines(Counter({0: 50}), Counter(), is_all=False)) == [
-        "… earlier lines are not shown: -n 0 shows all"
+        "… earlier lines are not shown: `%mesh logs -n 0` shows all"
     ]
 
 
@@ -84,7 +84,7 @@ class TestEndings:
     def test_one_that_printed_nothing_says_that_it_failed(self) -> None:
         assert self.shown(only=1) == (
             "── run 1, cell [11] (load()) ──\n"
-            "[0-1] failed: ValueError: boom (Cell In[12]:3); --run 1 shows the traceback"
+            "[0-1] failed: ValueError: boom (Cell In[12]:3); `%mesh logs --run 1` shows the traceback"
         )
         assert self.shown(only=3) == ""
 

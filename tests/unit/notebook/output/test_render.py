@@ -148,7 +148,7 @@ def test_by_rank_ranks_whose_whole_output_is_equal_are_shown_once() -> None:
     texts = ["both\n", "both\nown\n", "both\n"]
     fold = _fold(3, *(Text(rank, "stdout", text) for rank, text in enumerate(texts)), Elided(1, "stdout", 5, 50))
     lines = [line.strip() for line in render(fold, group="rank")["text/plain"].splitlines()]
-    assert lines == ["[0,2] both", "[1] both", "[1] own", "… 5 lines on rank 1 not shown; `%mesh logs` has them"]
+    assert lines == ["[0,2] both", "[1] both", "[1] own", "… 5 lines on rank 1 not shown; `%mesh logs -n 0` has them"]
 
 
 # ---- displays and results ----
@@ -289,7 +289,7 @@ def test_many_lines_of_scattered_ranks_stay_small() -> None:
 
 def test_the_count_of_what_is_not_shown_adds_up() -> None:
     bundle = render(_flood("line {n}" + "x" * 500, ranks=8))
-    (elided,) = re.findall(r"… ([\d,]+) lines on ranks 0-7 not shown; `%mesh logs` has them", bundle["text/plain"])
+    (elided,) = re.findall(r"… ([\d,]+) lines on ranks 0-7 not shown; `%mesh logs -n 0` has them", bundle["text/plain"])
     shown = bundle["text/plain"].count("[0-7] line")
     assert int(elided.replace(",", "")) + shown * 8 == 8 * 1_500
     assert 100 < shown < 1000
@@ -311,7 +311,7 @@ def test_the_newest_lines_of_every_rank_are_shown() -> None:
 def test_what_is_not_shown_is_told_by_rank_set() -> None:
     fold = _fold(4, Elided(0, "stdout", 1_000_000, 1), *(Elided(rank, "stdout", 10, 1) for rank in (1, 2, 3)))
     assert render(fold)["text/plain"].strip() == (
-        "… 1,000,000 lines on rank 0, 30 on ranks 1-3 not shown; `%mesh logs` has them"
+        "… 1,000,000 lines on rank 0, 30 on ranks 1-3 not shown; `%mesh logs -n 0` has them"
     )
     part = _fold(1, Elided(0, "stdout", 0, 5_000))
     assert "… 5,000 bytes on rank 0 not shown" in render(part)["text/plain"]
@@ -321,7 +321,7 @@ def test_many_figures_are_counted() -> None:
     fold = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(count)}) for count in range(100)))
     bundle = render(fold)
     assert bundle["text/html"].count("<img") == 20
-    assert "… 80 displays on rank 0 not shown; `%mesh logs` has them" in bundle["text/plain"]
+    assert "… 80 displays on rank 0 not shown; `%mesh logs -n 0` has them" in bundle["text/plain"]
     large = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(n) * 3_000_000}) for n in range(5)))
     assert len(render(large)["text/html"]) < 8_100_000
 
@@ -373,12 +373,11 @@ def test_a_rank_that_is_apart_is_marked() -> None:
     losses = ["nan" if rank == 11 else f"{7.8 + rank / 1000:.3f}" for rank in range(16)]
     lines = [Text(rank, "stdout", f"step: 0 loss: {loss}\n") for rank, loss in enumerate(losses)]
     bundle = render(_fold(16, *lines), log=LogOf("m", 1))
-    assert bundle["text/plain"].splitlines() == [
-        "[0-10,12-15] step: 0 loss: 7.800–7.815",
-        "       [11]! step: 0 loss: nan",
-    ]
-    assert re.search(r'<span style="[^"]*warn[^"]*">\s*\[11\]!</span>', bundle["text/html"])
-    assert 'data-monarch-row="0:11"' in bundle["text/html"]
+    assert bundle["text/plain"] == "[0-15] step: 0 loss: 7.800–7.815  [11]! loss: nan"
+    assert re.search(r'<span style="color:#[^"]*;font-weight:bold">\[11\]! loss: nan</span>', bundle["text/html"])
+    assert re.search(r'data-monarch-row="0:0-15" title="! [^"]* nan or inf', bundle["text/html"])
+    coloured = plain_lines(_fold(16, *lines).rows(), 0xFFFF, colours=True)
+    assert coloured.endswith("7.800–7.815  \x1b[1;31m[11]! loss: nan\x1b[0m"), "in a terminal"
 
 
 def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() -> None:
@@ -390,4 +389,6 @@ def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() ->
     bundle = render(fold, log=LogOf("mesh", 12))
     assert "not shown" in bundle["text/plain"]
     assert _stored_bytes(bundle) < 200_000
-    assert re.findall(r"\[11\]! step: (\d+) ", bundle["text/plain"]) == [f"{each}50" for each in ["", *range(1, 9)]]
+    assert re.findall(r"step: (\d+) .*  \[11\]! loss: nan", bundle["text/plain"]) == [
+        f"{each}50" for each in ["", *range(1, 9)]
+    ]

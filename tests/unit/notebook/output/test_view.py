@@ -318,7 +318,7 @@ def test_a_terminal_gets_only_what_is_new() -> None:
     cell.view.on_event(Result(1, "ok", 0.1, {"text/plain": "1"}))
     cell.view.on_event(Finished())
     cell.view.close()
-    assert cell.texts[-1] == "      … 5 lines on rank 0 not shown; `%mesh logs` has them\nOut[0-1]: 1"
+    assert cell.texts[-1] == "      … 5 lines on rank 0 not shown; `%mesh logs -n 0` has them\nOut[0-1]: 1"
     assert all("text/html" not in bundle for _, bundle, _ in cell.published)
 
 
@@ -329,7 +329,7 @@ def test_of_many_ranks_that_are_counted_those_are_told_that_are_shown(resumed: b
     cell.view.on_event(ElidedOfMany((0, 1, 3), "stdout", (7, 7, 9), (70, 70, 90)))
     cell.finish(4)
     cell.view.close()
-    assert cell.texts[-1].strip() == "… 14 lines on ranks 0-1 not shown; `%mesh logs` has them"
+    assert cell.texts[-1].strip() == "… 14 lines on ranks 0-1 not shown; `%mesh logs -n 0` has them"
 
 
 def test_a_terminal_gets_arranged_output_at_the_end() -> None:
@@ -436,7 +436,7 @@ def test_of_ranks_that_are_not_shown_only_stderr_is_counted() -> None:
     assert cell.texts[-1].splitlines() == [
         "[0] to be seen",
         "[stderr:0] a warning",
-        "… 42 lines on stderr of ranks 1-2 not shown: `%mesh logs` has them, `%mesh show all` shows every rank's",
+        "… 42 lines on stderr of ranks 1-2 not shown: `%mesh logs` has them, `%mesh show all` shows all ranks'",
         "Out[0]: 0",
     ]
     assert "to be seen" in cell.html

@@ -414,7 +414,7 @@ async def test_a_rank_that_is_apart_is_named_in_the_row() -> None:
     log = await opened(FakeLines({1: texts}), ranks=tuple(range(16)), fold="numbers")
     _, normal, row = (await log.read(6, 3))["rows"]
     assert "apart" not in normal
-    assert (row["ranks"], row["apart"]) == ("0-15", [{"ranks": "11", "text": texts[11][7]}])
+    assert (row["ranks"], row["apart"]) == ("0-15", [{"ranks": "11", "text": "loss: nan"}])
     assert len(log) == 41
     log.close()
 

@@ -1,0 +1,206 @@
+"""Of a flood some lines are left out, and counted; what stays is in order."""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch_nb.client.connections.events import (
+    Elided,
+    ElidedOfMany,
+    Finished,
+    Text,
+)
+from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.rows import ElidedRow, Row, members
+from unit.notebook.output.folds import of_rank, shown_of
+
+
+def _counted(rows: Iterable[Row]) -> Counter[int]:
+    """Return how many lines of each rank are shown or counted as not shown."""
+    counts: Counter[int] = Counter()
+    for row in rows:
+        if isinstance(row, ElidedRow):
+            counts.update(row.lines)
+        else:
+            counts.update(members(row.ranks))
+    return counts
+
+
+@pytest.mark.parametrize("chunk", [7, 500, 20_000])
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_flood_is_bounded_and_counted(chunk: int, equal: bool) -> None:
+    ranks, lines = 4, 20_000
+    fold = Fold(range(ranks))
+    for start in range(0, lines, chunk):
+        for rank in range(ranks):
+            numbers = range(start, min(lines, start + chunk))
+            fold.add(Text(rank, "stdout", "".join(f"line {n} {'' if equal else rank}\n" for n in numbers)))
+    rows = fold.rows()
+    assert len(rows) < 1400
+    assert _counted(rows) == dict.fromkeys(range(ranks), lines)
+    if equal:
+        everyone = ",".join(map(str, range(ranks)))
+        assert shown_of(rows[:1]) == [(everyone, "line 0 ")]
+        assert shown_of(rows[-1:]) == [(everyone, "line 19999 ")]
+    else:
+        for rank in range(ranks):
+            assert of_rank(rows, rank)[-1] == ("stdout", f"line 19999 {rank}")
+
+
+def test_a_flood_of_one_rank_does_not_hide_the_others() -> None:
+    fold = Fold(range(3))
+    fold.add(Text(2, "stdout", "early words\n"))
+    for start in range(0, 50_000, 1000):
+        fold.add(
+            Text(0, "stdout", "".join(f"line {count}\n" for count in range(start, start + 1000))), now_s=start / 1e4
+        )
+        if start == 20_000:
+            fold.add(Text(1, "stdout", "a warning\nand more of it\n"), now_s=start / 1e4)
+    assert {"early words", "a warning", "and more of it"} <= {text for _, text in shown_of(fold.rows())}
+
+
+def test_elisions_align_ranks_by_line_number() -> None:
+    fold = Fold(range(2))
+    for rank, shown in enumerate([100, 60]):
+        fold.add(Text(rank, "stdout", "".join(f"line {n}\n" for n in range(shown))))
+        fold.add(Elided(rank, "stdout", 1000 - shown, 10_000))
+        fold.add(Text(rank, "stdout", "".join(f"line {n}\n" for n in range(1000, 1100))))
+    rows = fold.rows()
+    assert _counted(rows) == {0: 1100, 1: 1100}
+    assert shown_of(rows[-100:]) == [("0,1", f"line {n}") for n in range(1000, 1100)]
+    assert sum(isinstance(row, ElidedRow) for row in rows) == 1
+
+
+def test_of_a_flood_on_many_ranks_most_are_only_counted() -> None:
+    fold = Fold(range(64), "equal")
+    for burst in range(5):
+        now_s = burst / 2
+        fold.add(ElidedOfMany(tuple(range(8, 64)), "stdout", (1_000,) * 56, (9_000,) * 56), now_s)
+        for rank in range(8):
+            fold.add(Elided(rank, "stdout", 900, 8_000), now_s)
+            text = "".join(f"{rank} at {n}\n" for n in range(1_000 * burst + 900, 1_000 * burst + 1_000))
+            fold.add(Text(rank, "stdout", text), now_s)
+    fold.add(Text(40, "stdout", "the end of 40\n"), 2.5)
+    rows = fold.rows()
+    assert _counted(rows) == dict.fromkeys(range(64), 5_000) | {40: 5_001}
+    assert shown_of(rows)[-1] == ("40", "the end of 40")
+    assert {text for _, text in shown_of(rows)} >= {f"{rank} at 4999" for rank in range(8)}
+
+
+@pytest.mark.parametrize("last", ["the end", "the end of {rank}"])
+def test_the_end_of_a_flood_folds_though_ranks_come_there_seconds_apart(last: str) -> None:
+    fold = Fold(range(4))
+    for rank in range(4):
+        for start in range(0, 10_000, 1000):
+            text = "".join(f"line {n}\n" for n in range(start, start + 1000))
+            fold.add(Text(rank, "stdout", text), 10.0 * rank + start / 1000)
+    for rank in range(4):
+        fold.add(Text(rank, "stdout", f"{last.format(rank=rank)}\n"), 50.0)
+    before = _counted(fold.rows())
+    fold.add(Finished())
+    rows = fold.rows()
+    assert _counted(rows) == before == dict.fromkeys(range(4), 10_001)
+    ending = [("0,1,2,3", f"line {n}") for n in range(9_940, 10_000)]
+    ending += [("0,1,2,3", last)] if last == "the end" else [(str(rank), last.format(rank=rank)) for rank in range(4)]
+    assert shown_of(rows)[-len(ending) :] == ending
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 9), st.booleans()), max_size=40))
+def test_the_end_of_a_flood_keeps_every_line_and_each_ranks_order(parts: list[tuple[int, int, int, bool]]) -> None:
+    fold, printed = Fold(range(4)), {rank: list[str]() for rank in range(4)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HEAD_ROWS": 3, "TAIL_ROWS": 8, "_SLACK_ROWS": 4, "_LAST_ROWS_OF_ALL": 12}.items():
+            patch.setattr(f"monarch_nb.notebook.output.fold.{name}", value)
+        for now_s, (rank, count, digit, counts) in enumerate(parts):
+            lines = [f"line {len(printed[rank]) + n if counts else digit}" for n in range(count)]
+            printed[rank] += lines
+            fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), now_s / 3)
+        fold.add(Finished())
+        rows = fold.rows()
+    assert {rank: count for rank, count in _counted(rows).items() if count} == {
+        rank: len(lines) for rank, lines in printed.items() if lines
+    }
+    for rank, lines in printed.items():
+        left = iter(lines)
+        assert all(text in left for _, text in of_rank(rows, rank)), "in the order in which it printed them"
+
+
+def test_snippets_of_a_flood_make_room_for_the_newest() -> None:
+    """Eight ranks, each at its own speed; the allocator forwards a hundred lines of every ten thousand."""
+    fold, total, order = Fold(range(8)), 100_000, random.Random(1)
+    done = dict.fromkeys(range(8), 0)
+    now_s = 0.0
+    while any(count < total for count in done.values()):
+        now_s += 0.05
+        for rank, count in done.items():
+            if count < total:
+                burst = min(total - count, order.randrange(2_000, 10_000))
+                fold.add(Elided(rank, "stdout", burst - 100, burst * 10), now_s)
+                numbers = range(count + burst - 100, count + burst)
+                fold.add(Text(rank, "stdout", "".join(f"line {n}\n" for n in numbers)), now_s)
+                done[rank] += burst
+    rows = fold.rows()
+    assert _counted(rows) == dict.fromkeys(range(8), total)
+    assert shown_of(rows[-1:]) == [("0,1,2,3,4,5,6,7", "line 99999")]
+    assert len(rows) <= 101
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_newest_lines_of_every_rank_are_shown_at_the_end(seed: int) -> None:
+    """Ranks whose lines differ, each at its own speed: now a few lines come, now the ends of a flood."""
+    fold, total, order = Fold(range(4)), 20_000, random.Random(seed)
+    done = dict.fromkeys(range(4), 0)
+    now_s = 0.0
+    while going_on := [rank for rank, count in done.items() if count < total]:
+        now_s += order.choice([0.01, 0.1, 0.3])
+        rank = order.choice(going_on)
+        start, burst = done[rank], min(total - done[rank], order.choice([50, 3_000, 9_000]))
+        lines = [f"line {number} of rank {rank}\n" for number in range(start, start + burst)]
+        fold.add(Text(rank, "stdout", "".join(lines[:500])), now_s)
+        if burst > 1_000:
+            fold.add(Elided(rank, "stdout", burst - 1_000, burst * 20), now_s)
+        if burst > 500:
+            fold.add(Text(rank, "stdout", "".join(lines[-500:])), now_s)
+        done[rank] += burst
+        if order.random() < 0.5:
+            fold.rows()
+    fold.add(Finished(), now_s)
+    rows = fold.rows()
+    assert _counted(rows) == dict.fromkeys(range(4), total)
+    for rank in range(4):
+        shown = [text for _, text in of_rank(rows, rank)]
+        assert shown[-60:] == [f"line {number} of rank {rank}" for number in range(total - 60, total)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 5)), max_size=40))
+def test_elisions_keep_order_and_counts(steps: list[tuple[int, int, int]]) -> None:
+    fold, printed, now_s = Fold(range(3)), Counter[int](), 0.0
+    for rank, kind, count in steps:
+        now_s += 0.4 * (kind == 3)
+        if kind == 0:
+            fold.add(Elided(rank, "stdout", count, 1), now_s)
+        else:
+            numbers = range(printed[rank], printed[rank] + count)
+            fold.add(Text(rank, "stdout", "".join(f"n{n}\n" for n in numbers)), now_s)
+        printed[rank] += count
+    rows = fold.rows()
+    assert _counted(rows) == +printed
+    for rank in range(3):
+        numbers = [int(text[1:]) for _, text in of_rank(rows, rank)]
+        assert numbers == sorted(numbers)
+
+
+def test_a_flood_is_fast() -> None:
+    fold = Fold(range(8))
+    texts = [Text(rank, "stdout", "".join(f"rank {rank} line {n}\n" for n in range(500))) for rank in range(8)]
+    started_s = time.process_time()
+    for _ in range(5):
+        for text in texts:
+            fold.add(text)
+    assert time.process_time() - started_s < 1.0, "20,000 lines take about 0.1 s"

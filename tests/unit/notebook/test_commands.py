@@ -1,0 +1,156 @@
+"""Magics that move values, look and change ranks, in a shell, against a client made of plain objects (conftest.py)."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from monarch_nb.client.connections.events import Text
+from monarch_nb.errors import PickleError, RankFailure, RunFailed, TargetError, UsageError
+from monarch_nb.notebook.cells.following import RunInterrupted
+from unit.notebook.fakes import FakeClient, FakeMesh, FakeRun, Notebook
+
+
+def test_push_and_pull(held: Notebook, client: FakeClient) -> None:
+    held.ok("x, names = 5, 'x lr'\nlr = 1e-3")
+    assert held.ok("%mesh push x lr=3e-4 d={'a': [1, 2]} -t 0") == "pushed x, lr, d to rank 0"
+    assert client.calls[-1] == ("push", (0,), {"x": 5, "lr": 3e-4, "d": {"a": [1, 2]}})
+    held.ok("%mesh push {names}")
+    assert client.calls[-1] == ("push", (0, 1, 2, 3), {"x": 5, "lr": 1e-3})
+    held.ok("pulled = %mesh pull loss[-1] + 1 -t 1,3")
+    assert held.shell.user_ns["pulled"] == ["loss[-1] + 1@1", "loss[-1] + 1@3"]
+    assert held.run("%mesh pull loss -o losses").result is None
+    assert held.shell.user_ns["losses"][0] == "loss@0"
+    assert isinstance(held.error("%mesh push y=1/0"), ZeroDivisionError)
+
+
+def test_a_pull_that_fails_on_some_ranks_keeps_the_other_values(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(ranks=(0, 1, 2, 3), kept_values=[1, 2, 3, None])
+    failure = RankFailure(3, "node0", "error", "NameError", "'x'")
+
+    def pull(*_: object) -> None:
+        raise RunFailed(failures=[failure], run=run)
+
+    monkeypatch.setattr(FakeMesh, "pull", pull)
+    error = held.error("%mesh pull x -o kept")
+    assert isinstance(error, RunFailed)
+    assert held.shell.user_ns["kept"] == [1, 2, 3, None]
+    assert error._render_traceback_()[-1] == "1 of 4 ranks failed; results of the others are in kept"
+
+
+def test_a_pull_whose_values_can_not_all_come_keeps_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    lost.run = SimpleNamespace(kept_values=[10, lost, 12, 13])
+
+    def pull(*_: object) -> None:
+        raise lost
+
+    monkeypatch.setattr(FakeMesh, "pull", pull)
+    error = held.error("%mesh pull x -o kept")
+    assert isinstance(error, PickleError)
+    assert str(error).splitlines()[-1] == "kept has the other ranks' values, and an error in place of these"
+    assert held.shell.user_ns["kept"] == [10, lost, 12, 13]
+
+
+def test_lines_are_expanded_where_they_are_typed(held: Notebook, client: FakeClient) -> None:
+    held.ok("def pull(name):\n    %mesh pull {name}\npull('inner')")
+    assert client.calls[-1][2] == "inner"
+
+
+def test_looking(held: Notebook, client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert held.ok("%mesh stacks -t 0") == "rank 0\n  File x.py, line 1"
+    held.ok("%mesh logs -t 0,2")
+    assert client.calls[-1] == ("logs", (0, 2), 50, None)
+    assert "[0,2] hello" in capsys.readouterr().out
+    assert held.ok("%mesh logs --run 2") == "run 2 printed nothing"
+    assert held.ok("%mesh logs --run 2 --follow") == "", "Ctrl-C ends it, and is no error"
+    held.ok("%mesh logs -n 0 --run 3")
+    assert client.calls[-1] == ("logs", (0, 1, 2, 3), None, 3)
+
+
+def test_how_lines_fold_is_chosen_and_remembered(held: Notebook, client: FakeClient, tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").touch()
+    assert held.ok("%mesh fold") == "lines that differ only in dates and times of day are one row (the default here)"
+    assert held.ok("%mesh fold numbers") == "lines that differ only in numbers are one row"
+    held.ok("%reload_ext monarch_nb")
+    assert held.ok("%mesh fold") == "lines that differ only in numbers are one row", "the next kernel finds it"
+    assert "not 'number'; did you mean numbers?" in str(held.error("%mesh fold number"))
+    assert (
+        held.ok("%mesh fold default")
+        == "lines that differ only in dates and times of day are one row (the default here)"
+    )
+    (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "equal"\n')
+    assert held.ok("%mesh fold") == "lines that are equal are one row (the default here)"
+    (tmp_path / "pyproject.toml").write_text('[tool.monarch_nb]\nfold = "some"\n')
+    assert "fold is one of numbers, times, equal, off, not 'some'" in str(held.error("%mesh fold"))
+
+
+def test_whose_output_is_shown_is_chosen_and_remembered(held: Notebook, client: FakeClient) -> None:
+    assert held.ok("%mesh show") == "cells show the output of all ranks"
+    alone = "cells show the output of rank 0; %mesh show all shows every rank's again"
+    assert held.ok("%mesh show 0") == alone
+    held.ok("%reload_ext monarch_nb")
+    assert held.ok("%mesh show") == alone, "the next kernel finds it"
+    assert "9" in str(held.error("%mesh show 9"))
+    assert held.ok("%mesh show") == alone, "nothing has changed"
+    assert held.ok("%mesh show all") == "cells show the output of all ranks"
+
+
+def test_doctor(held: Notebook) -> None:
+    assert held.ok("%mesh doctor").splitlines() == [
+        "dev",
+        "  differs  here   there",
+        "  numpy    2.4.0  1.26.4 on node1",
+        "%mesh pip install numpy==2.4.0",
+        "fine: clocks",
+    ]
+
+
+def test_pip_is_a_run_whose_output_is_here(held: Notebook, client: FakeClient) -> None:
+    def install(run: FakeRun) -> None:
+        run.say(Text(0, "stdout", "Successfully installed einops\n"))
+        run.finish()
+
+    client.on_submit = install
+    shown = held.ok("%mesh pip install -U 'einops>=0.8' --quiet")
+    assert client.runs[-1].title == "pip ('install', '-U', 'einops>=0.8', '--quiet')"
+    assert "[0] Successfully installed einops" in shown
+    assert "pip ran once for node0\nmodules that are imported already stay" in shown
+    assert client.runs[-1].seen
+    assert isinstance(held.error("%mesh pip"), UsageError)
+
+
+def test_a_pip_that_is_interrupted_says_nothing_of_success(held: Notebook, client: FakeClient) -> None:
+    client.on_submit = lambda run: None
+    client.ctrl_c = 1
+    assert isinstance(held.error("%mesh pip install einops"), RunInterrupted)
+    assert "pip ran" not in held.text()
+
+
+def test_values_that_can_not_come_leave_the_others(held: Notebook, client: FakeClient) -> None:
+    lost = PickleError("can not pickle the result, a generator", ranks=[1])
+    client.on_submit = lambda run: run.finish(values=[10, lost, 12, 13])
+    error = held.error("%%mesh -o r\nx")
+    assert isinstance(error, PickleError)
+    assert "r has the other ranks' values" in str(error)
+    assert held.shell.user_ns["r"] == [10, lost, 12, 13]
+    client.on_submit = lambda run: run.finish(values=[lost] * 4)
+    assert str(held.error("%%mesh -o r\nx")).endswith("r has an error in place of each value")
+
+
+@pytest.mark.parametrize("cell", ["%%mesh", "%%mesh -t 0\n", "%%mesh -o r\n\n  \n"])
+def test_an_empty_cell_runs_nothing(held: Notebook, client: FakeClient, cell: str) -> None:
+    assert held.ok(cell) == "an empty cell: nothing was run"
+    assert not client.runs
+    assert isinstance(held.error("%%mesh --targts 0"), UsageError)
+
+
+def test_restart(held: Notebook, client: FakeClient) -> None:
+    assert "variables and imports are gone there, the others keep theirs" in held.ok("%mesh restart -t 3")
+    assert client.calls[-1] == ("restart", "main", (3,))
+    assert held.ok("%mesh restart").startswith("ranks 0-3 restarted in ")
+    assert isinstance(held.error("%mesh restart -t 4"), TargetError)

@@ -1,0 +1,290 @@
+"""Magics that reserve, attach, release and share, in a shell, against a client made of plain objects (conftest.py)."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pools.infos import EndedReservation
+from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
+from monarch_nb.errors import NodeUnreachable, UsageError
+from monarch_nb.notebook import load_ipython_extension
+from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.commands.subcommands import is_called
+from monarch_nb.provision import jobs, prices
+from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
+
+
+def test_reserve(notebook: Notebook, client: FakeClient) -> None:
+    shown = notebook.ok("n = 2\n%mesh reserve dev --nodes {n} --procs $n --env A=1 --env HOME --preload numpy")
+    assert shown.startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
+    (call,) = client.calls
+    assert call[:4] == ("reserve", "dev", 2, 2)
+    assert call[4] == {
+        "env": {"A": "1", "HOME": None},
+        "preload": ("numpy",),
+        "files": True,
+        "notebook": call[4]["notebook"],
+    }
+    assert call[4]["notebook"].endswith("a.ipynb")
+    assert notebook.ok("%mesh reserve dev --nodes 2 --procs 2") == (
+        "dev: already held, 4 ranks alive\nfiles: every node sees /project itself, nothing is copied"
+    )
+    client.dead = {3}
+    assert "rank 3 dead" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
+
+
+def test_an_interrupted_reserve_says_so_in_a_line(notebook: Notebook, client: FakeClient) -> None:
+    client.ctrl_c = 1
+    error = notebook.error("%mesh reserve dev --procs 2")
+    assert isinstance(error, RunInterrupted)
+    assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted: nothing is reserved"]
+    assert "starting local pool · stopped after" in notebook.text()
+    client.cancelled = "Slurm job 12 was cancelled"
+    said = "interrupted: nothing is reserved; Slurm job 12 was cancelled"
+    assert str(notebook.error("%mesh reserve dev --procs 2")) == said
+    client.ctrl_c, client.cancelled = 0, ""
+    notebook.ok("%mesh reserve dev --procs 2")
+    client.ctrl_c = 1
+    assert str(notebook.error("%mesh reserve dev --procs 2")) == "interrupted: nothing has changed"
+
+
+def test_whatever_is_interrupted_shows_none_of_our_stack(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeMesh, "restart", interrupted)
+    monkeypatch.setattr(FakeMesh, "submit", interrupted)
+    for cell in ("%mesh restart", "%%mesh\nx = 1"):
+        error: Any = held.error(cell)
+        assert error._render_traceback_() == ["\x1b[31mKeyboardInterrupt\x1b[39m: interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("reserve dev", "say how many ranks per node"),
+        ("reserve dev --gpus 1 --procs 1", "not both"),
+        ("reserve dev --nodes 0 --procs 1", "--nodes is at least 1, not 0"),
+        ("reserve dev --procs many", "--procs is a whole number of at least 1, not 'many'"),
+        ("resreve dev", "did you mean reserve?"),
+        ("reserve dev --node 2", "did you mean --nodes?"),
+        ("status", "this notebook holds no mesh yet: type %mesh reserve"),
+        ("attach", "you hold no reservation: %mesh reserve"),
+        ("attach dev", "no reservation 'dev'"),
+        ("release dev --all", "not both"),
+        ("push x", "this kernel has no variable 'x'"),
+        ("push 3", "without blanks around ="),
+        ("pull x -o 3", "--out is the name of a variable, not '3'"),
+        ("on", "this notebook holds no mesh yet"),
+    ],
+)
+def test_bad_lines_change_nothing(notebook: Notebook, client: FakeClient, line: str, message: str) -> None:
+    error = notebook.error(f"%mesh {line}")
+    assert message in str(error)
+    assert len(error._render_traceback_()) == 1  # type: ignore[attr-defined]
+    assert not client.calls
+    assert not client.held
+
+
+def test_a_cell_without_a_mesh_says_what_to_type(notebook: Notebook) -> None:
+    error = notebook.error("%%mesh\nx = 1")
+    assert isinstance(error, UsageError)
+    assert "%mesh reserve dev" in str(error)
+
+
+def test_reload_of_what_is_held_is_said(held: Notebook) -> None:
+    again = "%mesh reserve dev --nodes 2 --procs 2"
+    assert held.ok(f"{again} --reload off").splitlines()[-1] == "reload: off from now on"
+    assert "reload" not in held.ok(again)
+
+
+def test_attach_detach_release(held: Notebook, client: FakeClient) -> None:
+    assert held.ok("%mesh detach") == "detached from dev; it stays held: %mesh attach dev returns to it"
+    assert "holds no mesh" in str(held.error("%mesh status"))
+    assert held.ok("%mesh attach") == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%mesh release").startswith("dev: released 2 nodes × 2 procs in ")
+    assert not client.held
+    assert "holds no mesh" in str(held.error("%%mesh\nx"))
+    held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
+    assert "1 node × 1 proc" in held.ok("%mesh release a")
+    held.ok("%mesh reserve a --procs 1")
+    held.ok("%mesh release --all")
+    assert not client.held
+    assert held.ok("%mesh release --all") == "nothing to release"
+
+
+def test_ones_own_of_a_name_is_released_beside_somebody_elses(held: Notebook, client: FakeClient) -> None:
+    theirs = client.held["dev"]
+    theirs.owner, theirs.is_mine = "anna", False
+    client.held["dev"] = FakeReservation(client, "dev", 1, 1, None)
+    assert "dev: released 1 node × 1 proc" in held.ok("%mesh release dev")
+    client.held |= {"anna/dev": theirs, "dev": FakeReservation(client, "dev", 1, 1, None)}
+    assert "dev" in held.ok("%mesh status"), "the notebook stays attached to theirs"
+
+
+@pytest.mark.parametrize(
+    ("called", "mine", "theirs"), [("dev", True, False), ("me/dev", True, False), ("anna/dev", False, True)]
+)
+def test_a_name_alone_means_ones_own(client: FakeClient, called: str, mine: bool, theirs: bool) -> None:
+    reservation: Any = FakeReservation(client, "dev", 1, 1, None)
+    assert is_called(reservation, called) is mine
+    reservation.owner, reservation.is_mine = "anna", False
+    assert is_called(reservation, called) is theirs
+
+
+def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
+    held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable() -> Any:
+        raise NodeUnreachable("node1 does not answer")
+
+    held.ok("%mesh reserve a --procs 1\n%mesh reserve b --procs 2")
+    monkeypatch.setattr(client.held["a"], "release", unreachable)
+    assert str(held.error("%mesh release --all")) == "node1 does not answer"
+    assert list(client.held) == ["a"]
+
+
+def test_what_ranks_wrote_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
+    client.kept = [KeptFiles("node1", "/state/kept/dev-1", 3, 12_000_000)]
+    line = "kept 3 files, 12 MB, that ranks wrote on node1: /state/kept/dev-1"
+    assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-1] == line
+    assert held.ok("%mesh release").splitlines()[1:] == [line]
+
+
+def test_who_could_not_be_told_is_named_when_a_reservation_goes(held: Notebook, client: FakeClient) -> None:
+    client.kept = [ReleasedLater("node1", pool="lab"), ReleasedLater("node2", ("node3",))]
+    lines = [str(one) for one in client.kept]
+    assert held.ok("%mesh reserve dev --nodes 2 --procs 2 --replace").splitlines()[-2:] == lines
+    assert held.ok("%mesh release").splitlines()[1:] == lines
+
+
+def test_attach_in_the_cell_that_loads_the_extension_says_it_once(held: Notebook) -> None:
+    attached = "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
+    assert held.ok("%reload_ext monarch_nb.notebook\n%mesh attach dev") == attached
+    assert held.ok("%mesh attach dev") == attached
+
+
+def test_attach_needs_a_name_when_there_are_several(notebook: Notebook, client: FakeClient) -> None:
+    client.held = {name: FakeReservation(client, name, 1, 1, "/elsewhere") for name in ("a", "b")}
+    assert "you hold a, b: say which" in str(notebook.error("%mesh attach"))
+    assert "attached to b" in notebook.ok("%mesh attach b")
+
+
+def test_list_and_status(held: Notebook, client: FakeClient) -> None:
+    shown = held.ok("%mesh list")
+    assert "dev *" in shown
+    assert "2 nodes × 2 procs" in shown
+    assert "4 of 4" in shown
+    client.dead = {1}
+    shown = held.ok("%mesh status")
+    assert "dev · 2 nodes × 2 procs · 3 of 4 ranks alive" in shown
+    assert "0,2-3" in shown
+    assert "dead: killed" in shown
+    assert held.ok("%mesh") == shown
+
+
+def test_the_job_is_named_when_it_is_there_and_afterwards(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "title_of_pool", {"lab": "Slurm job 12"}.__getitem__)
+    reserve = "%mesh reserve dev --nodes 2 --procs 2"
+    assert re.search(r"4 ranks ready in [\d.]+ m?s \(Slurm job 12\)", notebook.ok(reserve))
+    assert notebook.ok(reserve).startswith("dev: already held, 4 ranks alive (Slurm job 12)")
+    assert notebook.ok("%mesh status").splitlines()[0].endswith(" · 4 of 4 ranks alive · Slurm job 12")
+
+
+def test_list_and_status_say_what_it_costs(held: Notebook, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs_of = {"1": 12.4, "2": 3.5}
+
+    def price(pool: str, name: str, ended: Collection[str]) -> float:
+        assert (pool, name) == ("lab", "dev")
+        return sum(each for job, each in jobs_of.items() if job not in ended)
+
+    monkeypatch.setattr(prices, "price_per_hour", price)
+    monkeypatch.setattr(prices, "ended_in", lambda _: ["2"])
+    for nodes_silent, costs in ((0, "≈ $15.90 an hour"), (1, "≈ $12.40 an hour")):
+        client.held["dev"].nodes_silent = nodes_silent
+        assert costs in held.ok("%mesh list")
+        assert held.ok("%mesh status").splitlines()[0].endswith(f"4 of 4 ranks alive · {costs}")
+
+
+def test_help(notebook: Notebook) -> None:
+    overview = notebook.ok("%mesh help")
+    assert overview == notebook.ok("%mesh --help") == notebook.ok("%mesh")
+    assert notebook.ok("%mesh help reserve") == notebook.ok("%mesh reserve --help") == notebook.ok("%mesh reserve -h")
+    assert notebook.ok("%mesh help cell") == notebook.ok("%%mesh --help\nx") == notebook.ok("%%mesh --help")
+    assert "did you mean reserve?" in str(notebook.error("%mesh help resrve"))
+
+
+class TestTime:
+    """The time of a reservation, as the notebook tells it."""
+
+    def test_limits_are_asked_for_and_what_is_left_is_said(self, notebook: Notebook, client: FakeClient) -> None:
+        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h")
+        options = client.calls[0][-1]
+        assert (options["time"], options["idle"]) == (28800.0, 7200.0)
+        client.held["dev"].left = "7 h, idle 2 h"
+        assert notebook.ok("%mesh status").startswith(
+            "dev · 2 nodes × 2 procs · 4 of 4 ranks alive · 7 h, idle 2 h left"
+        )
+        assert "7 h, idle 2 h" in notebook.ok("%mesh list")
+        assert "already held, 4 ranks alive, 7 h, idle 2 h left" in notebook.ok("%mesh reserve dev --nodes 2 --procs 2")
+
+    def test_share(self, held: Notebook, client: FakeClient) -> None:
+        shares = client.held["dev"].shares
+        assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach me/dev --pool lab)"
+        how = "%mesh attach me/dev --pool lab"
+        assert held.ok("%mesh share dev --to carol --run") == f"dev: carol may run cells on it ({how})"
+        assert shares == {"bob": "read", "carol": "run"}
+        assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
+        assert held.ok("%mesh share --to bob --end") == "dev: bob may not use it any more"
+        assert shares == {"carol": "run"}
+        assert "say whom: --to NAME" in str(held.error("%mesh share --run"))
+        assert "say one of" in str(held.error("%mesh share --to bob --run --end"))
+
+    def test_extend(self, held: Notebook, client: FakeClient) -> None:
+        assert held.ok("%mesh extend 2h").startswith("dev: 2 h more, 3 h left: released at ")
+        assert ("extend", "dev", 7200.0) in client.calls
+        assert "TIME is a time such as 90m" in str(held.error("%mesh extend 2"))
+        assert "%mesh extend needs TIME" in str(held.error("%mesh extend"))
+
+    def test_the_warning_comes_below_the_last_cell(self, held: Notebook, client: FakeClient) -> None:
+        client.on_submit = hello
+        held.ok("%%mesh\nhello()")
+        before = len(held.shown.outputs)
+        client.held["dev"].tell_time("dev will be released at 14:02")
+        held.wait_until(lambda: len(held.shown.outputs) > before)
+        update = held.shown.outputs[-1]
+        assert update["update"]
+        assert update["data"]["text/plain"].endswith("dev will be released at 14:02")
+        client.held["dev"].tell_time("")
+        held.wait_until(lambda: "14:02" not in held.text())
+        assert "14:02" not in held.ok("%mesh status"), "it is said once"
+
+    def test_the_next_command_says_it_when_no_cell_can(self, held: Notebook, client: FakeClient) -> None:
+        client.held["dev"].tell_time("dev will be released at 14:02")
+        assert held.ok("%mesh list").startswith("dev will be released at 14:02\n")
+        assert "14:02" not in held.ok("%mesh list")
+        client.held["dev"].tell_time("dev will be released at 15:02")
+        client.held["dev"].tell_time("")
+        assert "15:02" not in held.ok("%mesh list")
+
+    def test_a_kernel_that_detaches_does_not_keep_it_from_being_idle(self, held: Notebook, client: FakeClient) -> None:
+        dev = client.held["dev"]
+        held.ok("%mesh detach")
+        assert ("detach", "dev") in client.calls
+        dev.tell_time("dev will be released at 14:02")
+        assert "14:02" not in held.ok("%mesh list")
+
+    def test_the_next_kernel_learns_why_nothing_is_held(self, held: Notebook, client: FakeClient) -> None:
+        client.held.clear()
+        text = "dev was released at 14:02: its time of 8 h was up"
+        client.ended = [EndedReservation("dev", "id-dev", 0.0, "its time of 8 h was up", text)]
+        held.shown.outputs.clear()
+        load_ipython_extension(held.shell)
+        assert held.text() == f"{text}: %mesh reserve takes nodes again"
+        held.shown.outputs.clear()
+        load_ipython_extension(held.shell)
+        assert held.text() == "", "it is said once"
