@@ -51,7 +51,8 @@ _FLAWED = {"revoked": "a revoked certificate", "old": "an old certificate"}
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
 _DESCRIPTION = """\
-Pools of hosts: whoever made one has its certificates made here and invites others. Each command has its own --help."""
+Pools of hosts. The user who made a pool issues its certificates here, and invites others.
+Each command has its own --help."""
 _EXAMPLES = """\
 examples:
   monarch-nb pool init lab                      make a pool; says what to run on its hosts
@@ -82,7 +83,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
-    where = f"host:port (the port is {DEFAULT_PORT} when not said), dns:NAME:PORT, or a directory where nodes publish"
+    where = f"host:port (default port: {DEFAULT_PORT}), dns:NAME:PORT, or a directory where nodes publish"
 
     init = command(
         "init",
@@ -94,7 +95,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     named = f"the pool (default: {DEFAULT_SSH_NAME}, with --ssh)"
     init.add_argument("name", nargs="?", metavar="NAME", help=named)
     _add_ssh_options(init)
-    init.add_argument("--user", metavar="ME", help="what you are called there (default: your name on this machine)")
+    init.add_argument("--user", metavar="ME", help="your name in the pool (default: your name on this machine)")
     interface = "network interface of the hosts for stores, Gloo and NCCL (default: the one they listen to)"
     init.add_argument("--interface", metavar="NAME", default="", help=interface)
 
@@ -108,17 +109,17 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "remove", _remove, "forget nodes of a pool, or the whole pool", "remove lab host1", "remove lab --force"
     )
     remove.add_argument("where", nargs="*", metavar="WHERE", help="as it was added (default: the whole pool)")
-    remove.add_argument("--force", action="store_true", help="also what you hold, and a pool that you made")
+    remove.add_argument("--force", action="store_true", help="also if you hold reservations in it, or made the pool")
 
     invite = command(
         "invite", _invite, "make a file that lets somebody use a pool", "invite lab --user alice --expires 90d"
     )
-    invite.add_argument("--user", metavar="ALICE", required=True, help="what the owner of the file is called there")
+    invite.add_argument("--user", metavar="ALICE", required=True, help="the name of the file's owner in the pool")
     invite.add_argument("--expires", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
     invite.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write (default: NAME-ALICE.pem)")
 
-    join = command("join", _join, "take an invitation in", "join lab-alice.pem")
-    join.add_argument("file", metavar="FILE", type=Path, help="what monarch-nb pool invite has written")
+    join = command("join", _join, "accept an invitation", "join lab-alice.pem")
+    join.add_argument("file", metavar="FILE", type=Path, help="the file that monarch-nb pool invite wrote")
 
     revoke = command(
         "revoke", _revoke, "shut somebody out of a pool", "revoke lab alice", "revoke lab 3f9a0c11d2e4b5a6"

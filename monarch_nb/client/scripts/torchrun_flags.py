@@ -371,7 +371,7 @@ FLAGS = (
         _nproc_per_node,
     ),
     TorchrunFlag("--standalone", "confirmed where one node is held", check=_standalone),
-    TorchrunFlag("--max-restarts", "after a failure all ranks start again, so often at most", "N", _max_restarts),
+    TorchrunFlag("--max-restarts", "after a failure, restart all ranks, at most N times", "N", _max_restarts),
     TorchrunFlag("--module", "SCRIPT is a module, as for python -m", short="-m"),
     TorchrunFlag("--no-python", "SCRIPT is a command"),
     TorchrunFlag("--run-path", "confirmed: SCRIPT runs in an interpreter that is there"),
