@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         if prompt(part) == "nothing stopped":
             print("no rank has stopped at a breakpoint")
     except KeyboardInterrupt:
-        print("\nleft the debugger; what has stopped stays where it is")
+        print("\nleft the debugger; stopped ranks stay where they are")
     finally:
         if options.post_mortem:
             debugger.leave_errors()

@@ -468,7 +468,7 @@ def _share(options: argparse.Namespace) -> int:
     reservation = attach(options.name, pool=options.pool)
     if not options.to:
         if options.read or options.may_run or options.end:
-            raise UsageError("say whom: --to NAME, as the pool's certificates have it")
+            raise UsageError("name the user: --to NAME, as in the pool's certificates")
         shares = [f"{name} ({right})" for name, right in reservation.shares.items()]
         print(f"{options.name}: shared with {', '.join(shares) or 'nobody'}")
     elif options.end:

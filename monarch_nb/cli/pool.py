@@ -134,20 +134,20 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "renew lab --authority",
     )
     authority = renew.add_mutually_exclusive_group()
-    anew = "a new authority, too; the old one is believed beside it, so nothing stops"
+    anew = "make a new authority, too; the old one stays trusted, so nothing stops"
     authority.add_argument("--authority", action="store_true", help=anew)
-    forget = "believe only the newest authority: what older ones signed ends"
+    forget = "trust only the newest authority: certificates of older ones end"
     authority.add_argument("--forget-old", action="store_true", help=forget)
 
 
 def _add_ssh_options(init: argparse.ArgumentParser) -> None:
     """Declare what `pool init` can be told of hosts that ssh reaches."""
     hosts = init.add_argument_group("hosts that ssh reaches", "Nothing is done there as root.")
-    ssh = "make nodes of these; without a host: of those of the pool, again"
+    ssh = "start nodes on these hosts; without a host: again on those of the pool"
     hosts.add_argument("--ssh", nargs="*", metavar="HOST", help=ssh)
     port = f"where their allocators listen (default: {DEFAULT_PORT})"
     hosts.add_argument("--port", type=int, default=DEFAULT_PORT, help=port)
-    directory = "where monarch_nb lies on the hosts (default: ~/.local/share/monarch-nb)"
+    directory = "monarch_nb's directory on the hosts (default: ~/.local/share/monarch-nb)"
     hosts.add_argument("--directory", metavar="DIR", default="", help=directory)
     tunnel = "reach allocators through ssh (default: those that are not reached otherwise)"
     hosts.add_argument("--tunnel", action=argparse.BooleanOptionalAction, default=None, help=tunnel)
@@ -179,7 +179,7 @@ def _print_what_to_run(pool: str, paths: TrustPaths, interface: str) -> None:
     print(
         f"\non each host that shares this home directory:\n"
         f"  monarch-nb allocator --pool {pool} {listen}\n"
-        f"on one with another home directory, first copied from here:\n"
+        f"on a host with another home directory, after this copy from here:\n"
         f"  scp -p {paths.node} HOST:{pool}-node.pem\n"
         f"  monarch-nb allocator --pool {pool} --certificate ~/{pool}-node.pem {listen}\n"
         f"then, here:\n"
@@ -310,7 +310,7 @@ def _invite(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     identity = membership.join(options.file)
     until = time_of_day(identity.expires_at)
-    print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is needed no longer")
+    print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is no longer needed")
     _print_hosts(identity.pool, read_hosts(paths_of(identity.pool)))
     answers, trouble = _answers(identity.pool)
     if refused := [state for *_, state in answers if not state.startswith((_ANSWERS, _SILENT))]:
@@ -319,7 +319,7 @@ def _join(options: argparse.Namespace) -> int:
     if any(state.startswith(_ANSWERS) for *_, state in answers):
         return 0
     silent = trouble or "; ".join(f"{address}: {state}" for _, address, state in answers) or "it has none yet"
-    print(f"no node of it could be asked whether the invitation still counts ({silent})")
+    print(f"no node of it could be asked whether the invitation is still valid ({silent})")
     return 0
 
 
@@ -350,14 +350,14 @@ def _revoke(options: argparse.Namespace) -> int:
     for name in sorted(held):
         print(f"still held: {name}, whose ranks go on; monarch-nb release {name} --pool {options.name} ends them")
     for node in silent:
-        print(f"not told: {node}; it learns it from whoever of the pool comes next, or when you run this again")
+        print(f"not told: {node}; the next client of the pool tells it, or run this again")
     return 1 if silent else 0
 
 
 def _renew(options: argparse.Namespace) -> int:
     identity = membership.renew_pool(options.name, authority=options.authority, forget_old=options.forget_old)
     paths = paths_of(options.name)
-    print(f"your certificate and the nodes' count until {time_of_day(identity.expires_at)}")
+    print(f"your certificate and the nodes' are valid until {time_of_day(identity.expires_at)}")
     if identity.expires_at == Authority.load(options.name, paths).expires_at:
         print(f"the authority itself ends then: monarch-nb pool renew {options.name} --authority makes another")
     print(
@@ -365,14 +365,16 @@ def _renew(options: argparse.Namespace) -> int:
         f"  scp -p {paths.node} HOST:{options.name}-node.pem"
     )
     if read_hosts(paths).ssh:
-        print(f"to those that were made with --ssh it is brought by: monarch-nb pool init {options.name} --ssh")
+        print(f"monarch-nb pool init {options.name} --ssh brings it to hosts that were made with --ssh")
     if options.authority:
         print(
-            f"what was issued before counts as well, until all hosts and people have something new, and you run:\n"
+            f"older certificates stay valid, too. When all hosts and users have new ones, run:\n"
             f"  monarch-nb pool renew {options.name} --forget-old"
         )
     if options.forget_old:
-        print(f"who was invited before needs another invitation: monarch-nb pool invite {options.name} --user ...")
+        print(
+            f"users whom you invited before need another invitation: monarch-nb pool invite {options.name} --user ..."
+        )
     return 0
 
 
@@ -380,7 +382,7 @@ def _list(options: argparse.Namespace) -> int:
     names = [options.name] if options.name else pool_names()
     if not names:
         print(
-            "no pools of hosts (monarch-nb pool init NAME makes one, monarch-nb pool join FILE takes an invitation in)"
+            "no pools of hosts (monarch-nb pool init NAME makes one, monarch-nb pool join FILE accepts an invitation)"
         )
     elif options.name:
         return _show(options.name)
@@ -509,4 +511,4 @@ def _warning(path: Path) -> str:
 
 def _described(facts: CertificateFacts) -> str:
     until = time_of_day(facts.not_after)
-    return f"{facts.name}'s certificate {facts.fingerprint[:_SHOWN_DIGITS]}, which would have counted until {until}"
+    return f"{facts.name}'s certificate {facts.fingerprint[:_SHOWN_DIGITS]}, which would have been valid until {until}"

@@ -142,7 +142,9 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
         yield attach(name, pool=options.pool)
         return
     if options.mesh != MAIN_MESH:
-        raise UsageError(f"--mesh {options.mesh} is of what is held: leave out --nodes, --procs and --gpus, or --mesh")
+        raise UsageError(
+            f"--mesh {options.mesh} needs a reservation that you hold: leave out --nodes, --procs and --gpus, or --mesh"
+        )
     _check_flags(options)
     reservation = reserve(
         f"run-{uuid.uuid4().hex[:8]}",
