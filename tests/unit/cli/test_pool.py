@@ -143,7 +143,7 @@ def test_certificates_are_renewed(pool: Typed) -> None:
         ("node", "in use, the nodes'"),
     ]
     assert "monarch-nb pool renew lab --forget-old" in pool("renew", "lab", "--authority")
-    assert "needs another invitation" in pool("renew", "lab", "--forget-old")
+    assert "need another invitation" in pool("renew", "lab", "--forget-old")
     assert identity_of("lab").fingerprint != before
 
 

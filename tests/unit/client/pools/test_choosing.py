@@ -82,7 +82,7 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match=r"\npid 4711 is this process: restart the kernel"):
             choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
         nodes[0].address = "host1:7878"
-        with pytest.raises(CapacityError, match=r"--force-busy .* shared then$"):
+        with pytest.raises(CapacityError, match=r"--force-busy .* memory and time$"):
             choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
 
     def test_gpus_that_another_pool_holds_are_not_free_by_force(self) -> None:

@@ -33,8 +33,8 @@ class TestTotalOf:
     @pytest.mark.parametrize(
         ("asked", "said"),
         [
-            ("four", "--nodes four: say how many"),
-            ("+", "say how many"),
+            ("four", "--nodes four: give the number"),
+            ("+", "give the number"),
             (0, "at least one node"),
             ("-3", "at least one"),
         ],
