@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
     parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
     parser.add_argument(
-        "--post-mortem", action="store_true", help="enter the last exception of ranks whose last run or endpoint failed"
+        "--post-mortem", action="store_true", help="open the exception of ranks whose last run or endpoint failed"
     )
 
 
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         if prompt(part) == "nothing stopped":
             print("no rank has stopped at a breakpoint")
     except KeyboardInterrupt:
-        print("\nleft the debugger; what has stopped stays where it is")
+        print("\nleft the debugger; stopped ranks stay where they are")
     finally:
         if options.post_mortem:
             debugger.leave_errors()

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="the reservation (default: the only one you hold; with --pool, or when there is none, the whole pool)",
+        help="the reservation (default: the only one you hold; with --pool, or when you hold none, the whole pool)",
     )
     parser.add_argument("--json", action="store_true", help="for programs, and for a report of a bug")
 

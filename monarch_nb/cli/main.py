@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   monarch-nb up --nodes 2 --procs 4     a pool of this machine: 2 nodes with 4 CPU ranks each
-  monarch-nb status                     its nodes, what is held, and by whom
-  monarch-nb run dev train.py           a script that exists, as torchrun would
+  monarch-nb status                     its nodes, the reservations, and their owners
+  monarch-nb run dev train.py           run a script, as torchrun would
   monarch-nb logs dev -t 0 -n 20        the last 20 lines of rank 0
   monarch-nb release dev                end the ranks of a reservation
   monarch-nb down                       end the pool
-  monarch-nb pool init lab              a pool of other machines: how to begin
+  monarch-nb pool init lab              make a pool of other machines
 """
 
 
@@ -80,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = _Parser(
         "monarch-nb",
-        description="The local pool and what is held, from a terminal. Every command can be repeated.",
+        description="The local pool and your reservations, from a terminal. You can repeat every command.",
         epilog=_EXAMPLES,
         formatter_class=_Formatter,
     )
@@ -103,19 +103,21 @@ def make_parser() -> argparse.ArgumentParser:
         return added
 
     up = command("up", _up, "start the local pool", "up --nodes 2 --procs 4", "up --nodes 4")
-    up.add_argument("--nodes", type=int, metavar="N", help="how many (default: those that there are, else 1)")
-    up.add_argument("--procs", type=int, metavar="N", help="CPU ranks that fit on each node (default: one per core)")
-    up.add_argument("--isolate", action="store_true", help="nodes share no files, as nodes of other machines do not")
+    up.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: those of the pool, else 1)")
+    up.add_argument("--procs", type=int, metavar="N", help="CPU ranks for each node (default: one per core)")
+    up.add_argument("--isolate", action="store_true", help="make nodes that share no files, as on separate machines")
     up.add_argument("--gpus", choices=["all", "none"], help="whether node0 offers this machine's GPUs (default: all)")
 
-    kept = "how much of what ranks print each node keeps, as in 20GB (the default, at most); 0: everything"
+    kept = "how much output of ranks each node keeps, as in 20GB (the default, at most); 0: all"
     up.add_argument("--log-limit", metavar="SIZE", help=kept)
 
-    status = command("status", _status, "show the nodes and what is held", "status", "status --json | jq .reservations")
-    status.add_argument("--json", action="store_true", help="for programs")
+    status = command(
+        "status", _status, "show the nodes and the reservations", "status", "status --json | jq .reservations"
+    )
+    status.add_argument("--json", action="store_true", help="print JSON, for programs")
 
-    held = command("list", _list, "show what is held, one line each", "list", "list --json | jq .[].name")
-    held.add_argument("--json", action="store_true", help="for programs")
+    held = command("list", _list, "show all reservations, one line each", "list", "list --json | jq .[].name")
+    held.add_argument("--json", action="store_true", help="print JSON, for programs")
 
     run_script = command("run", run_command.run, run_command.SUMMARY, *run_command.EXAMPLES)
     run_command.add_arguments(run_script)
@@ -123,21 +125,21 @@ def make_parser() -> argparse.ArgumentParser:
 
     logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
     logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
-    logs.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="of a mesh beside main")
+    logs.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="a mesh beside main")
     logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    lines = f"the last N lines of each rank ({LOG_LINES} when not said; 0: all)"
+    lines = f"the last N lines of each rank (default: {LOG_LINES}; 0: all)"
     logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
     run = "only run number N; if it failed, with the traceback"
     logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
     logs.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C or the end of --run"
+        "-f", "--follow", action="store_true", help="show new lines as they come, until Ctrl-C or the end of --run"
     )
     logs.add_argument(
         "--fold",
         choices=FOLDS_BY,
-        help="in what lines of one row may differ (by the number of ranks; with --run: equal)",
+        help="how the lines of one row may differ (default: by the number of ranks; with --run: equal)",
     )
-    logs.add_argument("--raw", action="store_true", help="lines of every rank by themselves, not equal ones once")
+    logs.add_argument("--raw", action="store_true", help="show every rank's lines, also equal ones")
 
     plot = command("plot", plot_command.run, plot_command.SUMMARY, *plot_command.EXAMPLES)
     plot_command.add_arguments(plot)
@@ -145,7 +147,7 @@ def make_parser() -> argparse.ArgumentParser:
     debug = command(
         "debug",
         debug_command.run,
-        "answer ranks that have stopped at breakpoint(), or look at their last error",
+        "open a prompt for ranks that stopped at breakpoint(), or for their last error",
         "debug dev",
         "debug dev --post-mortem -t 2",
     )
@@ -176,19 +178,19 @@ def make_parser() -> argparse.ArgumentParser:
     share = command(
         "share",
         _share,
-        "let somebody else see a reservation, or run cells on it; without --to: who may",
+        "let somebody else see a reservation, or run cells on it; without --to: list who may",
         "share dev --to bob",
         "share dev --to bob --run",
     )
     share.add_argument("name", metavar="NAME", help="the reservation")
-    share.add_argument("--to", metavar="WHO", help="whose certificate says this name")
+    share.add_argument("--to", metavar="WHO", help="the name in that user's certificate")
     grant = share.add_mutually_exclusive_group()
-    grant.add_argument("--read", action="store_true", help="see output, logs and the panel (this when nothing is said)")
+    grant.add_argument("--read", action="store_true", help="see output, logs and the panel (the default)")
     grant.add_argument("--run", action="store_true", dest="may_run", help="run cells as well")
-    grant.add_argument("--end", action="store_true", help="no longer")
+    grant.add_argument("--end", action="store_true", help="stop sharing")
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
-    down.add_argument("--force", action="store_true", help="also when reservations are held")
+    down.add_argument("--force", action="store_true", help="end it even if reservations are held")
 
     pool = command("pool", pool_command.run, pool_command.SUMMARY)
     pool_command.add_commands(pool)
@@ -451,7 +453,7 @@ def _share(options: argparse.Namespace) -> int:
     reservation = attach(options.name, pool=options.pool)
     if not options.to:
         if options.read or options.may_run or options.end:
-            raise UsageError("say whom: --to NAME, as the pool's certificates have it")
+            raise UsageError("name the user: --to NAME, as in the pool's certificates")
         shares = [f"{name} ({right})" for name, right in reservation.shares.items()]
         print(f"{options.name}: shared with {', '.join(shares) or 'nobody'}")
     elif options.end:

@@ -15,14 +15,14 @@ SHRINK = (
     "shrink dev --nodes 2 --into main",
     "shrink dev --node host3 --into main",
 )
-STOP = ("end a mesh beside main; its nodes are held on", "stop dev --mesh grown")
+STOP = ("end a mesh beside main; you keep its nodes", "stop dev --mesh grown")
 """What a command does, and examples."""
 
 
 def add_replace_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `replace` takes."""
     _add_name(parser)
-    replaced = "a node by name or number, also one that answers: its ranks end (default: those that do not answer)"
+    replaced = "a node by name or number, even one that answers (default: all that do not)"
     parser.add_argument("--node", action="append", default=[], metavar="N", help=replaced)
     _add_wait(parser)
     _add_time(parser)
@@ -31,8 +31,8 @@ def add_replace_arguments(parser: argparse.ArgumentParser) -> None:
 def add_grow_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `grow` takes."""
     _add_name(parser)
-    parser.add_argument("--nodes", required=True, metavar="N", help="how many there are to be, or +2 for two more")
-    new = "what the new mesh over all of them is called (default: grown); others stay as they are"
+    parser.add_argument("--nodes", required=True, metavar="N", help="the new number of nodes, or +2 for two more")
+    new = "name of the new mesh over all nodes (default: grown); other meshes stay as they are"
     parser.add_argument("--mesh", metavar="NAME", default="", help=new)
     _add_into(parser)
     _add_wait(parser)
@@ -42,7 +42,7 @@ def add_grow_arguments(parser: argparse.ArgumentParser) -> None:
 def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `shrink` takes."""
     _add_name(parser)
-    left = "how many are to be left: those that do not answer go, then the last ones"
+    left = "how many nodes to keep: those that do not answer go first, then the last"
     parser.add_argument("--nodes", metavar="N", help=left)
     node = "a node to give back, by name or number"
     parser.add_argument("--node", action="append", default=[], metavar="N", help=node)
@@ -52,7 +52,7 @@ def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
 def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `stop` takes."""
     _add_name(parser)
-    parser.add_argument("--mesh", required=True, metavar="NAME", help="that grow or spawn_procs has made")
+    parser.add_argument("--mesh", required=True, metavar="NAME", help="a mesh that grow or spawn_procs has made")
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +60,17 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_into(parser: argparse.ArgumentParser) -> None:
-    into = "main, or another mesh: its ranks start anew on all nodes; their variables are lost"
+    into = "main or another mesh: gets fresh ranks on all nodes; its variables are lost"
     parser.add_argument("--into", metavar="MESH", default="", help=into)
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
-    in_line = "wait in line for what others hold, as long as it takes, or at most this time: 2h"
+    in_line = "wait in line for nodes that others hold, without limit or at most T: 2h"
     parser.add_argument("--wait", nargs="?", const="", metavar="T", help=in_line)
 
 
 def _add_time(parser: argparse.ArgumentParser) -> None:
-    asked = "for which an engine is asked (default: what is left of the reservation's time)"
+    asked = "the time to ask the engine for (default: the rest of the reservation's)"
     parser.add_argument("--time", metavar="T", help=asked)
 
 

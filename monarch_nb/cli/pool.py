@@ -51,7 +51,8 @@ _FLAWED = {"revoked": "a revoked certificate", "old": "an old certificate"}
 _SHOWN_DIGITS = 16
 """Of a fingerprint."""
 _DESCRIPTION = """\
-Pools of hosts: whoever made one has its certificates made here and invites others. Each command has its own --help."""
+Pools of hosts. The user who made a pool issues its certificates here, and invites others.
+Each command has its own --help."""
 _EXAMPLES = """\
 examples:
   monarch-nb pool init lab                      make a pool; says what to run on its hosts
@@ -82,7 +83,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
-    where = f"host:port (the port is {DEFAULT_PORT} when not said), dns:NAME:PORT, or a directory where nodes publish"
+    where = f"host:port (default port: {DEFAULT_PORT}), dns:NAME:PORT, or a directory where nodes publish"
 
     init = command(
         "init",
@@ -94,7 +95,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     named = f"the pool (default: {DEFAULT_SSH_NAME}, with --ssh)"
     init.add_argument("name", nargs="?", metavar="NAME", help=named)
     _add_ssh_options(init)
-    init.add_argument("--user", metavar="ME", help="what you are called there (default: your name on this machine)")
+    init.add_argument("--user", metavar="ME", help="your name in the pool (default: your name on this machine)")
     interface = "network interface of the hosts for stores, Gloo and NCCL (default: the one they listen to)"
     init.add_argument("--interface", metavar="NAME", default="", help=interface)
 
@@ -108,17 +109,17 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "remove", _remove, "forget nodes of a pool, or the whole pool", "remove lab host1", "remove lab --force"
     )
     remove.add_argument("where", nargs="*", metavar="WHERE", help="as it was added (default: the whole pool)")
-    remove.add_argument("--force", action="store_true", help="also what you hold, and a pool that you made")
+    remove.add_argument("--force", action="store_true", help="also if you hold reservations in it, or made the pool")
 
     invite = command(
         "invite", _invite, "make a file that lets somebody use a pool", "invite lab --user alice --expires 90d"
     )
-    invite.add_argument("--user", metavar="ALICE", required=True, help="what the owner of the file is called there")
+    invite.add_argument("--user", metavar="ALICE", required=True, help="the name of the file's owner in the pool")
     invite.add_argument("--expires", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
     invite.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write (default: NAME-ALICE.pem)")
 
-    join = command("join", _join, "take an invitation in", "join lab-alice.pem")
-    join.add_argument("file", metavar="FILE", type=Path, help="what monarch-nb pool invite has written")
+    join = command("join", _join, "accept an invitation", "join lab-alice.pem")
+    join.add_argument("file", metavar="FILE", type=Path, help="the file that monarch-nb pool invite wrote")
 
     revoke = command(
         "revoke", _revoke, "shut somebody out of a pool", "revoke lab alice", "revoke lab 3f9a0c11d2e4b5a6"
@@ -133,20 +134,20 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "renew lab --authority",
     )
     authority = renew.add_mutually_exclusive_group()
-    anew = "a new authority, too; the old one is believed beside it, so nothing stops"
+    anew = "make a new authority, too; the old one stays trusted, so nothing stops"
     authority.add_argument("--authority", action="store_true", help=anew)
-    forget = "believe only the newest authority: what older ones signed ends"
+    forget = "trust only the newest authority: certificates of older ones end"
     authority.add_argument("--forget-old", action="store_true", help=forget)
 
 
 def _add_ssh_options(init: argparse.ArgumentParser) -> None:
     """Declare what `pool init` can be told of hosts that ssh reaches."""
     hosts = init.add_argument_group("hosts that ssh reaches", "Nothing is done there as root.")
-    ssh = "make nodes of these; without a host: of those of the pool, again"
+    ssh = "start nodes on these hosts; without a host: again on those of the pool"
     hosts.add_argument("--ssh", nargs="*", metavar="HOST", help=ssh)
     port = f"where their allocators listen (default: {DEFAULT_PORT})"
     hosts.add_argument("--port", type=int, default=DEFAULT_PORT, help=port)
-    directory = "where monarch_nb lies on the hosts (default: ~/.local/share/monarch-nb)"
+    directory = "monarch_nb's directory on the hosts (default: ~/.local/share/monarch-nb)"
     hosts.add_argument("--directory", metavar="DIR", default="", help=directory)
     tunnel = "reach allocators through ssh (default: those that are not reached otherwise)"
     hosts.add_argument("--tunnel", action=argparse.BooleanOptionalAction, default=None, help=tunnel)
@@ -178,7 +179,7 @@ def _print_what_to_run(pool: str, paths: TrustPaths, interface: str) -> None:
     print(
         f"\non each host that shares this home directory:\n"
         f"  monarch-nb allocator --pool {pool} {listen}\n"
-        f"on one with another home directory, first copied from here:\n"
+        f"on a host with another home directory, after this copy from here:\n"
         f"  scp -p {paths.node} HOST:{pool}-node.pem\n"
         f"  monarch-nb allocator --pool {pool} --certificate ~/{pool}-node.pem {listen}\n"
         f"then, here:\n"
@@ -309,7 +310,7 @@ def _invite(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     identity = membership.join(options.file)
     until = time_of_day(identity.expires_at)
-    print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is needed no longer")
+    print(f"you are {identity.name} in the pool {identity.pool} until {until}; {options.file} is no longer needed")
     _print_hosts(identity.pool, read_hosts(paths_of(identity.pool)))
     answers, trouble = _answers(identity.pool)
     if refused := [state for *_, state in answers if not state.startswith((_ANSWERS, _SILENT))]:
@@ -318,7 +319,7 @@ def _join(options: argparse.Namespace) -> int:
     if any(state.startswith(_ANSWERS) for *_, state in answers):
         return 0
     silent = trouble or "; ".join(f"{address}: {state}" for _, address, state in answers) or "it has none yet"
-    print(f"no node of it could be asked whether the invitation still counts ({silent})")
+    print(f"no node of it could be asked whether the invitation is still valid ({silent})")
     return 0
 
 
@@ -349,14 +350,14 @@ def _revoke(options: argparse.Namespace) -> int:
     for name in sorted(held):
         print(f"still held: {name}, whose ranks go on; monarch-nb release {name} --pool {options.name} ends them")
     for node in silent:
-        print(f"not told: {node}; it learns it from whoever of the pool comes next, or when you run this again")
+        print(f"not told: {node}; the next client of the pool tells it, or run this again")
     return 1 if silent else 0
 
 
 def _renew(options: argparse.Namespace) -> int:
     identity = membership.renew_pool(options.name, authority=options.authority, forget_old=options.forget_old)
     paths = paths_of(options.name)
-    print(f"your certificate and the nodes' count until {time_of_day(identity.expires_at)}")
+    print(f"your certificate and the nodes' are valid until {time_of_day(identity.expires_at)}")
     if identity.expires_at == Authority.load(options.name, paths).expires_at:
         print(f"the authority itself ends then: monarch-nb pool renew {options.name} --authority makes another")
     print(
@@ -364,14 +365,16 @@ def _renew(options: argparse.Namespace) -> int:
         f"  scp -p {paths.node} HOST:{options.name}-node.pem"
     )
     if read_hosts(paths).ssh:
-        print(f"to those that were made with --ssh it is brought by: monarch-nb pool init {options.name} --ssh")
+        print(f"monarch-nb pool init {options.name} --ssh brings it to hosts that were made with --ssh")
     if options.authority:
         print(
-            f"what was issued before counts as well, until all hosts and people have something new, and you run:\n"
+            f"older certificates stay valid, too. When all hosts and users have new ones, run:\n"
             f"  monarch-nb pool renew {options.name} --forget-old"
         )
     if options.forget_old:
-        print(f"who was invited before needs another invitation: monarch-nb pool invite {options.name} --user ...")
+        print(
+            f"users whom you invited before need another invitation: monarch-nb pool invite {options.name} --user ..."
+        )
     return 0
 
 
@@ -379,7 +382,7 @@ def _list(options: argparse.Namespace) -> int:
     names = [options.name] if options.name else pool_names()
     if not names:
         print(
-            "no pools of hosts (monarch-nb pool init NAME makes one, monarch-nb pool join FILE takes an invitation in)"
+            "no pools of hosts (monarch-nb pool init NAME makes one, monarch-nb pool join FILE accepts an invitation)"
         )
     elif options.name:
         return _show(options.name)
@@ -508,4 +511,4 @@ def _warning(path: Path) -> str:
 
 def _described(facts: CertificateFacts) -> str:
     until = time_of_day(facts.not_after)
-    return f"{facts.name}'s certificate {facts.fingerprint[:_SHOWN_DIGITS]}, which would have counted until {until}"
+    return f"{facts.name}'s certificate {facts.fingerprint[:_SHOWN_DIGITS]}, which would have been valid until {until}"

@@ -42,22 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "monarch-nb run [NAME | [--nodes N] --procs N | --gpus N] [options] SCRIPT ..."
     parser.description = (
         "Run a script on ranks as torchrun does, but warm: in fresh processes that have torch imported.\n"
-        "NAME is a reservation (default: the only one you hold); with --procs or --gpus, ranks are reserved for\n"
-        "the script's time. The exit status is the script's: 0, or that of the rank that failed first (1 for an\n"
-        "exception, 128 + N for signal N)."
+        "NAME is a reservation (default: the only one you hold). With --procs or --gpus, ranks are reserved\n"
+        "while the script runs. The exit status is the script's: 0, or the status of the rank that failed\n"
+        "first (1 for an exception, 128 + N for signal N)."
     )
-    parser.add_argument("--nodes", type=int, metavar="N", help="reserve so many nodes (1 when not said)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes to reserve (default: 1)")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--procs", type=int, metavar="N", help="reserve so many CPU ranks per node")
-    kind.add_argument("--gpus", type=int, metavar="N", help="reserve so many GPUs per node, with a rank each")
-    on_mesh = "a mesh beside main, as grow makes one"
+    kind.add_argument("--procs", type=int, metavar="N", help="CPU ranks to reserve per node")
+    kind.add_argument("--gpus", type=int, metavar="N", help="GPUs to reserve per node, with one rank each")
+    on_mesh = "a mesh beside main, made by grow, for example"
     parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help=on_mesh)
     parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    in_place = "in the live ranks' own namespace: what it leaves stays for cells"
+    in_place = "use the live ranks' own namespace; its variables stay for cells"
     parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
     beside = "do not wait for other scripts on these ranks"
     parser.add_argument("--beside", action="store_true", help=beside)
-    at_breakpoint = "at breakpoint(): stop and ask here, go on, or fail (without a terminal: go-on)"
+    at_breakpoint = "at breakpoint(): stop and prompt, go on, or fail (without a terminal: go-on)"
     parser.add_argument("--on-breakpoint", choices=get_args(OnBreakpoint), help=at_breakpoint)
     for flag in FLAGS:
         shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
@@ -65,12 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*filter(None, [flag.short, flag.name]), help=shown, **takes)
         if (spelling := f"--{flag.name[2:].replace('-', '_')}") != flag.name:
             parser.add_argument(spelling, help=argparse.SUPPRESS, default=argparse.SUPPRESS, **takes)
-    script = "a file, from here; a word without .py and / in its place is NAME (./train, if it is a file)"
+    script = "a file on this computer; a word without .py and / counts as NAME (write ./train for a file)"
     parser.add_argument("script", metavar="SCRIPT", help=script)
-    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own")
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="arguments of the script")
     parser.epilog = (
-        "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, ...; not -t, which is --targets) and PET_*\n"
-        f"variables are checked against what is held: docs/scripts.md has a table.\n\n{parser.epilog}"
+        "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, ...) and PET_* variables are\n"
+        f"checked against the reservation: docs/scripts.md has a table. -t is --targets.\n\n{parser.epilog}"
     )
 
 
@@ -142,7 +142,9 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
         yield attach(name, pool=options.pool)
         return
     if options.mesh != MAIN_MESH:
-        raise UsageError(f"--mesh {options.mesh} is of what is held: leave out --nodes, --procs and --gpus, or --mesh")
+        raise UsageError(
+            f"--mesh {options.mesh} needs a reservation that you hold: leave out --nodes, --procs and --gpus, or --mesh"
+        )
     _check_flags(options)
     reservation = reserve(
         f"run-{uuid.uuid4().hex[:8]}",

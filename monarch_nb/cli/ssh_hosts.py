@@ -54,7 +54,7 @@ def set_up(pool: str, options: argparse.Namespace) -> int:
     for one in prepared:
         print(f"{one.host.destination}: {_described(one)}")
     if all(one.was_there for one in prepared):
-        print("nothing was to be done")
+        print("there was nothing to do")
         return 0
     return _examined(pool)
 

@@ -70,7 +70,7 @@ class TestCapacity:
         assert held.mesh.run("rank").values == [0, 1, 2]
 
     def test_more_than_there_is(self, held: Reservation) -> None:
-        with pytest.raises(CapacityError, match=r"0 of 2 nodes can take 5 procs(.|\n)*release all that is held"):
+        with pytest.raises(CapacityError, match=r"0 of 2 nodes can take 5 procs(.|\n)*release all reservations"):
             reserve("wide", procs=5)
         with pytest.raises(CapacityError, match=r"2 of 2 nodes can take 1 proc(.|\n)*up --nodes 3"):
             reserve("long", nodes=3, procs=1)

@@ -108,7 +108,7 @@ def test_a_gpu_that_others_use_is_shown_and_avoided(
     with pytest.raises(CapacityError) as raised:
         reserve("second", gpus=2)
     assert all(line in str(raised.value) for line in busy)
-    assert str(raised.value).splitlines()[-1].startswith("--force-busy takes GPUs that others use as well")
+    assert str(raised.value).splitlines()[-1].startswith("--force-busy also takes GPUs that others use")
     second = reserve("second", gpus=2, force_busy=True)
     assert gpus_of(second) == [0, 7], "those that nobody uses come first"
     with pytest.raises(CapacityError, match="GPU 2 is busy"):

@@ -43,7 +43,7 @@ def test_one_that_holds_nothing_becomes_what_is_asked_for_and_then_grows(pool_ho
     assert (pids()[0], wide.mesh.run("kept").values) == (first, [0, 1]), "nothing was taken from anybody"
 
     before = pids()
-    with pytest.raises(CapacityError, match=r"(?s)wide \(.*\) holds 2 procs.*release all that is held"):
+    with pytest.raises(CapacityError, match=r"(?s)wide \(.*\) holds 2 procs.*release all reservations"):
         reserve("wider", procs=3)
     assert pids() == before
 

@@ -58,7 +58,7 @@ def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     assert status == 2
     assert "leasing" not in errors, "nothing is reserved in vain"
     assert "PET_NNODES=4 (in the environment): 2 nodes are held" in errors
-    assert "monarch-nb run --nodes 4 --procs 2 holds so many" in errors
+    assert "monarch-nb run --nodes 4 --procs 2 holds that many" in errors
     (terminal.directory / "fails.py").write_text("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
     status, out, _ = terminal.run("--procs", "2", "fails.py")
     assert status == 7

@@ -20,12 +20,13 @@ monarch_dbg commands:
 \t\ta single rank (ranks(1)), a list of ranks (ranks(1,4,6)), a range of ranks (ranks(start?:stop?:step?)),
 \t\tor a dict of dimensions (ranks(dim1=1:5:2, dim2=3, dim4=(3,6))).
 \tcontinue - clear all breakpoints and tell all ranks to continue
-\tquit - leave the debugger; what has stopped stays where it is
+\tquit - leave the debugger; stopped ranks stay where they are
 \thelp - print this help message
 Any other line goes to all stopped ranks: a pdb command (p x, w, n, s, b 12) or Python (x.shape, y = 1).
 \tHere l is list, c and cont are continue, q and exit are quit, h is help, a is attach.
 \tcast all l sends pdb's l to all ranks. !c shows a variable named c.
-The actor name is `cell` for what has stopped in a cell or a script. It can be left out where only one has stopped."""
+The actor name is `cell` for ranks that stopped in a cell or a script. You can leave it out when only one
+has stopped."""
 
 WORDS = ("attach", "list", "cast", "continue", "quit", "help")
 _SAME = {
@@ -166,7 +167,7 @@ def _for_all(line: str) -> str:
     """
     first, typed = _first(line), line.split()[0]
     if typed == "detach":
-        raise UsageError("detach is for a rank that is attached; none is")
+        raise UsageError("detach needs an attached rank; none is attached")
     if not is_command(first) and read_as_python(first.removeprefix("!")) == "no":
         raise UsageError(f"{line!r} is no command, and no Python: {_advice(typed)}")
     return _for_pdb(line)

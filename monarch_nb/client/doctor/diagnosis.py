@@ -382,7 +382,9 @@ class _Examination:
                 unseen.setdefault(node.unseen, []).append(node.name)
         for what, names in unseen.items():
             where = name_nodes(names, everyone)
-            self._notes.append(f"not looked at on {where}, which only who may run cells there can ask for: {what}")
+            self._notes.append(
+                f"not looked at on {where}, because only users who may run cells there can ask for it: {what}"
+            )
 
 
 def public(version: str | None) -> str | None:

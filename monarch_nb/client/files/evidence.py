@@ -142,7 +142,7 @@ async def check_shared(connections: Sequence[Connection], directory: str) -> Non
     blind = {node.name: why_not for node, why_not in zip(others, answers, strict=True) if why_not}
     if blind:
         raise SharedStorageError(
-            f"--shared {directory} is not the same storage on all nodes: what {first.name} writes there is not seen by "
-            f"{', '.join(f'{name} ({why_not})' for name, why_not in blind.items())}",
+            f"--shared {directory} is not the same storage on all nodes: a file that {first.name} writes there is "
+            f"not seen by {', '.join(f'{name} ({why_not})' for name, why_not in blind.items())}",
             list(blind),
         )

@@ -188,7 +188,7 @@ class LocalTree:
             changes = self._watcher.changes()
             self._failures = 0 if changes is not None else self._failures + 1
             if self._failures == _MAX_FAILURES:
-                self._not_watched = "the system tells of too much at once, of nothing, or of names that are no UTF-8"
+                self._not_watched = "the system reports too many changes at once, none, or names that are no UTF-8"
         if changes is not None:
             changes |= self._suspects
             if not changes:

@@ -91,7 +91,7 @@ class FilesRecord:
             if name not in self.added:
                 directory = directory_of(source)
                 again = f"%mesh sync --add {directory} brings it back"
-                self._news.append(f"another kernel removed {directory}: ranks have it no longer; {again}")
+                self._news.append(f"another kernel removed {directory}: ranks no longer have it; {again}")
         if self.reload != was_reloading:
             self._news.append(f"another kernel said --reload {'auto' if self.reload else 'off'}")
 

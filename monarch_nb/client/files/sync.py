@@ -428,7 +428,7 @@ class SyncedFiles:
                 new = _new_chunks(before, changed)
             else:
                 change, new = self._whole(mount), []
-                progress("nodes look what they have already", 0, 0)
+                progress("nodes check what they have already", 0, 0)
             sender = Sender(
                 self.reservation_id,
                 lambda: self._whole(mount),
@@ -448,8 +448,8 @@ class SyncedFiles:
             self._raise_failed(transfer, needed)
             return report_of(change, mount.entries, transfer)
         raise FilesError(
-            f"the files of {mount.tree.root} change faster than they can be sent: what writes them must pause, or "
-            ".meshignore must name them"
+            f"the files of {mount.tree.root} change faster than they can be sent: pause the program that "
+            "writes them, or name them in .meshignore"
         )
 
     def _whole(self, mount: _Mount) -> pb.TreeChange:

@@ -75,7 +75,7 @@ class Watcher:
             self.close()
             is_limit = sys.platform == "linux" and "watch" in str(error)
             limit = "raise fs.inotify.max_user_watches" if is_limit else str(error)
-            raise NotWatchable(f"the system watches no more than it does ({limit})") from error
+            raise NotWatchable(f"the system can watch no more directories ({limit})") from error
         except BaseException:
             self.close()
             raise

@@ -129,7 +129,7 @@ class MeshCore(MeshRanks):
     def _replace(self, node: int, old: Connection, new: Connection) -> None:
         self._let_go(node, old, taken_over(old.name, new.name))
         if self.tree is not None:
-            going_on = f"{new.name} has the place of {old.name}: %mesh attach follows what goes on on other nodes"
+            going_on = f"{new.name} has the place of {old.name}: %mesh attach follows the runs on other nodes"
             self.tree.close(NodeUnreachable(going_on, old.name))
             self.tree = None
         self.connections[node] = new

@@ -48,4 +48,4 @@ async def _raced(attempt: Attempt[T], avoided: Collection[str]) -> T:
             return await attempt(avoided)
         except Outrun as error:
             outrun = str(error)
-    raise CapacityError(f"others were faster {MOST_RACES} times; {outrun}", waiting_helps=True)
+    raise CapacityError(f"other clients were faster {MOST_RACES} times; {outrun}", waiting_helps=True)

@@ -79,7 +79,7 @@ def choose_nodes(
     usable = [len([gpu for gpu in node.gpus if not gpu.trouble]) if shape.gpus else node.procs for node in nodes]
     able = len([count for count in usable if count >= shape.per_node])
     if sum(f + b >= shape.per_node for f, b in zip(free, busy, strict=True)) >= shape.nodes:
-        lines.append("--force-busy takes GPUs that others use as well: their memory and their time are shared then")
+        lines.append("--force-busy also takes GPUs that others use, and shares their memory and time")
         if any(pid == own_pid and node.address.startswith("unix:") for node in nodes for pid in _pids_of_others(node)):
             lines.append(f"pid {own_pid} is this process: restart the kernel, and leave the GPU to ranks")
     else:
@@ -150,7 +150,7 @@ def _what_helps(shape: Shape, usable: Sequence[int], able: int, nodes: int, miss
         return f"ask for less: {counted(able, 'node')} can take {counted(shape.per_node, shape.kind)} at all"
     if able:
         return f"monarch-nb up --nodes {nodes + missing} adds nodes to a local pool"
-    return "release all that is held (%mesh release NAME): a local pool that holds nothing takes the shape asked for"
+    return "release all reservations (%mesh release NAME): a local pool without reservations takes any shape"
 
 
 def _holds(holder: pb.Holder) -> str:

@@ -56,7 +56,7 @@ def not_whole(held: HeldReservation, pool: str = "") -> MonarchNbError:
         ways = f"; %mesh attach {name} uses the others" if held.absent else ""
         if held.meshes and held.main is None:
             anew = f"%mesh reserve {name} --nodes {facts.nodes} --{held.shape.kind}s {held.shape.per_node} --replace"
-            ways = f", and {config.MAIN_MESH} was only there: {anew} gives the others back and begins anew"
+            ways = f", and {config.MAIN_MESH} had ranks only there: {anew} gives the other nodes back and begins anew"
         return NodeUnreachable(f"{name!r} is held, but {who} {do} not answer{said}{ways}")
     return ReservationNotFound(
         f"{name!r} is not ready: another process is just reserving it, or died half-way (then it is given back within "

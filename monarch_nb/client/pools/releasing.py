@@ -52,13 +52,13 @@ class ReleasedLater:
 
     def __str__(self) -> str:
         if self.pool:
-            then = f"then the next command or panel here that asks the pool {self.pool} has it end them"
-            return f"{self.host} does not answer: its ranks go on until it does, for {then}"
+            then = f"then the next command or panel here that asks the pool {self.pool} ends them"
+            return f"{self.host} does not answer: its ranks go on until it does; {then}"
         if not self.told_by:
             return f"{self.host} does not answer: its ranks go on, until the next job that reaches it ends them"
         tell = "tells" if len(self.told_by) == 1 else "tell"
         told_by = " and ".join(self.told_by)
-        return f"{self.host} does not answer: its ranks go on until it does, for then {told_by} {tell} it to end them"
+        return f"{self.host} does not answer: its ranks go on until it does; then {told_by} {tell} it to end them"
 
 
 @dataclass

@@ -63,20 +63,20 @@ def nobody_answers(
 
     Example:
         >>> nobody_answers("lab", alice, ["dev"])  # doctest: +SKIP
-        'monarch-nb status --pool lab says more; they held dev of yours when they last answered; what runs in dev …'
+        'monarch-nb status --pool lab says more; they held dev of yours when they last answered; the ranks of dev …'
     """
     more = f"monarch-nb status --pool {pool} says more"
     if identity is None:
         return more
     if held is None:
-        return f"{more}; what is held there goes on, and %mesh release NAME has it released when they answer"
+        return f"{more}; reservations there go on, and %mesh release NAME releases them when they answer"
     if not held:
         return f"{more}; they held nothing of yours when they last answered"
     lines = [more, f"they held {listed(held)} of yours when they last answered"]
     if going_on := [name for name in held if name not in ending]:
         one = going_on[0] if len(going_on) == 1 else "NAME"
-        released = f"%mesh release {one} has it released when they answer"
-        lines.append(f"what runs in {listed(going_on)} goes on, and {released}")
+        released = f"%mesh release {one} releases it when they answer"
+        lines.append(f"the ranks of {listed(going_on)} go on, and {released}")
     if ended := [name for name in held if name in ending]:
         lines.append(f"{listed(ended)} {'is' if len(ended) == 1 else 'are'} released as soon as they do")
     return "; ".join(lines)
@@ -93,7 +93,7 @@ def all_away(name: str, nodes: Sequence[str], runs: Sequence[str] = ()) -> NodeU
     known = f" ({listed(runs)})" if runs else ""
     ways = f"%mesh release {name} gives them back for good, and %mesh reserve {name} --replace begins anew on others"
     return NodeUnreachable(
-        f"{name!r} is held, but {listed(nodes)} {do} not answer: what its ranks do goes on{known}, and is here again "
+        f"{name!r} is held, but {listed(nodes)} {do} not answer: its ranks go on{known}, and are here again "
         f"when {'it' if len(nodes) == 1 else 'they'} {do}; {ways}"
     )
 
@@ -106,7 +106,7 @@ def way_on(name: str, replacement: str, *, is_last: bool) -> str:
         replacement: what `%mesh replace` does then; empty where it can do nothing.
         is_last: no node of the mesh answers, so none can be told of another in its place.
     """
-    follows = "what their ranks do follows here when they answer again"
+    follows = "the output of their ranks follows here when they answer again"
     if is_last:
         return f"{follows}; if they never do, %mesh reserve {name} --replace begins anew on others"
     return "; ".join(filter(None, [follows, "until then -t leaves them out", replacement]))

@@ -32,7 +32,7 @@ def limit_of(given: Duration | None, what: str) -> float:
 def checked_name(name: str) -> str:
     """Return the name, or raise UsageError when it is none for a reservation."""
     if name.startswith("-"):
-        raise UsageError(f"{name!r} is no name for a reservation: what begins with a - is a flag")
+        raise UsageError(f"{name!r} is no name for a reservation: words that begin with - are flags")
     if not name or len(name) > 64 or any(each in "/\\\0" or each.isspace() for each in name):
         raise UsageError(f"{name!r} is no name for a reservation: at most 64 characters, no spaces or slashes")
     return name
@@ -60,7 +60,7 @@ def environment_option(chosen: Mapping[str, str | None] | None) -> dict[str, str
         if not name or "=" in name:
             raise UsageError(f"env: no variable can be called {name!r}")
         if not isinstance(text, str | None):
-            raise UsageError(f"env: {name} is {text!r}, which is no text: {{{name!r}: {str(text)!r}}} is")
+            raise UsageError(f"env: {name} is {text!r}, which is no string: {{{name!r}: {str(text)!r}}} is")
         if "\0" in name + (text or ""):
             raise UsageError(f"env: {name!r} has a zero byte, which no variable can have")
         if text is not None:

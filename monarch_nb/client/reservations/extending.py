@@ -50,7 +50,7 @@ def hold_while_all_last(pool: Pool, held: HeldReservation, ended: Ended | None =
     try:
         said = _held_while_all_last(pool, held, ended.jobs)
     except (PoolError, NodeUnreachable) as error:
-        said = f"how long {held.facts.name} is held was left as it is, though its jobs may end sooner: {error}"
+        said = f"how long {held.facts.name} is held was not changed, although its jobs may end sooner: {error}"
     return "\n".join(filter(None, [*ended.failures, said]))
 
 

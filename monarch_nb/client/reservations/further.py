@@ -66,9 +66,7 @@ def with_further_nodes(
     like = jobs.job_of_pool(pool.name)
     if like is None:
         if asking.time is not None:
-            raise UsageError(
-                "--time is for nodes that an engine is asked for (--on): others stay as long as they are held"
-            )
+            raise UsageError("--time is for nodes of an engine (--on): you hold other nodes until you release them")
         return take(asking.wait)
     longest_s = None if isinstance(asking.wait, bool) else seconds_of(asking.wait, "wait")
     added: list[Job] = []

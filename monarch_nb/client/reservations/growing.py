@@ -209,7 +209,7 @@ def total_of(asked: int | str, now: int) -> int:
     try:
         total = now + int(text) if text[:1] in ("+", "-") else int(text)
     except ValueError:
-        raise UsageError(f"--nodes {asked}: say how many there are to be, as in --nodes 4, or --nodes +2") from None
+        raise UsageError(f"--nodes {asked}: give the number of nodes, as in --nodes 4, or --nodes +2") from None
     if total < 1:
         leaves = f", of {counted(now, 'node')}, leaves none" if text.startswith("-") else ""
         raise UsageError(f"--nodes {asked}{leaves}: a reservation has at least one node (%mesh release gives all back)")
@@ -240,10 +240,10 @@ def places_to_leave(
         UsageError: that makes no sense, or no node would be left.
     """
     if nodes is None and not named:
-        raise UsageError("say how many nodes are to be left, --nodes 2, or which are to go, --node NAME")
+        raise UsageError("give the number of nodes to keep, --nodes 2, or the nodes to give back, --node NAME")
     if nodes is not None and named:
         raise UsageError(
-            f"--nodes {nodes} says how many nodes are to be left, --node {named[0]} which is to go: say one of them"
+            f"--nodes {nodes} is the number of nodes to keep, --node {named[0]} a node to give back: use one of them"
         )
     if nodes is not None:
         count = len(names) - total_of(nodes, len(names))
@@ -276,7 +276,7 @@ def wanted_mesh(held: HeldReservation, missing: int, into: str, mesh: str) -> Me
         NoSuchMesh: none is called as `into` says.
     """
     if into and mesh:
-        raise UsageError("--into NAME starts a mesh anew on all nodes, --mesh NAME makes one: say one of them")
+        raise UsageError("--into NAME starts a mesh anew on all nodes, --mesh NAME makes one: use one of them")
     if into:
         there = _mesh_named(held, into, f"; --mesh {into} makes one")
         is_on_all = _is_just_on(there, held.connections) and not held.places_without(there.spec.mesh_id)
@@ -348,7 +348,7 @@ def _mesh_named(held: HeldReservation, name: str, or_else: str = "") -> MeshPart
     named = [mesh for mesh in held.meshes.values() if mesh.spec.name == name]
     if not named:
         there = ", ".join(dict.fromkeys(mesh.spec.name for mesh in held.meshes.values()))
-        raise NoSuchMesh(f"--into {name}: no mesh of {held.facts.name} is called so: it has {there}{or_else}")
+        raise NoSuchMesh(f"--into {name}: no mesh of {held.facts.name} has this name: it has {there}{or_else}")
     named.sort(key=lambda mesh: not mesh.lost)  # whole ones last
     return named[-1]
 

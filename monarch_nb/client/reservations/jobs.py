@@ -70,7 +70,7 @@ def nodes_of_job(request: JobRequest, pool: str | None, say: Progress) -> Iterat
         raise CapacityError(f"{error}; {ended}") from None
     except MonarchNbError as error:
         if found.is_own:
-            unheld = f"{jobs.title_of(job)} is there for {duration(UNHELD_S)} without being held"
+            unheld = f"{jobs.title_of(job)} is there for {duration(UNHELD_S)} without a reservation"
             kept = f"{unheld}: another %mesh reserve {request.name} has its nodes, %mesh release {request.name} ends it"
             error.args = (f"{error}\n{kept}", *error.args[1:])
         raise
@@ -89,7 +89,7 @@ def _found(request: JobRequest, pool: str | None, say: Progress) -> _Found:
     on = request.on
     if on is None:
         if request.arguments:
-            raise UsageError(f"{' '.join(request.arguments)}: what stands after -- is for --on")
+            raise UsageError(f"{' '.join(request.arguments)}: words after -- are for --on")
         if pool is not None:
             return _Found(jobs.job_of_pool(pool))
         if jobs.job_of(request.name):

@@ -108,7 +108,9 @@ def _unheard(pools: Iterable[str], shown: Collection[ReservationInfo]) -> tuple[
             others = {info.name for info in shown if info.pool == pool and info.held_by_me} | chosen.late_releases.names
             held = [name for name in chosen.held_on_silent() or () if name not in others]
             last = f" ({listed(held)} of yours, when {they} last did)" if held else ""
-            lines.append(f"{pool}: {listed(silent)} {do} not answer: what only {they} {hold} is not shown{last}")
+            lines.append(
+                f"{pool}: {listed(silent)} {do} not answer: reservations that only {they} {hold} are not shown{last}"
+            )
     return tuple(lines)
 
 

@@ -34,7 +34,7 @@ def copied_nodes(held: HeldReservation) -> set[int]:
 def main_of(held: HeldReservation) -> MeshParts:
     """Return the main mesh of a reservation that can be used."""
     main = held.main
-    assert main is not None, f"nobody says anything of the main mesh of {held.facts.name}"
+    assert main is not None, f"no node knows the main mesh of {held.facts.name}"
     return main
 
 

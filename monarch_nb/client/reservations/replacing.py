@@ -111,7 +111,7 @@ def places_to_fill(names: Mapping[int, str], absent: Collection[int], asked: Seq
         raise UsageError(f"no node {', '.join(unknown)} in this reservation: it has {there}")
     chosen = sorted({by_word[str(word)] for word in asked} if asked else absent)
     if not chosen:
-        raise UsageError(f"all nodes answer ({there}): name the one to be replaced all the same, --node NAME")
+        raise UsageError(f"all nodes answer ({there}): to replace one of them, name it: --node NAME")
     if not names.keys() - chosen - set(absent):
         raise UsageError("no node would be left that knows the reservation: %mesh reserve --replace makes it anew")
     return chosen

@@ -98,7 +98,7 @@ async def unshare(pool: Pool, reservation_id: str, name: str, to: str) -> None:
         raise failed[0]
     if away := held.missing + len(failed):
         nodes = "a node does" if away == 1 else f"{away} nodes do"
-        raise NodeUnreachable(f"{nodes} not answer: {to} may use {name} there until you say it again")
+        raise NodeUnreachable(f"{nodes} not answer: {to} may use {name} there until you run this again")
 
 
 async def _tell(held: HeldReservation, to: str, right: pb.Right.ValueType) -> list[MonarchNbError | None]:

@@ -52,12 +52,12 @@ def release_unattached(name: str, pool: str | None, error: MonarchNbError, say: 
 def _to_be_released(name: str, pool: Pool) -> str:
     """Return what is said of a release of which no node could be told."""
     nodes = pool.silent
-    do, they, hold = ("does", "it", "holds") if len(nodes) == 1 else ("do", "they", "hold")
+    do, they = ("does", "it") if len(nodes) == 1 else ("do", "they")
     whose = "that answers holds it" if _some_answer(pool) else f"of the pool {pool.name} answers"
     then = f"the next command or panel here that asks the pool {pool.name}"
     return (
-        f"{name}: no node {whose}; {listed(nodes)} {do} not answer: what {they} {hold} under that name "
-        f"goes on until {they} {do}, for then {then} releases it"
+        f"{name}: no node {whose}; {listed(nodes)} {do} not answer: a reservation of that name "
+        f"there goes on until {they} {do}; then {then} releases it"
     )
 
 

@@ -120,7 +120,7 @@ class InterruptReport:
             parts.append(f"dropped {counted(self.messages, 'message')} that waited for actors")
         if self.others:
             go = "goes" if len(self.others) == 1 else "go"
-            parts.append(f"{_named(self.others)} {go} on: who holds the mesh interrupts all cells, you yours")
+            parts.append(f"{_named(self.others)} {go} on: the owner of the mesh interrupts all cells, you only yours")
         return "; ".join(parts) or "nothing was running"
 
     def _what(self) -> str:

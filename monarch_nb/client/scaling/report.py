@@ -65,9 +65,7 @@ def plan(
     if per and rate:
         raise UsageError("per names an amount and rate a throughput: name one of them")
     if weak and (per or rate):
-        raise UsageError(
-            f"the efficiency comes from {per or rate}, whoever does which part of the work: leave weak out"
-        )
+        raise UsageError(f"the efficiency comes from {per or rate}, however the work is split: leave weak out")
     return Plan(chosen, repeat, per, rate, weak)
 
 
@@ -89,7 +87,7 @@ def sizes_of(text: str) -> list[int]:
         if dash and int(last) < int(first):
             raise UsageError(f"--scale {part.strip()}: the range ends before it begins")
         if int(last or first) > _LARGEST:
-            raise UsageError(f"--scale {part.strip()}: more than {_LARGEST:,} ranks are not to be had")
+            raise UsageError(f"--scale {part.strip()}: more than {_LARGEST:,} ranks are not possible")
         sizes += range(int(first), int(last or first) + 1)
     return sizes
 

@@ -55,8 +55,8 @@ class Held:
         if nodes <= self.nodes and ranks_per_node <= self.ranks_per_node:
             parts = [("hosts", nodes, self.nodes), (self.kind, ranks_per_node, self.ranks_per_node)]
             chosen = ",".join(f"{name}=0:{wanted}" for name, wanted, held in parts if wanted < held)
-            return f"-t {chosen} chooses so many"
-        return f"{self.reserve} --nodes {nodes} --{self.kind} {ranks_per_node} holds so many"
+            return f"-t {chosen} chooses that many"
+        return f"{self.reserve} --nodes {nodes} --{self.kind} {ranks_per_node} holds that many"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def read(given: Given, environment: Mapping[str, str], held: Held) -> Launch:
         Traceback (most recent call last):
             ...
         monarch_nb.errors.UsageError: --nnodes 4: 2 nodes are held. Leave it out, or %mesh reserve --replace --nodes 4 \
---procs 4 holds so many
+--procs 4 holds that many
     """
     values: dict[str, str] = {}
     notes: dict[str, list[str]] = {}  # flags by what there is to say of them
@@ -232,7 +232,7 @@ def _without_meaning(why: str, pattern: str = "", meant: str = "") -> Check:
 
     def check(said: str, value: str, held: Held) -> str:
         if pattern and not re.fullmatch(pattern, value):
-            raise UsageError(f"{said}: {meant} is meant")
+            raise UsageError(f"{said}: give {meant}")
         return why
 
     return check
@@ -240,7 +240,7 @@ def _without_meaning(why: str, pattern: str = "", meant: str = "") -> Check:
 
 def _whole(said: str, text: str, least: int = 0) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < least:
-        raise UsageError(f"{said}: a whole number of at least {least} is meant")
+        raise UsageError(f"{said}: give a whole number of at least {least}")
     return int(text)
 
 
@@ -261,16 +261,16 @@ def _nproc_per_node(said: str, value: str, held: Held) -> str:
     if value in ("cpu", "gpu"):
         of_node = "cpu" if held.kind == "procs" else "gpu"
         raise UsageError(
-            f"{said}: what is held has {held.ranks} on each node. Write {of_node}, or leave it out; {held.reserve} "
+            f"{said}: the reservation has {held.ranks} on each node. Write {of_node}, or leave it out; {held.reserve} "
             f"--nodes {held.nodes} --{'gpus' if value == 'gpu' else 'procs'} N holds others, where there are some"
         )
     if not value.isdecimal():
-        raise UsageError(f"{said}: a whole number, auto, gpu or cpu is meant")
+        raise UsageError(f"{said}: give a whole number, auto, gpu or cpu")
     wanted = _whole(said, value, 1)
     if wanted == held.ranks_per_node:
         return ""
     there = held.other(held.nodes, wanted)
-    raise UsageError(f"{said}: what is held has {held.ranks} on each node. Leave it out, or {there}")
+    raise UsageError(f"{said}: the reservation has {held.ranks} on each node. Leave it out, or {there}")
 
 
 def _standalone(said: str, value: str, held: Held) -> str:
@@ -338,7 +338,7 @@ def _event_log_handler(said: str, value: str, held: Held) -> str:
 
 def _tee(said: str, value: str, held: Held) -> str:
     if not re.fullmatch(r"[0123]|(\d+:[0123],)*\d+:[0123]", value):
-        raise UsageError(f"{said}: 0, 1, 2, 3 or RANK:N,RANK:N is meant")
+        raise UsageError(f"{said}: give 0, 1, 2, 3 or RANK:N,RANK:N")
     return ""
 
 
@@ -350,7 +350,7 @@ def _redirects(said: str, value: str, held: Held) -> str:
 def _local_ranks_filter(said: str, value: str, held: Held) -> str:
     if any(_whole(said, each) >= held.ranks_per_node for each in value.split(",")):
         raise UsageError(f"{said}: there are {held.ranks} on each node, 0 to {held.ranks_per_node - 1}")
-    return "what the other ranks print is in the logs alone"
+    return "only the logs have the output of the other ranks"
 
 
 def _signals_to_handle(said: str, value: str, held: Held) -> str:
@@ -363,34 +363,34 @@ _SECONDS = {"pattern": r"\d+(\.\d*)?|\.\d+", "meant": "a number of seconds"}
 _NO_COPIES = _refused("no filtered copies of the output are made; the logs have all of it")
 
 FLAGS = (
-    TorchrunFlag("--nnodes", "must be (or, as a range, hold) the number of nodes held", "N|MIN:MAX", _nnodes),
+    TorchrunFlag("--nnodes", "must be the number of held nodes, or a range with that number", "N|MIN:MAX", _nnodes),
     TorchrunFlag(
         "--nproc-per-node",
-        "must be the ranks held per node; auto means these, and so does gpu of GPU ranks, cpu of others",
+        "must be the ranks per node; auto means these, as do gpu for GPU ranks and cpu for others",
         "N",
         _nproc_per_node,
     ),
-    TorchrunFlag("--standalone", "confirmed where one node is held", check=_standalone),
-    TorchrunFlag("--max-restarts", "after a failure all ranks start again, so often at most", "N", _max_restarts),
+    TorchrunFlag("--standalone", "confirmed when you hold one node", check=_standalone),
+    TorchrunFlag("--max-restarts", "after a failure, restart all ranks, at most N times", "N", _max_restarts),
     TorchrunFlag("--module", "SCRIPT is a module, as for python -m", short="-m"),
     TorchrunFlag("--no-python", "SCRIPT is a command"),
     TorchrunFlag("--run-path", "confirmed: SCRIPT runs in an interpreter that is there"),
     TorchrunFlag("--node-rank", "0 is confirmed, others are refused: one command starts all nodes", "N", _node_rank),
     TorchrunFlag("--master-addr", "confirmed when it is the first node, else refused", "HOST", _master_addr),
-    TorchrunFlag("--master-port", "not needed, and that is said: each script has its own store", "PORT", _master_port),
+    TorchrunFlag("--master-port", "not needed; a note says so: each script has its own store", "PORT", _master_port),
     TorchrunFlag("--local-addr", "confirmed when it is this node, else refused", "HOST", _local_addr),
     TorchrunFlag("--rdzv-backend", "c10d and static are confirmed, others refused", "NAME", _rdzv_backend),
     TorchrunFlag("--rdzv-endpoint", "confirmed when it is the first node, else refused", "HOST:PORT", _rdzv_endpoint),
     TorchrunFlag("--rdzv-id", "TORCHELASTIC_RUN_ID in the ranks", "ID"),
     TorchrunFlag(
         "--rdzv-conf",
-        "changes nothing, and that is said",
+        "changes nothing; a note says so",
         "KEY=VALUE,…",
         _without_meaning("the ranks are there already: no rendezvous takes place"),
     ),
     TorchrunFlag("--role", "ROLE_NAME in the ranks", "NAME"),
     TorchrunFlag("--tee", "confirmed: output is kept in files and shown (`-t` is ours)", "N|RANK:N,…", _tee),
-    TorchrunFlag("--redirects", "kept in files; also shown, and that is said", "N|RANK:N,…", _redirects, "-r"),
+    TorchrunFlag("--redirects", "kept in files, and also shown; a note says so", "N|RANK:N,…", _redirects, "-r"),
     TorchrunFlag(
         "--log-dir",
         "says where the output is kept instead",
@@ -399,7 +399,7 @@ FLAGS = (
     ),
     TorchrunFlag(
         "--log-line-prefix-template",
-        "changes nothing, and that is said",
+        "changes nothing; a note says so",
         "TEMPLATE",
         _without_meaning("lines are shown with the ranks that printed them"),
         since="2.15",
@@ -407,20 +407,20 @@ FLAGS = (
     TorchrunFlag("--local-ranks-filter", "only these ranks of each node are shown", "N,…", _local_ranks_filter),
     TorchrunFlag(
         "--monitor-interval",
-        "changes nothing, and that is said",
+        "changes nothing; a note says so",
         "S",
         _without_meaning("the end of a rank is learnt at once", **_SECONDS),
     ),
     TorchrunFlag(
         "--shutdown-timeout",
-        "changes nothing, and that is said",
+        "changes nothing; a note says so",
         "S",
         _without_meaning("ranks that do not stop when one has failed are killed after some seconds", **_SECONDS),
         since="2.12",
     ),
     TorchrunFlag(
         "--start-method",
-        "changes nothing, and that is said",
+        "changes nothing; a note says so",
         "HOW",
         _without_meaning(
             "ranks are always forked where torch is imported", "spawn|fork|forkserver", "spawn, fork or forkserver"

@@ -378,7 +378,7 @@ class CellRunner:
 def others_kept(error: PickleError, out: str, kept: list[Any]) -> PickleError:
     """Return the error that also says what of `kept`, which is the variable `out`, could be brought."""
     some = not all(isinstance(value, PickleError) for value in kept)
-    held = "the other ranks' values, and an error in place of these" if some else "an error in place of each value"
+    held = "the other ranks' values, and an error for each of these" if some else "an error in place of each value"
     return PickleError(f"{error}\n{out} has {held}", error.name, error.ranks)
 
 
@@ -396,5 +396,5 @@ def _how_many(mesh: Mesh) -> str:
 def _followed_line(info: RunInfo, from_start: bool) -> str:
     ago = duration(max(0.0, time.time() - info.submitted_at))
     again = f"%mesh attach{mesh_flag(info.mesh)} --run {info.number}"
-    earlier = "" if from_start else f"; not what was shown before: {again} shows all of it"
+    earlier = "" if from_start else f"; without what was shown before: {again} shows all of it"
     return f"{info} · {name_ranks(info.ranks)} · submitted {ago} ago{' · finished' if info.done else ''}{earlier}"

@@ -41,7 +41,9 @@ class LateProgress:
                 self._progress.done(f"stopped while {self._what}")
             self._progress.__exit__(None, None, None)
         if kind is KeyboardInterrupt:
-            raise RunInterrupted("interrupted before all files had come; what has come need not come again") from None
+            raise RunInterrupted(
+                "interrupted before all files were sent; files that arrived are not sent again"
+            ) from None
 
     @property
     def shown(self) -> bool:

@@ -106,7 +106,7 @@ def notes(report: SyncReport, files: SyncedFiles, directory: str) -> list[str]:
     lines += grouped("overwrote {paths}, which ranks wrote on {nodes}", report.overwritten, everyone)
     lines += grouped("restored {paths}, which ranks had removed on {nodes}", report.restored, everyone)
     if report.missed:
-        lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync brings what is missing there")
+        lines.append(f"not reached: {name_nodes(report.missed, everyone)}; the next sync sends the missing files")
     if report.modules and not files.record.reload:
         lines.append(
             "reload is off: ranks keep the modules that they have; %mesh restart, or %mesh reserve … --reload auto"

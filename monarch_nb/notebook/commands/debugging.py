@@ -44,7 +44,7 @@ def debug(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         elif prompt(mesh) == "nothing stopped":
             show(calm_line("no rank has stopped at a breakpoint"))
     except KeyboardInterrupt:
-        raise RunInterrupted("left the debugger; what has stopped stays where it is") from None
+        raise RunInterrupted("left the debugger; stopped ranks stay where they are") from None
     finally:
         if post_mortem:
             debugger.leave_errors()

@@ -53,7 +53,7 @@ class FileCommands:
             raise UsageError("--as NAME goes with --add DIR")
         if (gone := parsed.text("remove")) is not None:
             report = files.remove(gone)
-            lines = [f"ranks have {gone} no longer"]
+            lines = [f"ranks no longer have {gone}"]
             lines += [
                 *(sent_lines(report, node_names(files)) if report.removed else []),
                 *notes(report, files, self._session.directory),
@@ -139,7 +139,7 @@ def placed_line(reservation: Reservation) -> str:
     if not files.root and not reservation.is_mine:
         return f"files: {reservation.owner}'s, from where it was reserved; yours are not synced"
     if not files.root:
-        return "no files: it was reserved without any"
+        return "no files: the reservation was made without files"
     if not files.copies:
         return f"files: every node sees {files.root} itself, nothing is copied"
     names = [connection.name for connection in files.connections.values()]

@@ -273,7 +273,7 @@ class Subcommands:
     def _grow(self, parsed: Parsed) -> None:
         nodes = parsed.text("nodes")
         if nodes is None:
-            raise UsageError("say how many nodes there are to be, as in --nodes 4, or --nodes +2 for two more")
+            raise UsageError("give the number of nodes: --nodes 4, or --nodes +2 for two more")
         wait, time_s = parsed.seconds("wait") or parsed.switch("wait"), parsed.seconds("time")
         self._resize(
             parsed,
@@ -329,7 +329,7 @@ class Subcommands:
         if sum(map(parsed.switch, ("read", "run", "end"))) > 1:
             raise UsageError("say one of --read, --run and --end")
         if not to and any(map(parsed.switch, ("read", "run", "end"))):
-            raise UsageError("say whom: --to NAME, as the pool's certificates have it")
+            raise UsageError("name the user: --to NAME, as in the pool's certificates")
         held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
         reservation = held or self._session.current()
         if not to:

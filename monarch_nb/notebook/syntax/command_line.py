@@ -429,7 +429,7 @@ def _of_engine(command: Command, words: Iterable[str], unknown: str) -> str:
     """Return where a flag stands that only the engine of --on can know; empty when none is asked."""
     if not command.passes_on or not any(word.partition("=")[0] == "--on" for word in words):
         return ""
-    return f"; what is for the engine of --on stands behind --, as in -- {unknown}"
+    return f"; flags for the engine of --on go after --, as in -- {unknown}"
 
 
 def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:

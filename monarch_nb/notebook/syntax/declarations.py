@@ -29,21 +29,21 @@ _MESH = Flag("--mesh", "a mesh of the reservation beside main: %mesh status name
 ON_BREAKPOINT = ("stop", "go-on", "error")
 _ON_BREAKPOINT = Flag(
     "--on-breakpoint",
-    "at breakpoint(): stop and ask here, go on, or fail (headless: go-on)",
+    "at breakpoint(): stop and ask, go on, or fail (headless: go-on)",
     value="HOW",
     choices=ON_BREAKPOINT,
 )
 FOLD_FLAG = Flag(
     "--fold",
-    "in what lines of one row may differ (%mesh help fold)",
+    "how the lines of one row may differ (%mesh help fold)",
     value="HOW",
     choices=FOLDS_BY,
 )
 SCALING = (
-    Flag("--scale", "run it on 1 rank, then 2, then 4: time, throughput, efficiency, cost", value="1,2,4"),
-    Flag("--repeat", "with --scale: so many runs of each size (1 when not said)", value="N", kind="count"),
-    Flag("--per", "with --scale: an amount that the cell prints or returns, such as tokens", value="NAME"),
-    Flag("--rate", "with --scale: a throughput that it prints or returns itself, such as tps", value="NAME"),
+    Flag("--scale", "run on 1, then 2, then 4 ranks: time, throughput, efficiency, cost", value="1,2,4"),
+    Flag("--repeat", "with --scale: runs of each size (default: 1)", value="N", kind="count"),
+    Flag("--per", "with --scale: an amount that the cell prints or returns: tokens", value="NAME"),
+    Flag("--rate", "with --scale: a throughput that the cell prints or returns: tps", value="NAME"),
     Flag("--weak", "with --scale: each rank does the same work at every size"),
 )
 _OURS_TOO = ("--max-restarts", "--module")
@@ -55,7 +55,7 @@ RUN = Command(
     section="Run",
     words=Words(
         "SCRIPT",
-        "a file as the ranks see it; what follows is the script's",
+        "a file, by its path on the ranks; words after it are the script's",
         most=None,
         least=1,
         rest=True,
@@ -65,12 +65,12 @@ RUN = Command(
         _TARGETS,
         _MESH,
         NOBLOCK,
-        Flag("--in-place", "in the live ranks' own namespace, as %run -i: what it leaves stays", short="-i"),
+        Flag("--in-place", "in the live ranks' own namespace, as %run -i; its variables stay", short="-i"),
         Flag("--beside", "do not wait for other scripts on these ranks"),
         *(Flag(each.name, each.help, each.short, each.value) for each in FLAGS if each.name in _OURS_TOO),
         Flag(
             "--out",
-            "keep the exit codes, a list by rank; with --noblock the Run",
+            "keep the exit codes, a list by rank; with --noblock, the Run",
             short="-o",
             value="NAME",
             completes="kernel_name",
@@ -83,26 +83,27 @@ RUN = Command(
             if each.name not in _OURS_TOO
         ),
     ),
-    notes="Its processes have torchrun's environment, sys.argv and __main__ of their own, and end with it.\n"
-    "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …; not -t, which is --targets) and PET_\n"
-    "variables are checked against what is held: docs/scripts.md has a table.",
+    notes="Its processes have torchrun's environment, and a sys.argv and __main__ of their own. They end with\n"
+    "the script.\n"
+    "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …) and PET_ variables are\n"
+    "checked against the reservation: docs/scripts.md has a table. -t is --targets.",
     about_unknown=ABOUT_UNKNOWN,
     examples=(
         ("%mesh run train.py --lr 3e-4", "on all ranks"),
         ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),
         ("%mesh run -i train.py", "then `model` is there in %%mesh cells"),
-        ("%mesh run --max-restarts 3 train.py --resume", "started again when a rank dies"),
+        ("%mesh run --max-restarts 3 train.py --resume", "starts again when a rank dies"),
     ),
 )
 SH = Command(
     "sh",
-    "run a line of the shell once on every node: torchrun, nvidia-smi, df",
+    "run a shell command once on every node: torchrun, nvidia-smi, df",
     usage="[options] COMMAND...",
     magic="%mesh ",
     section="Run",
     words=Words(
         "COMMAND",
-        "for the shell, as it stands: pipes and quotes too",
+        "as you would type it in a shell, with pipes and quotes",
         most=None,
         least=1,
         rest=True,
@@ -111,26 +112,26 @@ SH = Command(
     ),
     flags=(
         Flag("--targets", "only the nodes of these ranks", short="-t", value="T", completes="target"),
-        Flag("--mesh", "the nodes of this mesh (main when not said)", value="NAME", completes="mesh"),
+        Flag("--mesh", "the nodes of this mesh (default: main)", value="NAME", completes="mesh"),
         NOBLOCK,
         Flag("--beside", "do not wait for scripts and other commands"),
         Flag(
             "--env",
-            "set a variable for it; NAME alone takes this kernel's value",
+            "set a variable for the command; NAME alone takes this kernel's value",
             value="NAME[=VALUE]",
             repeat=True,
         ),
         Flag(
             "--out",
-            "keep the exit codes, a list by node; with --noblock the Run",
+            "keep the exit codes, a list by node; with --noblock, the Run",
             short="-o",
             value="NAME",
             completes="kernel_name",
         ),
         Flag("--timeout", "raise TimeoutError after S seconds; the command goes on", value="S", kind="seconds"),
     ),
-    notes="Begins in the ranks' directory, with what makes `torchrun` without flags run on all that is held:\n"
-    "NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT. ■ (Ctrl-C) ends it on every node.",
+    notes="Starts in the ranks' directory. NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT are\n"
+    "set, so that `torchrun` without flags runs on all ranks. ■ (Ctrl-C) ends it on every node.",
     examples=(
         ("%mesh sh torchrun train.py --lr 3e-4", "on all nodes, as one job"),
         ("%mesh sh --beside nvidia-smi -L | wc -l", "while a script runs"),
@@ -143,8 +144,8 @@ PANEL = Command(
     magic="%mesh ",
     section="Look",
     words=Words("NAME", "show this reservation alone", completes="reservation"),
-    notes="Goes on while cells run, and asks the nodes only while somebody sees it.\n"
-    "In JupyterLab, Notebook 7, VS Code and Colab; elsewhere it shows how things are now.",
+    notes="Stays live while cells run. Asks the nodes only while somebody looks.\n"
+    "Live in JupyterLab, Notebook 7, VS Code and Colab. Elsewhere it shows the current state.",
     examples=(("%mesh panel", ""), ("mesh.panel()", "the same for one mesh, in Python")),
 )
 STATUS = Command(
@@ -167,7 +168,7 @@ STACKS = Command(
 )
 ACTORS = Command(
     "actors",
-    "the actors on the ranks: what they run and for how long, and what waits; those alike once",
+    "the actors on the ranks: what they run, for how long, and what waits; equal ones once",
     magic="%mesh ",
     section="Look",
     notes="Works while ranks run or hang. In a %%mesh cell `actors[NAME]` is a rank's own.",
@@ -184,16 +185,16 @@ LOGS = Command(
         _MESH,
         Flag(
             "--lines",
-            f"the last LINES of each rank ({LOG_LINES} when not said; 0: all)",
+            f"the last LINES of each rank (default: {LOG_LINES}; 0: all)",
             short="-n",
             value="LINES",
             kind="number",
         ),
         Flag("--run", "only run number N; if it failed, with the traceback", value="N", kind="count", completes="run"),
-        Flag("--follow", "go on with what comes, until ■ (Ctrl-C) or the end of the run named", short="-f"),
+        Flag("--follow", "show new lines as they come, until ■ (Ctrl-C) or the end of --run", short="-f"),
         FOLD_FLAG,
     ),
-    notes="Lines fold as in cells. With --run every rank's own line is there: --fold equal is what it does then.",
+    notes="Lines fold as in cells. With --run, each rank has its own lines: the default is --fold equal then.",
     examples=(
         ("%mesh logs -t 3 -n 200", "the last 200 lines of rank 3"),
         ("%mesh logs --run 12 -n 0", "all of run 12"),
@@ -201,33 +202,30 @@ LOGS = Command(
 )
 FOLD = Command(
     "fold",
-    "in what lines of several ranks may differ that are shown as one row, in cells from now on",
+    "which lines of several ranks show as one row, in cells from now on",
     usage=f"{' | '.join(FOLDS_BY)} | default",
     magic="%mesh ",
     section="Look",
-    words=Words(
-        "HOW", "numbers, times, equal, off; default: what the project or the number of ranks says", completes="fold"
-    ),
-    notes="numbers  those that differ only in numbers and times: [0-127] loss 2.31–2.35\n"
-    f"         (what is usual on more than {FEW_RANKS} ranks)\n"
-    f"times    those that differ only in dates and times of day (on up to {FEW_RANKS} ranks)\n"
-    "equal    those that are equal\n"
-    "off      none: each rank's line is a row\n"
+    words=Words("HOW", "numbers, times, equal, off; default: by the project or the number of ranks", completes="fold"),
+    notes="numbers  lines that differ only in numbers and times: [0-127] loss 2.31–2.35\n"
+    f"         (the default on more than {FEW_RANKS} ranks)\n"
+    f"times    lines that differ only in dates and times of day (the default on up to {FEW_RANKS} ranks)\n"
+    "equal    lines that are equal\n"
+    "off      no lines: each rank's line is a row\n"
     "A rank with nan, or with a number far from those of 8 others, has a row of its own, marked with !.\n"
-    "Nothing is lost: each rank's own line is there when you click a row that is underlined, or with\n"
-    "%mesh logs --run N. Without HOW, says what is in force. For a project: fold in pyproject.toml's\n"
-    "[tool.monarch_nb].",
+    "Nothing is lost: click an underlined row, or use %mesh logs --run N, to see each rank's own line.\n"
+    "Without HOW, says what is set. A project sets fold in pyproject.toml's [tool.monarch_nb].",
     examples=(("%mesh fold equal", "each rank's own numbers, also on many ranks"), ("%%mesh --fold off", "one cell")),
 )
 SHOW = Command(
     "show",
-    "whose output cells show from now on",
+    "choose the ranks whose output cells show from now on",
     usage="RANKS | all",
     magic="%mesh ",
     section="Look",
-    words=Words("RANKS", "as -t takes them; all for everybody's again", completes="target"),
-    notes="Of the other ranks a line says how much they wrote on stderr, and failures are shown as ever.\n"
-    "Without RANKS, says what is in force.",
+    words=Words("RANKS", "as -t takes them; all shows all ranks again", completes="target"),
+    notes="A line says how much the other ranks wrote on stderr. Failures show as always.\n"
+    "Without RANKS, says what is set.",
     examples=(("%mesh show 0", "rank 0's output alone, as launchers do"), ("%%mesh --show 0", "one cell")),
 )
 PLOT = Command(
@@ -236,54 +234,54 @@ PLOT = Command(
     usage="[NAME...] [--x NAME] [--run N[,N]] [-t T]",
     magic="%mesh ",
     section="Look",
-    words=Words("NAME", "whose numbers; without any it lists what there is", most=None, completes="metric"),
+    words=Words("NAME", "the name beside the numbers; without a NAME, lists all names", most=None, completes="metric"),
     flags=(
-        Flag("--x", "against the number of this name (the step of a line when not said)", value="NAME"),
-        Flag("--run", "of run number N, or of several over each other: 12,14", value="N", completes="run"),
+        Flag("--x", "the name for the x axis (default: the step of a line)", value="NAME"),
+        Flag("--run", "run number N, or several over each other: 12,14", value="N", completes="run"),
         _TARGETS,
         _MESH,
     ),
-    notes="Of the newest run that has such a name. Without --run the newest 20 runs are looked at.\n"
-    "The line is the first rank's; a band is over all ranks where they differ. Live while the run goes on,\n"
-    "also in a new kernel: numbers are read from the logs on the nodes.\n"
+    notes="Shows the newest run that printed the name. Without --run, the newest 20 runs are searched.\n"
+    "The line is the first rank's. A band spans all ranks where they differ. Live while the run goes on,\n"
+    "also in a new kernel: the numbers come from the nodes' logs.\n"
     "run.metrics() has them in Python, ready for pandas.",
     examples=(
-        ("%mesh plot", "what can be drawn"),
+        ("%mesh plot", "the names that can be drawn"),
         ("%mesh plot loss grad_norm", "two charts, against the step"),
         ("%mesh plot loss --x tokens --run 12,14", "two runs over each other"),
     ),
 )
 DOCTOR = Command(
     "doctor",
-    "compare this kernel with every node: Python, torch, CUDA, packages, clocks, room",
+    "compare this kernel with every node: Python, torch, CUDA, packages, clocks, space",
     magic="%mesh ",
     section="Look",
-    notes="Packages are those that this notebook has imported. Says what differs, where, and what to do.",
+    notes="Compares the packages that this notebook has imported. Says what differs, where, and what to do.",
 )
 DEBUG = Command(
     "debug",
-    "answer ranks that have stopped at breakpoint(), or look at their last error",
+    "open a prompt for ranks that stopped at breakpoint(), or for their last error",
     usage="[--post-mortem] [-t T] | --on-breakpoint HOW",
     magic="%mesh ",
     section="Look",
     flags=(
         _TARGETS,
         _MESH,
-        Flag("--post-mortem", "enter the last exception of ranks whose last run or endpoint failed"),
+        Flag("--post-mortem", "open the exception of ranks whose last run or endpoint failed"),
         Flag(
             "--on-breakpoint",
-            "stop, go on or fail at breakpoint() from now on, in endpoints too",
+            "from now on at breakpoint(), also of endpoints: stop, go on, fail",
             value="HOW",
             choices=ON_BREAKPOINT,
         ),
     ),
-    notes="Shows where ranks have stopped and reads commands below: list, attach [NAME] RANK (then all of pdb; detach\n"
-    "comes back), cast [NAME] RANKS COMMAND, continue, quit, help. p x, w, n and other lines for pdb go to all\n"
-    "stopped ranks. NAME is an actor's, or `cell`. RANKS is what -t takes.\n"
-    "The cell that waits for ranks which stop opens the same by itself.",
+    notes="Shows where ranks have stopped, and reads commands: list, attach [NAME] RANK, cast [NAME] RANKS COMMAND,\n"
+    "continue, quit, help. After attach you have all of pdb, and detach returns to the prompt. Other\n"
+    "lines (p x, w, n) go to all stopped ranks. NAME is an actor's, or `cell`. RANKS is what -t takes.\n"
+    "A cell that waits for ranks opens the same prompt when they stop.",
     examples=(
         ("%mesh debug", "from another cell or notebook, also after a kernel restart"),
-        ("%mesh debug --post-mortem -t 2", "the frames of what rank 2 raised"),
+        ("%mesh debug --post-mortem -t 2", "the frames of the exception on rank 2"),
     ),
 )
 PUSH = Command(
@@ -320,48 +318,48 @@ PULL = Command(
 )
 SYNC = Command(
     "sync",
-    "bring files that changed to the nodes now; every cell does so by itself",
+    "send changed files to the nodes now; every cell does so by itself",
     usage="[--status | --add DIR [--as NAME] | --remove DIR | [--dry-run] [--overwrite]]",
     magic="%mesh ",
     section="Files",
     flags=(
-        Flag("--dry-run", "show what would go"),
+        Flag("--dry-run", "show what would be sent"),
         Flag("--status", "show what every node has, and what ranks changed there"),
-        Flag("--add", "also this directory from now on: data, another package", value="DIR", completes="file"),
-        Flag("--remove", "a directory that was added: no longer", value="DIR", completes="file"),
-        Flag("--as", "what DIR is called beside the notebook's files (its own name when not said)", value="NAME"),
-        Flag("--overwrite", "also replace what ranks wrote or changed, and bring back what they removed"),
+        Flag("--add", "sync this directory too, from now on: data, another package", value="DIR", completes="file"),
+        Flag("--remove", "stop syncing a directory that you added", value="DIR", completes="file"),
+        Flag("--as", "the name of DIR beside the notebook's files (default: its own)", value="NAME"),
+        Flag("--overwrite", "also replace files that ranks wrote, and bring back files that they removed"),
     ),
-    notes="Synced is the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
-    "Not synced: what .gitignore and .meshignore say, .git, virtual environments, caches, notebooks, and files\n"
-    "over 100 MB (max-file-size in pyproject.toml's [tool.monarch_nb]).\n"
+    notes="Syncs the notebook's project: the nearest directory with .git or pyproject.toml, or else its own.\n"
+    "Leaves out: files that .gitignore and .meshignore name, .git, virtual environments, caches, notebooks,\n"
+    "and files over 100 MB (max-file-size in pyproject.toml's [tool.monarch_nb]).\n"
     "Nodes that see the directory need no copy.",
     examples=(("%mesh sync --add ../library", "ranks can `import library`"), ("%mesh sync --dry-run", "")),
 )
 FETCH = Command(
     "fetch",
-    "bring a file or directory from a node: checkpoints, traces, logs",
+    "bring a file or directory here from a node: checkpoints, traces, logs",
     usage="PATH [--rank R | --node N] [--to PATH] [--overwrite]",
     magic="%mesh ",
     section="Files",
     words=Words("PATH", "on the node, relative to the rank's directory; also a pattern: 'checkpoints/*.pt'", least=1),
     flags=(
-        Flag("--rank", "whose directory and node (0 when not said); all: of each, into rank0/, rank1/, …", value="R"),
-        Flag("--node", "the node, by number; all: of each, into node0/, node1/, …", value="N"),
-        Flag("--to", "where it is to be here (the same relative path when not said)", value="PATH", completes="file"),
+        Flag("--rank", "the rank with the directory (default: 0); all: each rank's, into rank0/, rank1/, …", value="R"),
+        Flag("--node", "the node, by number; all: each node's, into node0/, node1/, …", value="N"),
+        Flag("--to", "where to put it here (default: the same relative path)", value="PATH", completes="file"),
         Flag("--overwrite", "replace files here that differ"),
     ),
     examples=(("%mesh fetch checkpoints/last.pt --rank 4", ""), ("%mesh fetch /tmp/trace.json --to traces/", "")),
 )
 LS = Command(
     "ls",
-    "what lies in a directory of a node",
+    "list a directory of a node",
     usage="[PATH] [--rank R | --node N]",
     magic="%mesh ",
     section="Files",
-    words=Words("PATH", "on the node; the rank's directory when not said"),
+    words=Words("PATH", "on the node (default: the rank's directory)"),
     flags=(
-        Flag("--rank", "whose directory and node (0 when not said)", value="R", kind="number"),
+        Flag("--rank", "the rank with the directory (default: 0)", value="R", kind="number"),
         Flag("--node", "the node, by number", value="N", kind="number"),
     ),
 )
@@ -378,13 +376,13 @@ PIP = Command(
 )
 INTERRUPT = Command(
     "interrupt",
-    "stop what runs on every rank, and drop what waits; variables stay",
+    "stop running cells on every rank, and drop queued ones; variables stay",
     magic="%mesh ",
     section="Steer",
-    notes="Whoever submitted it; what waits is never started. Also frees ranks that hang in a collective.\n"
-    "So are endpoints of actors, on all meshes of the reservation, and the messages that wait for them.\n"
-    "Those that do not stop are named with where they hang; a second time, just those are killed and\n"
-    "started anew.",
+    notes="Stops runs, whoever submitted them, and frees ranks that hang in a collective. Queued runs never\n"
+    "start. Also stops endpoints of actors, on all meshes of the reservation, and drops messages that\n"
+    "wait for them. Ranks that do not stop are named, with the place where they hang. A second\n"
+    "interrupt kills just these and starts them anew.",
 )
 RESTART = Command(
     "restart",
@@ -393,8 +391,8 @@ RESTART = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS, _MESH),
-    notes="Variables and imports of restarted ranks are lost; the others keep theirs. Fresh ranks answer while\n"
-    "the old processes still end, which takes two seconds at most; on GPUs these end first.",
+    notes="Restarted ranks lose their variables and imports. The other ranks keep theirs. Fresh ranks answer\n"
+    "while the old processes still end, for two seconds at most. On GPUs the old processes end first.",
     examples=(("%mesh restart -t 3", "rank 3 alone"),),
 )
 ON = Command(
@@ -404,12 +402,12 @@ ON = Command(
     magic="%mesh ",
     section="Steer",
     flags=(_TARGETS, _MESH),
-    notes="A cell that begins with %mesh is the kernel's; %mesh lines at the end of another come after its run.",
+    notes="A cell that begins with %mesh runs in the kernel. %mesh lines at the end of a cell run after it.",
 )
 OFF = Command("off", "run cells in the kernel again", magic="%mesh ", section="Steer")
 HELP = Command(
     "help",
-    "this, or what SUBCOMMAND says about itself",
+    "show this list, or the help of SUBCOMMAND",
     usage="[SUBCOMMAND]",
     magic="%mesh ",
     section="Steer",
@@ -446,7 +444,7 @@ CELL = Command(
         NOBLOCK,
         Flag(
             "--out",
-            "keep the values, a list by rank; with --noblock the Run",
+            "keep the values, a list by rank; with --noblock, the Run",
             short="-o",
             value="NAME",
             completes="kernel_name",
@@ -460,7 +458,7 @@ CELL = Command(
         FOLD_FLAG,
         Flag(
             "--show",
-            "whose output is shown, as -t takes it (%mesh help show)",
+            "show only these ranks' output, as for -t (%mesh help show)",
             value="T",
             completes="target",
         ),
@@ -468,12 +466,12 @@ CELL = Command(
         Flag("--timeout", "raise TimeoutError after S seconds; the run goes on", value="S", kind="seconds"),
         Flag(
             "--on-error",
-            "when a rank fails: wait for the others, or interrupt them after 0.5 s",
+            "if a rank fails: wait for the others, or interrupt them in 0.5 s",
             value="HOW",
             choices=("wait", "abort"),
         ),
         _ON_BREAKPOINT,
-        Flag("--sync", "first bring files that changed to the nodes, or not", negatable=True),
+        Flag("--sync", "first send changed files to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
         *SCALING,
     ),

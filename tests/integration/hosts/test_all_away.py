@@ -42,7 +42,7 @@ def test_what_the_kernel_knows_is_said(kernel: Kernel, apart: Lab, project: Path
     assert "until then -t leaves them out; %mesh replace puts a free node" in lost(kernel, cell, first)
     lost(kernel, cell, second)
     said = kernel.wait(cell, "%mesh reserve dev --replace begins anew on others")
-    assert said.count("what their ranks do follows here when they answer again") == 1, "once for both nodes"
+    assert said.count("the output of their ranks follows here when they answer again") == 1, "once for both nodes"
     assert "%mesh replace" not in said, "no node is left that could be told of another"
     kernel.interrupt()
     [interrupted] = re.findall("KeyboardInterrupt.*", kernel.wait(cell))
@@ -57,12 +57,12 @@ def test_what_the_kernel_knows_is_said(kernel: Kernel, apart: Lab, project: Path
     assert status.count("%mesh reserve dev --replace begins anew") == 1
     for line in ("%mesh interrupt", "%mesh logs"):
         away = rf"'dev' is held, but {first.name} \(since \S+\), {second.name} \(since \S+\) do not answer: "
-        assert re.search(rf"{away}what its ranks do goes on \(run 1, cell \[\d+\], sent at", kernel.run(line))
+        assert re.search(rf"{away}its ranks go on \(run 1, cell \[\d+\], sent at", kernel.run(line))
     anew = Kernel(project / "eval.ipynb")
     anew.run("%load_ext monarch_nb.notebook")
     listed = anew.run("%mesh list")
     anew.kill()
-    away = f"{first.name}, {second.name} do not answer: what only they hold is not shown"
+    away = f"{first.name}, {second.name} do not answer: reservations that only they hold are not shown"
     assert f"{away} (dev of yours, when they last did)" in listed
 
     for host in (first, second):

@@ -48,7 +48,7 @@ def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callab
     lost.swallow()
     assert dev.mesh.select([0, 1]).run("rank").values == [0, 1]
     said = "; ".join(map(str, dev.release()))
-    assert said.startswith(f"{lost.name} does not answer: its ranks go on until it does, for then {hosts[0].name} and ")
+    assert said.startswith(f"{lost.name} does not answer: its ranks go on until it does; then {hosts[0].name} and ")
     assert not list_reservations()
     assert lives(pids[2])
     for allocator in lab.allocators[:2]:
@@ -137,8 +137,8 @@ def test_one_that_is_released_while_all_its_nodes_are_away_is_ended_when_they_ar
     for host in lost:
         host.swallow()
     said = [str(one) for one in dev.release()]
-    then = "then the next command or panel here that asks the pool lab has it end them"
-    assert said == [f"{host.name} does not answer: its ranks go on until it does, for {then}" for host in lost]
+    then = "then the next command or panel here that asks the pool lab ends them"
+    assert said == [f"{host.name} does not answer: its ranks go on until it does; {then}" for host in lost]
     anew = reserve("dev", nodes=1, procs=1, preload=[])
     assert anew.mesh.run("rank").values == [0], "the name is free"
     for host in lost:
@@ -183,7 +183,7 @@ def test_a_run_learns_that_its_reservation_was_released_elsewhere_while_no_node_
         for host in hosts:
             host.swallow()
         other.tell()
-        assert "the next command or panel here that asks the pool lab has it end them" in other.line()
+        assert "the next command or panel here that asks the pool lab ends them" in other.line()
         other.finish()
     assert run.wait(TIMEOUT_S)
     said = r"^dev was released at .* in the panel: %mesh reserve dev makes a new one$"

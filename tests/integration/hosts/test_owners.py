@@ -257,7 +257,7 @@ class TestShares:
         with bob.begin(BOBS_VIEW) as process:
             try:
                 assert line_of(process) == "alice's run 1 (import time)"
-                assert line_of(process).startswith("alice's run 1 goes on: who holds the mesh interrupts all cells")
+                assert line_of(process).startswith("alice's run 1 goes on: the owner of the mesh interrupts all cells")
                 assert "waits for: alice's run 1" in line_of(process)
                 eventually(lambda: len(dev.mesh.runs()) == 3)  # both of his wait for hers
                 assert not hers.done

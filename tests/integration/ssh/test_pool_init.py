@@ -42,7 +42,7 @@ def test_hosts_become_nodes_once_and_are_left_as_they_were(
     said = capsys.readouterr().out
     assert "lab-2: had its allocator already at 10." in said
     assert "starts an allocator" not in said
-    assert said.endswith("nothing was to be done\n")
+    assert said.endswith("there was nothing to do\n")
     assert lab.processes("monarch_nb.allocator") == running
     dev = reserve("dev", nodes=2, procs=1, preload=[], pool="lab")
     assert pool("remove", "lab", "lab-1") == 1
@@ -99,7 +99,7 @@ def test_a_renewed_certificate_is_brought_to_a_node_that_runs(
     assert pool("init", "lab", "--ssh", "lab-1") == 0
     running = lab.processes("monarch_nb.allocator")
     assert pool("renew", "lab") == 0
-    assert "brought by: monarch-nb pool init lab --ssh\n" in capsys.readouterr().out
+    assert "monarch-nb pool init lab --ssh brings it to hosts" in capsys.readouterr().out
     assert pool("init", "lab", "--ssh") == 0
     there = lab.home("lab-1") / ".local/share/monarch-nb/nodes/lab.lab-1/node.pem"
     assert there.read_bytes() == paths_of("lab").node.read_bytes()

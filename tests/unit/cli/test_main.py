@@ -341,7 +341,7 @@ def test_an_unknown_flag_of_run_lists_ours(capsys: pytest.CaptureFixture[str]) -
 def test_advice_is_what_one_types_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "dev", "a.py"]) == 1
     assert "%mesh" not in capsys.readouterr().err
-    for error in (not_found(None, []), CapacityError("release all that is held (%mesh release NAME): …")):
+    for error in (not_found(None, []), CapacityError("release all reservations (%mesh release NAME): …")):
         assert "%mesh" not in typed_here(str(error))
 
 

@@ -115,7 +115,7 @@ def test_somebody_is_invited_joins_and_is_shut_out(
     told = pool("join", "lab-bob.pem")
     assert "you are bob in the pool lab until" in told
     assert "the pool lab: host1:7878" in told
-    assert "no node of it could be asked whether the invitation still counts (host1:7878: no answer (" in told
+    assert "no node of it could be asked whether the invitation is still valid (host1:7878: no answer (" in told
     pool("remove", "lab", "host1")
     assert not re.search(r"\bada\b", pool("list", "lab"))  # by the word: a fingerprint may have these letters
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
@@ -133,7 +133,7 @@ def test_a_second_certificate_of_a_person_is_told(pool: Typed) -> None:
 def test_certificates_are_renewed(pool: Typed) -> None:
     pool("init", "lab")
     before = identity_of("lab").fingerprint
-    assert "your certificate and the nodes' count until" in pool("renew", "lab")
+    assert "your certificate and the nodes' are valid until" in pool("renew", "lab")
     states = re.findall(r"(admin|node) +[0-9a-f]{16} +\S+ \S+ +(.+?) *\n", pool("list", "lab"))
     replaced = "replaced, counts until then"
     assert states == [
@@ -143,7 +143,7 @@ def test_certificates_are_renewed(pool: Typed) -> None:
         ("node", "in use, the nodes'"),
     ]
     assert "monarch-nb pool renew lab --forget-old" in pool("renew", "lab", "--authority")
-    assert "needs another invitation" in pool("renew", "lab", "--forget-old")
+    assert "need another invitation" in pool("renew", "lab", "--forget-old")
     assert identity_of("lab").fingerprint != before
 
 

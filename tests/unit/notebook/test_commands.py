@@ -52,7 +52,7 @@ def test_a_pull_whose_values_can_not_all_come_keeps_the_others(
     monkeypatch.setattr(FakeMesh, "pull", pull)
     error = held.error("%mesh pull x -o kept")
     assert isinstance(error, PickleError)
-    assert str(error).splitlines()[-1] == "kept has the other ranks' values, and an error in place of these"
+    assert str(error).splitlines()[-1] == "kept has the other ranks' values, and an error for each of these"
     assert held.shell.user_ns["kept"] == [10, lost, 12, 13]
 
 

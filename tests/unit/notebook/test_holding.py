@@ -241,7 +241,7 @@ class TestTime:
         assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
         assert held.ok("%mesh share --to bob --end") == "dev: bob may not use it any more"
         assert shares == {"carol": "run"}
-        assert "say whom: --to NAME" in str(held.error("%mesh share --run"))
+        assert "name the user: --to NAME" in str(held.error("%mesh share --run"))
         assert "say one of" in str(held.error("%mesh share --to bob --run --end"))
 
     def test_extend(self, held: Notebook, client: FakeClient) -> None:

@@ -43,7 +43,7 @@ def why_no_local_pool_on_a_mac() -> str:
     [
         (too_much(Shape(2, 4, 0)), "Release… on its card"),
         (too_much(Shape(3, 4, 0)), "Add nodes… (at Nodes) makes a local pool 4 nodes"),
-        (too_much(Shape(1, 8, 0)), "release all that is held (Release… on its card)"),
+        (too_much(Shape(1, 8, 0)), "release all reservations (Release… on its card)"),
         (too_much(Shape(1, 1, 1)), "choose CPU ranks as Kind"),
         (lambda: str(released(pb.Ended(name="dev", by="in eval.ipynb"))), ": Reserve… makes a new one"),
         (lambda: str(not_found("dev", [])), "you hold none: Reserve… makes one"),

@@ -95,7 +95,7 @@ def test_gpus_on_which_others_compute_are_taken_when_asked_for(panel: Panel, poo
     pool.fakes[0].reply = reply
     values = VALUES | {"nodes": 1, "kind": "gpus", "per_node": 2}
     told = ask(panel, "check", action="reserve", values=values)
-    assert "Use busy GPUs takes those that others use as well" in told["errors"]["nodes"]
+    assert "Use busy GPUs also takes those that others use" in told["errors"]["nodes"]
     told = ask(panel, "check", action="reserve", values=values | {"force_busy": True})
     assert told["ok"]
 

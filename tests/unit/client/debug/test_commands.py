@@ -86,7 +86,7 @@ def test_any_other_line_is_for_all_that_have_stopped(line: str) -> None:
         ("xyz 2", "help shows the commands"),
         ("next 5", "no command, and no Python: next takes nothing"),
         ("a + 1", "for pdb in all stopped ranks: !a + 1"),
-        ("detach", "detach is for a rank that is attached"),
+        ("detach", "detach needs an attached rank"),
         ("list 1", "list takes nothing here, not '1'; for pdb in all stopped ranks: cast all list 1"),
         ("c + 1", "for pdb in all stopped ranks: !c + 1"),
         ("interact", "interact asks for more lines: attach a rank first"),

@@ -218,7 +218,7 @@ def test_what_we_may_not_have_looked_at_is_said_and_nothing_made_up_of_it() -> N
     assert diagnosis.healthy
     assert diagnosis.fine[:3] == ("monarch_nb 0.1.0", "clocks", "disk of the node's directory 107 GB free")
     assert not [each for each in diagnosis.fine if "shared storage" in each or "packages" in each]
-    said = "which only who may run cells there can ask for: /x/python; ask alice"
+    said = "because only users who may run cells there can ask for it: /x/python; ask alice"
     assert diagnosis.notes == (f"not looked at on every node, {said}",)
     mixed = found(node(0, torch="2.12.0"), blinded[1], shared="/data")
     assert only(mixed).nodes == (("2.12.0", ("node0",)),)

@@ -114,7 +114,7 @@ class TestWhatGoes:
         assert said[0] == (f"looking at the files of {files.root}", 0, 0)
         assert said[1:] == [
             ("reading files", 7, 7),
-            ("nodes look what they have already", 0, 0),
+            ("nodes check what they have already", 0, 0),
             ("sending files", 7, 7),
             ("nodes put the files in place", 0, 0),
         ]
@@ -319,7 +319,7 @@ class TestMore:
         assert len(nodes[0].asked) == before, "it sends no more of it"
         assert str(library) not in other.tree().import_paths
         (news,) = other.record.take_news()
-        assert news.startswith(f"another kernel removed {library}: ranks have it no longer; %mesh sync --add {library}")
+        assert news.startswith(f"another kernel removed {library}: ranks no longer have it; %mesh sync --add {library}")
         assert other.add(library) == "library"
         other.sync()
         assert nodes[1].content("library") == {"code.py": b"edited again"}

@@ -166,7 +166,7 @@ def test_of_somebody_elses_mesh_only_our_runs_are_interrupted() -> None:
     assert "interrupt theirs" not in harness.log
     assert "interrupt actors" not in harness.log
     assert str(report) == (
-        "interrupted mine on rank 0; theirs goes on: who holds the mesh interrupts all cells, you yours"
+        "interrupted mine on rank 0; theirs goes on: the owner of the mesh interrupts all cells, you only yours"
     )
     harness.runs = [theirs]
     assert str(interrupt_parts([replace(harness.part(), is_ours=False)], kill_stuck=False)).startswith("theirs goes on")

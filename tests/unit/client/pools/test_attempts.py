@@ -55,7 +55,9 @@ async def test_who_is_outrun_again_and_again_is_told_by_whom() -> None:
         races += 1
         raise Outrun("host1: dev holds it")
 
-    with pytest.raises(CapacityError, match=rf"others were faster {MOST_RACES} times; host1: dev holds it") as raised:
+    with pytest.raises(
+        CapacityError, match=rf"other clients were faster {MOST_RACES} times; host1: dev holds it"
+    ) as raised:
         await tried(attempt, lambda _: None)
     assert raised.value.waiting_helps
     assert races == MOST_RACES

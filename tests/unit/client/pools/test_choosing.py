@@ -72,7 +72,7 @@ class TestChooseNodes:
             choose_nodes(Shape(3, 0, 2), nodes)
         lines = str(raised.value).splitlines()
         assert lines[1] == "  node0: 1 of 2 gpus free; GPU 1 is busy: pid 4711 (python, bob, 11 GB)"
-        assert lines[-1].startswith("--force-busy takes GPUs that others use as well")
+        assert lines[-1].startswith("--force-busy also takes GPUs that others use")
 
     def test_a_gpu_that_this_process_uses_itself(self) -> None:
         """As a notebook does in which torch initialised CUDA, before anybody thought of ranks."""
@@ -82,7 +82,7 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match=r"\npid 4711 is this process: restart the kernel"):
             choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
         nodes[0].address = "host1:7878"
-        with pytest.raises(CapacityError, match=r"--force-busy .* shared then$"):
+        with pytest.raises(CapacityError, match=r"--force-busy .* memory and time$"):
             choose_nodes(Shape(1, 0, 1), nodes, own_pid=4711)
 
     def test_gpus_that_another_pool_holds_are_not_free_by_force(self) -> None:
@@ -125,7 +125,7 @@ class TestChooseNodes:
             choose_nodes(Shape(1, 0, 2), [lost])
 
     def test_more_slots_than_any_node_has(self) -> None:
-        with pytest.raises(CapacityError, match=r"release all that is held .*: a local pool that holds nothing"):
+        with pytest.raises(CapacityError, match=r"release all reservations .*: a local pool without reservations"):
             choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
 
     def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:
@@ -213,7 +213,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("chosen", "said"),
         [
-            ({"OMP_NUM_THREADS": 4}, "env: OMP_NUM_THREADS is 4, which is no text: {'OMP_NUM_THREADS': '4'} is"),
+            ({"OMP_NUM_THREADS": 4}, "env: OMP_NUM_THREADS is 4, which is no string: {'OMP_NUM_THREADS': '4'} is"),
             ({"A=B": "1"}, "no variable can be called 'A=B'"),
             ({"": "1"}, "no variable can be called ''"),
             ({"A": "\0"}, "'A' has a zero byte"),

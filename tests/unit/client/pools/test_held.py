@@ -58,8 +58,8 @@ def test_one_whose_main_mesh_nobody_tells_of_can_not_be_used() -> None:
     lost = held(None, {"grown": (1, 2)})
     assert lost.main is None
     assert not lost.usable
-    anew = "main was only there: %mesh reserve dev --nodes 2 --procs 2 --replace gives the others back and begins anew"
-    assert anew in str(not_whole(lost))
+    anew = "%mesh reserve dev --nodes 2 --procs 2 --replace gives the other nodes back and begins anew"
+    assert f"main had ranks only there: {anew}" in str(not_whole(lost))
     assert "%mesh attach dev uses the others" in str(not_whole(held({"main": (0, 2)}, None)))
 
 

@@ -106,10 +106,8 @@ class TestNoNodeAnswers:
         node.is_away = True
         done = await released(node)
         assert not done.failed
-        then = "then the next command or panel here that asks the pool lab has it end them"
-        assert [str(one) for one in done.leftovers] == [
-            f"n1 does not answer: its ranks go on until it does, for {then}"
-        ]
+        then = "then the next command or panel here that asks the pool lab ends them"
+        assert [str(one) for one in done.leftovers] == [f"n1 does not answer: its ranks go on until it does; {then}"]
         node.is_away = False
         assert await node.asked(LateReleases("lab")) == ["other"], "by another process too"
         assert [(one.reservation_id, [peer.address for peer in one.absent]) for one in node.told] == [("r", ["n2"])]

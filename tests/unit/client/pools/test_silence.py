@@ -42,7 +42,7 @@ REPLACE = "%mesh replace puts a free node in its place"
 
 
 def test_what_helps_where_something_can_be_replaced_and_where_not() -> None:
-    follows = "what their ranks do follows here when they answer again"
+    follows = "the output of their ranks follows here when they answer again"
     assert way_on("dev", REPLACE, is_last=False) == f"{follows}; until then -t leaves them out; {REPLACE}"
     assert way_on("dev", "", is_last=False) == f"{follows}; until then -t leaves them out"
     anew = "if they never do, %mesh reserve dev --replace begins anew on others"
@@ -64,10 +64,8 @@ def test_what_is_needed_is_refused_with_the_ways_that_there_are() -> None:
 
 def test_when_all_are_away_it_is_said_what_is_known() -> None:
     said = str(all_away("dev", ["n1 (since 14:03:05)", "n2"], ["run 2, cell [3], sent at 14:01"]))
-    assert said.startswith(
-        "'dev' is held, but n1 (since 14:03:05), n2 do not answer: what its ranks do goes on (run 2,"
-    )
-    assert "sent at 14:01), and is here again when they do; %mesh release dev" in said
+    assert said.startswith("'dev' is held, but n1 (since 14:03:05), n2 do not answer: its ranks go on (run 2,")
+    assert "sent at 14:01), and are here again when they do; %mesh release dev" in said
 
 
 def test_when_nobody_answers_it_is_said_what_was_held_there() -> None:
@@ -76,17 +74,15 @@ def test_when_nobody_answers_it_is_said_what_was_held_there() -> None:
     def said(held: list[str] | None, *ending: str) -> str:
         return nobody_answers("lab", alice, held, ending).removeprefix("monarch-nb status --pool lab says more; ")
 
-    last = "of yours when they last answered; what runs in"
-    assert said(["dev"]) == (
-        f"they held dev {last} dev goes on, and %mesh release dev has it released when they answer"
-    )
+    last = "of yours when they last answered; the ranks of"
+    assert said(["dev"]) == (f"they held dev {last} dev go on, and %mesh release dev releases it when they answer")
     assert said(["dev", "eval"]) == (
-        f"they held dev, eval {last} dev, eval goes on, and %mesh release NAME has it released when they answer"
+        f"they held dev, eval {last} dev, eval go on, and %mesh release NAME releases it when they answer"
     )
     assert said(["dev", "eval"], "dev") == (
-        f"they held dev, eval {last} eval goes on, and %mesh release eval has it released when they answer; "
+        f"they held dev, eval {last} eval go on, and %mesh release eval releases it when they answer; "
         "dev is released as soon as they do"
     )
     assert said([]) == "they held nothing of yours when they last answered"
-    assert said(None) == "what is held there goes on, and %mesh release NAME has it released when they answer"
+    assert said(None) == "reservations there go on, and %mesh release NAME releases them when they answer"
     assert nobody_answers("local", None, ["dev"]) == "monarch-nb status --pool local says more"

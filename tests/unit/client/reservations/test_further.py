@@ -126,7 +126,7 @@ def test_it_is_for_what_is_left_of_the_time_or_what_is_said(engine: Engine) -> N
 def test_a_pool_that_no_job_was_made_for_is_as_it_was(engine: Engine) -> None:
     lab: Any = SimpleNamespace(name="lab")
     assert with_further_nodes(lab, Asking("2h"), missing(), silent, taken) == "taken, wait=2h"
-    with pytest.raises(UsageError, match="--time is for nodes that an engine is asked for"):
+    with pytest.raises(UsageError, match="--time is for nodes of an engine"):
         with_further_nodes(lab, Asking(False, "2h"), missing(), silent, taken)
 
 

@@ -33,8 +33,8 @@ class TestTotalOf:
     @pytest.mark.parametrize(
         ("asked", "said"),
         [
-            ("four", "--nodes four: say how many"),
-            ("+", "say how many"),
+            ("four", "--nodes four: give the number"),
+            ("+", "give the number"),
             (0, "at least one node"),
             ("-3", "at least one"),
         ],
@@ -89,8 +89,12 @@ class TestPlacesToLeave:
     @pytest.mark.parametrize(
         ("nodes", "named", "said"),
         [
-            (None, [], "say how many nodes are to be left"),
-            (2, ["host1"], "--nodes 2 says how many .* --node host1 which is to go: say one of them"),
+            (None, [], "give the number of nodes to keep"),
+            (
+                2,
+                ["host1"],
+                "--nodes 2 is the number of nodes to keep, --node host1 a node to give back: use one of them",
+            ),
             ("-3", [], "--nodes -3, of 3 nodes, leaves none: a reservation has at least one"),
             (4, [], "there are 3 nodes: %mesh grow --nodes 4 is for more"),
             (0, [], "at least one node"),
@@ -171,10 +175,10 @@ class TestWantedMesh:
     def test_what_makes_no_sense(self) -> None:
         there = held(2, {"main": [0, 1]})
         with pytest.raises(
-            NoSuchMesh, match="--into evals: no mesh of dev is called so: it has main; --mesh evals makes one"
+            NoSuchMesh, match="--into evals: no mesh of dev has this name: it has main; --mesh evals makes one"
         ):
             wanted_mesh(there, 1, "evals", "")
-        with pytest.raises(UsageError, match="say one of them"):
+        with pytest.raises(UsageError, match="use one of them"):
             wanted_mesh(there, 1, "main", "all")
         with pytest.raises(UsageError, match="--mesh main: dev has that one; --into main starts"):
             wanted_mesh(there, 1, "", "main")

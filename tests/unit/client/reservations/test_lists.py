@@ -98,7 +98,7 @@ class TestEverywhere:
         assert (held, set(silent)) == ({("lab", "a"): 0}, {"far"})
 
     def test_nodes_that_may_hold_more_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        away = "%s not answer: what only %s is not shown"
+        away = "%s not answer: reservations that only %s are not shown"
         last = ["dev", "eval", "given-back"]
         lab = Held("a", silent=["host", "host1"], last=["a"])
         given(monkeypatch, lab=lab, far=Held(silent=["n1", "n2"], last=last), empty=Down())

@@ -81,7 +81,7 @@ class TestGranting:
         nodes = [FakeNode(NodeUnreachable("away")), FakeNode()]
         pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=nodes))
         with pytest.raises(
-            NodeUnreachable, match="a node does not answer: bob may use dev there until you say it again"
+            NodeUnreachable, match="a node does not answer: bob may use dev there until you run this again"
         ):
             await unshare(pool, "r", "dev", "bob")
         assert [request.right for request in nodes[1].told] == [pb.RIGHT_UNSPECIFIED]

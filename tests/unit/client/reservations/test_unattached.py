@@ -73,15 +73,17 @@ def release(error: MonarchNbError, name: str = "dev") -> str:
 class TestReleasing:
     def test_what_nodes_that_are_away_may_hold_is_released_later(self, pool: FakePool) -> None:
         assert release(SILENT) == (
-            "dev: no node of the pool lab answers; n1, n2 do not answer: what they hold under that name goes on until "
-            "they do, for then the next command or panel here that asks the pool lab releases it"
+            "dev: no node of the pool lab answers; n1, n2 do not answer: a reservation of that name there goes on "
+            "until they do; then the next command or panel here that asks the pool lab releases it"
         )
         assert pool.late == [LATE]
 
     def test_also_when_other_nodes_answer(self, pool: FakePool) -> None:
         pool.silent, pool.listed = ["n1"], ["n1", "n2"]
         said = release(ReservationNotFound("no reservation 'dev' on the nodes that answer (n1 does not)"))
-        assert said.startswith("dev: no node that answers holds it; n1 does not answer: what it holds under that name")
+        assert said.startswith(
+            "dev: no node that answers holds it; n1 does not answer: a reservation of that name there"
+        )
         assert pool.late == [LATE]
 
     @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def test_what_is_held_anyway_is_confirmed(given: Given) -> None:
 CONTRADICTIONS = [
     ({"nnodes": "4"}, "--nnodes 4: 2 nodes are held. Leave it out, or %mesh reserve dev --replace --nodes 4 --procs 4"),
     ({"nnodes": "3:4"}, "2 nodes are held.*--nodes 3"),
-    ({"nnodes": "1"}, "--nnodes 1: 2 nodes are held. Leave it out, or -t hosts=0:1 chooses so many"),
-    ({"nproc_per_node": "8"}, "has 4 CPU ranks on each node. Leave it out, or .* --nodes 2 --procs 8 holds so many"),
-    ({"nproc_per_node": "2"}, "Leave it out, or -t procs=0:2 chooses so many"),
+    ({"nnodes": "1"}, "--nnodes 1: 2 nodes are held. Leave it out, or -t hosts=0:1 chooses that many"),
+    ({"nproc_per_node": "8"}, "has 4 CPU ranks on each node. Leave it out, or .* --nodes 2 --procs 8 holds that many"),
+    ({"nproc_per_node": "2"}, "Leave it out, or -t procs=0:2 chooses that many"),
     (
         {"nproc_per_node": "gpu"},
         "4 CPU ranks on each node. Write cpu, or leave it out; %mesh reserve .* --gpus N holds",
@@ -100,7 +100,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("key", "value"), UNREADABLE)
 def test_a_value_that_can_not_be_read_is_refused(key: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"^--{key.replace('_', '-')} {value}: .* is meant$"):
+    with pytest.raises(UsageError, match=f"^--{key.replace('_', '-')} {value}: give .*$"):
         read({key: value}, {}, TWO_BY_FOUR)
 
 

@@ -58,7 +58,7 @@ def test_attach_elsewhere_says_once_what_it_shows(held: Notebook, client: FakeCl
     shown = held.ok("%mesh attach dev")
     assert shown.splitlines()[0] == "attached to dev: 2 nodes × 2 procs, 4 ranks alive"
     assert "%mesh attach shows" not in shown
-    assert "· finished; not what was shown before: %mesh attach --run 1 shows all of it" in shown
+    assert "· finished; without what was shown before: %mesh attach --run 1 shows all of it" in shown
 
 
 def test_what_was_shown_to_the_end_is_shown_again_when_asked_for(held: Notebook, client: FakeClient) -> None:

@@ -151,7 +151,7 @@ class TestBeforeACell:
     def test_says_once_what_another_kernel_changed(self, held: Notebook, copied: FakeFiles, copies: bool) -> None:
         copied.copies = copies
         for line in ("%%mesh\n1", "%mesh sync"):
-            copied.news = ["another kernel removed /library: ranks have it no longer"]
+            copied.news = ["another kernel removed /library: ranks no longer have it"]
             assert "another kernel removed /library" in held.ok(line)
             assert "another kernel" not in held.ok(line)
 
@@ -176,7 +176,7 @@ class TestBeforeACell:
         shown = held.ok("%%mesh\n1")
         assert "left log on node0, which ranks wrote there" in shown
         assert "overwrote b, which ranks wrote on node1" in shown
-        assert "not reached: node1; the next sync brings what is missing there" in shown
+        assert "not reached: node1; the next sync sends the missing files" in shown
 
     def test_says_once_that_modules_stay_old_when_nothing_is_reloaded(self, held: Notebook, copied: FakeFiles) -> None:
         copied.reports = [SyncReport(1, 1, nodes=2, modules=True) for _ in range(3)]
@@ -259,7 +259,7 @@ class TestProgress:
         self.syncing(slow, monkeypatch, end)
         error = held.error("%%mesh\n1")
         assert isinstance(error, RunInterrupted)
-        assert "interrupted before all files had come" in str(error)
+        assert "interrupted before all files were sent" in str(error)
         assert held.text() == "stopped while sending files"
         assert not client.runs
 
@@ -290,7 +290,7 @@ class TestSync:
     def test_removes_one(self, held: Notebook, copied: FakeFiles) -> None:
         copied.reports = [SyncReport(removed=2, nodes=2, seconds=0.5, left={"library/log": ("node0",)})]
         assert held.ok("%mesh sync --remove ../library").splitlines() == [
-            "ranks have ../library no longer",
+            "ranks no longer have ../library",
             "removed 2 files there in 0.5 s",
             "left library/log on node0, which ranks wrote there",
         ]
@@ -355,7 +355,7 @@ class TestWhereFilesAre:
     def test_none(self, held: Notebook, copied: FakeFiles) -> None:
         copied.root, copied.copies = "", False
         again = "%mesh reserve dev --nodes 2 --procs 2"
-        assert held.ok(f"{again} --files none").endswith("\nno files: it was reserved without any")
+        assert held.ok(f"{again} --files none").endswith("\nno files: the reservation was made without files")
         assert "your home directory is never copied whole; " in held.ok(again)
 
     def test_of_what_somebody_shares_they_are_the_owners(

@@ -35,7 +35,7 @@ def test_notes_stand_above_the_output_and_other_ranks_are_left_out(held: Noteboo
         run.finish(),
     )  # type: ignore[func-returns-value, assignment]
     assert held.ok("%mesh run --nnodes 2 --nproc_per_node=2 --local-ranks-filter 1 train.py").splitlines() == [
-        "--local-ranks-filter 1: what the other ranks print is in the logs alone",
+        "--local-ranks-filter 1: only the logs have the output of the other ranks",
         "[1] from 1",
         "[3] from 3",
     ]
@@ -45,7 +45,7 @@ def test_notes_stand_above_the_output_and_other_ranks_are_left_out(held: Noteboo
     ("line", "said"),
     [
         ("--nnodes 4 train.py", "2 nodes are held. Leave it out, or %mesh reserve dev --replace --nodes 4 --procs 2"),
-        ("--nproc-per-node 8 train.py", "2 CPU ranks on each node.*--nodes 2 --procs 8 holds so many"),
+        ("--nproc-per-node 8 train.py", "2 CPU ranks on each node.*--nodes 2 --procs 8 holds that many"),
         ("-t hosts=0 --nnodes 2 train.py", "1 node is held"),
         ("--node-rank 1 train.py", "one command starts the script on all nodes"),
         ("-o 1x train.py", "--out is the name of a variable"),

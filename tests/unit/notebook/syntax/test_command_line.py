@@ -122,9 +122,9 @@ def test_expressions_stay_as_written() -> None:
         (
             holding.RESERVE,
             "dev --on slurm --partition=main",
-            "has no flag --partition; what is for the engine of --on stands behind --, as in -- --partition=main",
+            "has no flag --partition; flags for the engine of --on go after --, as in -- --partition=main",
         ),
-        (holding.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; what is for the engine of --on"),
+        (holding.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; flags for the engine of --on"),
         (holding.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
         (holding.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
         (holding.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
