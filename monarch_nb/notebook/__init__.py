@@ -29,10 +29,16 @@ _unload: dict[InteractiveShell, Callable[[], None]] = {}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext monarch_nb`: register the magics, and find again what this notebook held.
+    """Register the magics, and attach again to the reservation that this notebook held. `%load_ext` calls it.
+
+    Args:
+        shell: IPython's shell of this kernel.
 
     Raises:
-        UsageError: in a rank. It would follow its own output.
+        UsageError: this process is a rank, which would follow its own output.
+
+    Example:
+        >>> %load_ext monarch_nb  # doctest: +SKIP
     """
     if config.RANK_TOKEN_VARIABLE in os.environ:
         raise UsageError("%load_ext monarch_nb and %mesh belong into the notebook's kernel, not on the ranks")
@@ -95,6 +101,13 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext monarch_nb`: take away what `load_ipython_extension` registered; ranks go on."""
+    """Remove what `load_ipython_extension` registered. `%unload_ext` calls it. Ranks go on.
+
+    Args:
+        shell: IPython's shell of this kernel.
+
+    Example:
+        >>> %unload_ext monarch_nb  # doctest: +SKIP
+    """
     if unload := _unload.pop(shell, None):
         unload()
