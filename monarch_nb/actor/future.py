@@ -175,7 +175,7 @@ class Future(Generic[R]):
     def _late(self, timeout: float | None) -> str:
         within = f"within {timeout or 0.0:g} s"
         if self._call is None:
-            return f"nothing came {within}; what comes later is there for the next who asks"
+            return f"nothing came {within}; the next recv() gets what comes later"
         total = len(self._call.places)
         ranks = f" by {name_ranks(self._call.unanswered)} of {total}" if total > 1 and self._call.unanswered else ""
         return f"{self._call.title} was not answered {within}{ranks}; it goes on, and a later get() returns its result"

@@ -141,7 +141,7 @@ class Authority:
         old, begin = self._newest(), _time(now)
         if old.not_valid_after_utc <= begin:
             raise TrustError(
-                f"the authority of {self.pool} has expired; nobody believes what it signs: make the pool anew"
+                f"the authority of {self.pool} has expired; no node accepts its signatures: make the pool anew"
             )
         key, certificate = _new_authority(self.pool, now)
         end = min(old.not_valid_after_utc, certificate.not_valid_after_utc)

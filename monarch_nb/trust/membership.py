@@ -194,7 +194,7 @@ def doubt(pool: str, name: str) -> str:
         return ""
     close = difflib.get_close_matches(name, people, n=1)
     what = f"did you mean {close[0]}?" if close else f"monarch-nb pool invite {pool} --user {name} does"
-    return f"no certificate that counts was issued to {name!r} in the pool {pool}; {what}"
+    return f"no valid certificate was issued to {name!r} in the pool {pool}; {what}"
 
 
 def own_facts(paths: TrustPaths) -> CertificateFacts:

@@ -38,7 +38,7 @@ def test_more_nodes_and_fewer_are_named_before(panel: Panel, pool: FakePool, mon
     assert resized(panel, 4)["errors"] == {"nodes": alone}
     pool.fakes.append(left)
     monkeypatch.setattr(pool, "prospect", lambda *_, **__: "4 nodes × 4 procs")
-    becomes = "the local pool will become 4 nodes × 4 procs for it"
+    becomes = "the local pool becomes 4 nodes × 4 procs for it"
     assert resized(panel, 4)["message"] == f"{becomes}; main has 8 ranks then, all new"
 
 
@@ -100,7 +100,9 @@ def test_what_more_or_fewer_nodes_would_cost(panel: Panel, pool: FakePool) -> No
         "• run 1 (train()), which has run for 3 min",
         "Logs and files stay.",
     ]
-    assert lost(1)[-1] == "Logs of ranks on node1 go; files that they wrote there are kept, and it will be said where."
+    assert (
+        lost(1)[-1] == "Logs of ranks on node1 are deleted. Files that they wrote are kept, and the panel says where."
+    )
 
 
 @pytest.mark.parametrize(

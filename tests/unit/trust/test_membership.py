@@ -43,14 +43,14 @@ class TestDoubt:
     def test_who_made_the_pool_knows_who_is_called_so(self, invitation: Path) -> None:
         assert membership.doubt("lab", "bob") == membership.doubt("lab", "ada") == ""
         assert membership.doubt("lab", "bbo") == (
-            "no certificate that counts was issued to 'bbo' in the pool lab; did you mean bob?"
+            "no valid certificate was issued to 'bbo' in the pool lab; did you mean bob?"
         )
         assert membership.doubt("lab", "zoe").endswith("; monarch-nb pool invite lab --user zoe does")
 
     def test_nodes_and_who_was_shut_out_are_nobody(self, invitation: Path) -> None:
         membership.revoke_certificates("lab", "bob")
         for name in ("bob", "node"):
-            assert membership.doubt("lab", name).startswith(f"no certificate that counts was issued to {name!r}")
+            assert membership.doubt("lab", name).startswith(f"no valid certificate was issued to {name!r}")
 
     def test_others_are_told_that_it_is_not_checked(self, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
