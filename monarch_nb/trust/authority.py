@@ -89,7 +89,8 @@ class Authority:
             content = read_private(paths.authority_key)
         except FileNotFoundError as missing:
             raise TrustError(
-                f"only who made the pool {pool} can do this, and where they made it: there is no {missing.filename}"
+                f"only the person who made the pool {pool} can do this, where they made it: there is no "
+                f"{missing.filename}"
             ) from None
         certificates, chain = split_chain(pem_blocks(content, "CERTIFICATE"))
         keys = pem_blocks(content, "PRIVATE KEY")

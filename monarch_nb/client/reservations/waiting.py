@@ -56,7 +56,7 @@ def in_line(pool: Pool, name: str, shape: Shape, longest_s: float | None, say: P
             except TimeoutError:
                 waited = duration(longest_s or 0.0)
                 why = str(missing).replace(WAITING_HELPS, "")
-                raise CapacityError(f"waited {waited} in line, in vain: {why}", waiting_helps=True) from None
+                raise CapacityError(f"waited {waited} in line, without success: {why}", waiting_helps=True) from None
             try:
                 return with_room(pool, shape, say, take)
             except CapacityError as error:

@@ -69,7 +69,7 @@ def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(pa
     del third.reply.reservations[0].meshes[:]  # it came later
     assert resized(panel, 2)["message"] == "node2 given back"
     text = ask(panel, "lost", action="resize", reservation="id-dev", values={"nodes": 2})["text"]
-    assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 go")
+    assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 are deleted")
     beside(third, "eval", 0)
     panel.live.wake()
     lonely = "eval has ranks on node2, but not on all nodes: %mesh stop eval ends them first"

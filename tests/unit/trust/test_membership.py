@@ -56,7 +56,7 @@ class TestDoubt:
         as_bob()
         membership.join(invitation)
         assert membership.doubt("lab", "ada") == (
-            "whether anybody is called 'ada' is not checked: only who made the pool lab knows"
+            "the name 'ada' is not checked: only the person who made the pool lab knows its names"
         )
 
 
@@ -118,7 +118,7 @@ class TestInviting:
     def test_only_who_made_a_pool_invites(self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
         membership.join(invitation)
-        with pytest.raises(TrustError, match="only who made the pool lab can do this"):
+        with pytest.raises(TrustError, match="only the person who made the pool lab can do this"):
             membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
         assert not (tmp_path / "carl.pem").exists()
 
@@ -234,7 +234,7 @@ class TestRevoking:
     def test_only_who_made_the_pool_revokes(self, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
         membership.join(invitation)
-        with pytest.raises(TrustError, match="only who made the pool"):
+        with pytest.raises(TrustError, match="only the person who made the pool"):
             membership.revoke_certificates("lab", "ada")
 
     def test_an_older_list_replaces_no_newer_one(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:
