@@ -1,4 +1,4 @@
-"""Every error that monarch_nb raises: one class per cause, with the facts as attributes.
+"""The errors that monarch_nb raises: one class per cause, with the facts as attributes.
 
 The classes are plain data so that they can cross processes: `to_facts` and `from_facts` are the wire form.
 """
@@ -19,7 +19,8 @@ from monarch_nb.lines.texts import fold_texts
 
 
 class MonarchNbError(Exception):
-    """Base of all errors of monarch_nb. The first argument is the whole message, for people.
+    """The base class of all errors of monarch_nb. `str` of an error is a message for people: what happened, where, and
+    what to do next.
 
     Example:
         >>> try:  # doctest: +SKIP
@@ -38,13 +39,13 @@ class MonarchNbError(Exception):
         MonarchNbError._registry[cls.__name__] = cls
 
     def to_facts(self) -> dict[str, Any]:
-        """Return a JSON-serialisable description: the class's name and its constructor's arguments."""
+        """Return the name of the class and the arguments of its constructor, as a dict that JSON can hold."""
         names = [name for name in inspect.signature(type(self)).parameters if name != "message"]
         return {"error": type(self).__name__, "message": str(self), **{name: getattr(self, name) for name in names}}
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> MonarchNbError:
-        """Rebuild what `to_facts` described. A class or a fact of a newer version that is unknown here is left out."""
+        """Rebuild an error from `to_facts`. It leaves out classes and facts of newer versions that it does not know."""
         kind = MonarchNbError._registry.get(facts.get("error", ""), MonarchNbError)
         known = inspect.signature(kind).parameters
         return kind(**{name: value for name, value in facts.items() if name in known})
@@ -55,36 +56,40 @@ class MonarchNbError(Exception):
 
 
 def say_too(error: BaseException, *said: str) -> None:
-    """Have an error's message go on with what else there is to say, if there is anything."""
+    """Append texts to an error's message, if there are any."""
     error.args = ("; ".join(filter(None, [str(error), *said])), *error.args[1:])
 
 
 class UsageError(MonarchNbError, ValueError):
-    """A request that makes no sense as written: bad flag, bad number, bad name."""
+    """A request makes no sense as written: a bad flag, number or name."""
 
 
 class TargetError(UsageError):
-    """Targets that can not be read, or that name ranks which the mesh does not have."""
+    """Targets can not be read, or name ranks that the mesh does not have."""
 
 
 class NoSuchMesh(TargetError, KeyError):
-    """A reservation has no mesh of that name. The text names those that it has."""
+    """A reservation has no mesh of that name. The message lists its meshes."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
 class DimensionError(UsageError, KeyError):
-    """A mesh has no such dimension. Monarch raises ValueError here and KeyError there, so this is both."""
+    """A mesh has no such dimension. It is a ValueError and a KeyError, because Monarch raises either."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
 class PoolError(MonarchNbError):
-    """The pool can not be reached or started."""
+    """A pool can not be reached or started."""
 
 
 class NoSuchPool(PoolError):
-    """A name that means no pool. The text lists the pools that there are, and the nearest name."""
+    """No pool has that name. The message lists the pools that exist, and the nearest name.
+
+    Attributes:
+        pool: the name.
+    """
 
     def __init__(self, message: str, pool: str = "") -> None:
         super().__init__(message)
@@ -92,7 +97,11 @@ class NoSuchPool(PoolError):
 
 
 class NodeUnreachable(PoolError):
-    """A node's allocator does not answer."""
+    """A node's allocator does not answer.
+
+    Attributes:
+        node: the name of the node.
+    """
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message)
@@ -104,7 +113,11 @@ class TrustError(PoolError):
 
 
 class VersionMismatch(PoolError):
-    """Client and allocator speak different versions of the protocol."""
+    """A client and an allocator speak different versions of the protocol.
+
+    Attributes:
+        client, node: the version of each.
+    """
 
     def __init__(self, message: str, client: str = "", node: str = "") -> None:
         super().__init__(message)
@@ -112,11 +125,11 @@ class VersionMismatch(PoolError):
 
 
 class AccessDenied(MonarchNbError):
-    """What was asked for is another's to decide.
+    """Somebody else owns it, and has not allowed you to do that.
 
     Attributes:
-        owner: whose it is; empty when it is nobody's in particular.
-        name: of the reservation; empty when it is about none.
+        owner: the name of the owner; empty when nobody in particular owns it.
+        name: of the reservation; empty when no reservation is concerned.
     """
 
     def __init__(self, message: str, owner: str = "", name: str = "") -> None:
@@ -125,11 +138,15 @@ class AccessDenied(MonarchNbError):
 
 
 class CertificateRefused(AccessDenied):
-    """The certificate that somebody shows counts no longer: it was revoked, or has expired."""
+    """The certificate that a client or node shows was revoked, or has expired. The message says what helps."""
 
 
 class FilesError(MonarchNbError):
-    """Files could not be synced or brought back; what was there before is as it was."""
+    """Files could not be synced or fetched. Earlier files are unchanged.
+
+    Attributes:
+        node: the name of the node; empty when no node is concerned.
+    """
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message)
@@ -137,10 +154,10 @@ class FilesError(MonarchNbError):
 
 
 class CapacityError(MonarchNbError):
-    """More was asked for than the pool has, or than is free.
+    """You asked for more than the pool has, or than is free. The message says who holds the rest.
 
     Attributes:
-        waiting_helps: the pool has it, but others hold it now.
+        waiting_helps: whether the pool has so much, and others hold it now.
     """
 
     def __init__(self, message: str, waiting_helps: bool = False) -> None:
@@ -149,14 +166,15 @@ class CapacityError(MonarchNbError):
 
 
 class ReservationNotFound(MonarchNbError):
-    """No reservation of that name (or none at all), or it was released."""
+    """There is no reservation of that name, or none at all, or it was released."""
 
 
 class ReservationExpired(ReservationNotFound):
-    """The reservation was released by itself: its time was up, or nobody used it as long as it may be idle.
+    """The reservation ended by itself: its time was up, or its idle time was.
 
     Attributes:
-        why: "its time of 8 h was up".
+        name: of the reservation.
+        why: a text such as "its time of 8 h was up".
         ended_at: seconds since the epoch.
     """
 
@@ -166,10 +184,11 @@ class ReservationExpired(ReservationNotFound):
 
 
 class ReservationReleased(ReservationNotFound):
-    """A person has released the reservation, elsewhere: in the panel, in another notebook, in a terminal.
+    """Somebody released the reservation elsewhere: in the panel, in another notebook, in a terminal.
 
     Attributes:
-        by: where, or with what: "in the panel".
+        name: of the reservation.
+        by: where, as in "in the panel".
         ended_at: seconds since the epoch.
     """
 
@@ -179,19 +198,19 @@ class ReservationReleased(ReservationNotFound):
 
 
 class ReservationConflict(MonarchNbError):
-    """The name is held with another shape, or otherwise not as asked for."""
+    """You hold a reservation of that name, with another shape or other options than you ask for now."""
 
 
 class MeshNotFound(MonarchNbError):
-    """The mesh does not exist (any more) on that node."""
+    """A node has no such mesh (any more)."""
 
 
 class RunNotFound(MonarchNbError):
-    """The run is not known (any more)."""
+    """The allocators know no such run (any more)."""
 
 
 class BreakpointError(MonarchNbError):
-    """`breakpoint()` in a run that is to fail there, because nobody answers."""
+    """A rank reached `breakpoint()` in a run for which nobody answers, so the run fails there."""
 
 
 class SpawnError(MonarchNbError):
@@ -199,7 +218,11 @@ class SpawnError(MonarchNbError):
 
 
 class PreloadError(SpawnError):
-    """A module of the preload list failed to import, started a thread or initialised CUDA."""
+    """A module of the preload list failed to import, started a thread or initialised CUDA.
+
+    Attributes:
+        module: its name. traceback: of the failed import, as text.
+    """
 
     def __init__(self, message: str, module: str = "", traceback: str = "") -> None:
         super().__init__(message)
@@ -207,7 +230,11 @@ class PreloadError(SpawnError):
 
 
 class SharedStorageError(MonarchNbError):
-    """A directory that `--shared` names is not the same storage on all nodes of the reservation."""
+    """The directory of `--shared` is not the same storage on all nodes of the reservation.
+
+    Attributes:
+        nodes: the names of the nodes that do not see it.
+    """
 
     def __init__(self, message: str, nodes: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -215,10 +242,11 @@ class SharedStorageError(MonarchNbError):
 
 
 class PickleError(MonarchNbError):
-    """A value could not be pickled; the message names it.
+    """A value could not be pickled. The message names it.
 
     Attributes:
-        run: the Run, whose `kept_values` has the other ranks' values; None when raised without one.
+        name: of the value. ranks: where it is.
+        run: the Run. Its `kept_values` has the values of the other ranks. None when there is no run.
     """
 
     def __init__(self, message: str, name: str = "", ranks: Sequence[int] = ()) -> None:
@@ -228,7 +256,11 @@ class PickleError(MonarchNbError):
 
 
 class RankUnresponsive(MonarchNbError):
-    """Ranks did not answer in time."""
+    """Ranks did not answer in time.
+
+    Attributes:
+        ranks: the ranks.
+    """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -243,10 +275,12 @@ GROUP_ABORTED = (
 
 
 class ProcessGroupAborted(MonarchNbError, RuntimeError):
-    """On a rank: a collective was freed by breaking its process group. Variables are kept; a new group can be made.
+    """An interrupt freed a collective by aborting its process group. It is raised on a rank.
+
+    The rank keeps its variables, and can form a new group.
 
     Attributes:
-        collective: "all_reduce", "init_process_group", …; empty when unknown.
+        collective: "all_reduce", "init_process_group" and so on; empty when unknown.
         reason: "interrupted", or what happened to the group.
     """
 
@@ -256,11 +290,15 @@ class ProcessGroupAborted(MonarchNbError, RuntimeError):
 
 
 class MeshMismatch(MonarchNbError, ValueError):
-    """On a rank: what a library was told contradicts the mesh that it runs on."""
+    """The arguments of a library contradict the mesh on which it runs. It is raised on a rank."""
 
 
 class RankDead(MonarchNbError):
-    """A run was asked for on ranks whose processes have ended."""
+    """You asked for a run on ranks whose processes have ended. Nothing was run.
+
+    Attributes:
+        ranks: the dead ranks.
+    """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -277,9 +315,9 @@ class RankFailure:
         message: the exception's message, or what the death report says.
         rendered: the traceback as IPython rendered it on the rank, with ANSI colours; empty for deaths.
         where: "train.py:41", the innermost line of user code; empty when unknown.
-        exit_code, signal: for deaths; both None when unknown.
-        stderr_tail: for deaths: the last lines of stderr or, after a crash, where the cell was.
-        of_node: what failed was the node's, which its first rank ran.
+        exit_code, signal: of a process that died; both None when unknown.
+        stderr_tail: of a process that died: the last lines of stderr or, after a crash, where the cell was.
+        of_node: a command of the node failed, which its first rank ran.
     """
 
     rank: int
@@ -296,7 +334,7 @@ class RankFailure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed because others did, or somebody wanted it to end."""
+        """Whether it failed because other ranks did, or because somebody interrupted it."""
         return self.kind in ("interrupted", "cancelled") or self.name == ProcessGroupAborted.__name__
 
     @property
@@ -313,13 +351,13 @@ class RankFailure:
 
     @property
     def place(self) -> str:
-        """Where user code raised, to be said behind the message: " (train.py:41)"; "" when that is said or unknown."""
+        """Where user code raised, to append to the message: " (train.py:41)". Empty when unknown or said already."""
         place = where_besides(self.message, self.where) if self.kind == "error" else ""
         return f" ({place})" if place else ""
 
 
 def name_failed(failures: Iterable[RankFailure]) -> str:
-    """Return on what a run failed: "ranks 0,4"; of a command of nodes "nodes host1, host2"."""
+    """Return where a run failed: "ranks 0,4", or for a command of nodes "nodes host1, host2"."""
     failures = list(failures)
     if all(failure.of_node for failure in failures):
         return name_nodes(failure.host for failure in failures)
@@ -333,14 +371,20 @@ def where_besides(message: str, where: str) -> str:
 
 
 class RunFailed(MonarchNbError):
-    """A run failed on some ranks; results of the others stay available in `run`.
+    """A run failed on some ranks. `run` has the results of the other ranks.
 
-    Its text is a line that says who failed of what, and then the tracebacks: equal ones once, with their ranks.
+    The message is one line that says which ranks failed and why, and then the tracebacks, equal ones once.
 
     Attributes:
-        failures: one RankFailure per failing rank, by rank (given as a list of them, or of their facts).
-        run: the Run, with the good ranks' values; None when raised without one.
+        failures: one RankFailure for each failed rank, by rank (given as a list of them, or of their facts).
+        run: the Run, with the values of the good ranks; None when there is no run.
         kept_in: the notebook's variable that has the values already.
+
+    Example:
+        >>> try:  # doctest: +SKIP
+        ...     mesh.run("1 / rank")
+        ... except monarch_nb.errors.RunFailed as failed:
+        ...     print(failed.failures[0].where, failed.run.values)
     """
 
     def __init__(
@@ -359,18 +403,18 @@ class RunFailed(MonarchNbError):
         return escapes.strip("\n\n".join([self._summary(), *more]))
 
     def to_facts(self) -> dict[str, Any]:
-        """As for every error; the run stays behind."""
+        """Like that of every error, without the run."""
         failures = [asdict(failure) for failure in self.failures.values()]
         return {"error": type(self).__name__, "message": str(self), "failures": failures}
 
     def groups(self, *, fold: bool = True) -> list[tuple[list[int], RankFailure]]:
-        """Return the failures that are equal but for rank and host, each once, with its ranks. On many ranks those are
-        one as well that differ only in numbers: what they say then has ranges, as in `shard 0-127 is empty`.
+        """Return the failures, equal ones once, each with its ranks. Failures that differ only in rank and host are
+        equal. On many ranks, failures that differ only in numbers are one as well, and their texts have ranges, as in
+        `shard 0-127 is empty`. Ranks that failed by themselves come first. Ranks that failed because of their peers
+        follow, without tracebacks.
 
         Args:
-            fold: False for only those that are equal.
-
-        Ranks that failed by themselves come first, then those whose peers did, which need no traceback beside them.
+            fold: False to group only equal failures.
         """
         groups: dict[tuple[Any, ...], tuple[list[int], RankFailure]] = {}
         has_cause = not all(failure.is_consequence for failure in self.failures.values())
@@ -429,13 +473,13 @@ class ActorFailure:
     """Why a call failed on one rank.
 
     Attributes:
-        rank: as the addressed mesh counts.
-        coordinates: of the rank there.
+        rank: its number in the mesh that was called.
+        coordinates: of the rank in that mesh.
         host: the name of its host; empty when unknown.
-        kind: "error" (the endpoint raised), "interrupted", "died" (its process), or "stopped" (the actor, or it failed
-            before: in `__init__`, say).
-        exception: what was raised, or says what happened.
-        traceback: of the endpoint's exception, as text; empty for deaths.
+        kind: "error" (the endpoint raised), "interrupted", "died" (the process) or "stopped" (the actor was stopped, or
+            failed before, for example in `__init__`).
+        exception: the exception that was raised, or one that says what happened.
+        traceback: of the endpoint's exception, as text; empty when the process died.
     """
 
     rank: int
@@ -447,13 +491,13 @@ class ActorFailure:
 
 
 class ActorError(MonarchNbError):
-    """A call of actors failed on some ranks. Its text says on which, and has the tracebacks: equal ones once.
+    """A call of actors failed on some ranks. The message says on which, and has the tracebacks, equal ones once.
 
     Attributes:
         message: the first line: "Actor call trainers.step failed on ranks 1,3 of 8."
         endpoint: "trainers.step".
-        failures: one ActorFailure per failing rank, by rank (given as a list of them).
-        values: what the ranks returned that did not fail, by rank.
+        failures: one ActorFailure for each failed rank, by rank (given as a list of them).
+        values: the values that the other ranks returned, by rank.
 
     Example:
         >>> try:
@@ -475,7 +519,7 @@ class ActorError(MonarchNbError):
 
     @property
     def exception(self) -> BaseException:
-        """What was raised on the first rank that failed by itself."""
+        """The exception of the first rank that failed by itself."""
         return self._first.exception if self.failures else self
 
     @property
@@ -494,11 +538,11 @@ class ActorError(MonarchNbError):
         return type(self), (self.message, self.endpoint, list(self.failures.values()), self.values)
 
     def to_facts(self) -> dict[str, Any]:
-        """As for every error, as its text alone: values and exceptions stay behind."""
+        """Like that of every error, without values and exceptions."""
         return {"error": type(self).__name__, "message": str(self), "endpoint": self.endpoint}
 
     def groups(self) -> list[tuple[list[int], ActorFailure]]:
-        """Return the failures that are equal but for rank and host, each once, with its ranks."""
+        """Return the failures, equal ones once, each with its ranks."""
         groups: dict[tuple[str, str, str], tuple[list[int], ActorFailure]] = {}
         for rank, failure in sorted(self.failures.items()):
             said = failure.traceback or str(failure.exception)
@@ -550,7 +594,7 @@ def _folded(
 
 
 class SupervisionError(ActorError, RuntimeError):
-    """Actors do not answer any more: they were stopped, have failed, or their process died.
+    """Actors no longer answer: they were stopped, have failed, or their process died.
 
     Example:
         >>> counters.stop().get()

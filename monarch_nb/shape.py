@@ -22,7 +22,9 @@ Selector: TypeAlias = int | slice
 
 
 class Extent(Mapping[str, int]):
-    """The labelled shape of a mesh: a mapping from dimensions to their sizes, outermost first.
+    """The labelled shape of a mesh: a mapping from dimensions to sizes, the outermost dimension first.
+
+    Ranks count in row-major order.
 
     Example:
         >>> extent = Extent(["hosts", "procs"], [2, 4])  # or Extent({"hosts": 2, "procs": 4})
@@ -32,7 +34,7 @@ class Extent(Mapping[str, int]):
         (0, 1)
 
     Raises:
-        ValueError: labels and sizes differ in number, a label is there twice, or a size is negative.
+        ValueError: the numbers of labels and sizes differ, a label is there twice, or a size is negative.
     """
 
     __slots__ = ("_sizes",)
@@ -96,7 +98,7 @@ class Extent(Mapping[str, int]):
 
     @property
     def nelements(self) -> int:
-        """The number of ranks, as Monarch calls it."""
+        """The number of ranks, under Monarch's name."""
         return self.size
 
     @property
@@ -111,7 +113,7 @@ class Extent(Mapping[str, int]):
         return Region(tuple(self._sizes), 0, sizes, _row_major(sizes))
 
     def point(self, rank: int) -> Point:
-        """Return the place of `rank`, with its coordinates.
+        """Return the Point of `rank`, which has its coordinates.
 
         Raises:
             ValueError: there is no such rank.
@@ -119,10 +121,14 @@ class Extent(Mapping[str, int]):
         return Point(rank, self)
 
     def ranks(self, **selection: Selector | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ranks whose coordinates are in `selection`; a dimension that is not named is taken whole.
+        """Return the ranks whose coordinates are in `selection`.
+
+        Args:
+            selection: for each dimension a coordinate, a slice, or a tuple of coordinates. A dimension that you do not
+                name is taken whole.
 
         Raises:
-            TargetError: an unknown dimension, or a coordinate out of range.
+            TargetError: there is no such dimension, or a coordinate is out of range.
         """
         for name in selection:
             if name not in self._sizes:
@@ -143,8 +149,8 @@ class Extent(Mapping[str, int]):
         return tuple(sum(map(operator.mul, coordinates, strides)) for coordinates in itertools.product(*axes))
 
     def part_of(self, ranks: Sequence[int]) -> Extent:
-        """Return the shape of a part of a mesh of this extent: without the dimensions of which it has one place, or if
-        it is no slice, one dimension.
+        """Return the shape of a part of a mesh of this extent. Dimensions in which the part has one place are left
+        out. A part that is no slice has one dimension, "ranks".
 
         Example:
             >>> Extent({"hosts": 2, "procs": 4}).part_of([4, 5])
@@ -163,7 +169,7 @@ class Extent(Mapping[str, int]):
 
 
 class Point(Mapping[str, int]):
-    """A place in an extent: a mapping from dimensions to coordinates.
+    """A rank's place in an extent: a mapping from dimensions to coordinates.
 
     Example:
         >>> point = Point(5, Extent({"hosts": 2, "procs": 4}))
@@ -219,10 +225,10 @@ class Point(Mapping[str, int]):
         return Point, (self.rank, self.extent)
 
     def size(self, label: str) -> int:
-        """Return how many places there are along a dimension.
+        """Return the size of a dimension of the extent.
 
         Raises:
-            DimensionError: (a ValueError and a KeyError) there is no such dimension.
+            DimensionError: there is no such dimension. It is a ValueError and a KeyError.
         """
         return self.extent[label]
 

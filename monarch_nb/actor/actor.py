@@ -11,10 +11,14 @@ from monarch_nb.shape import Region
 
 
 class Actor(MeshTrait):
-    """An object that lives in a rank and answers calls of its endpoints, one after the other, on a thread of its own.
+    """The base class of actors. An actor lives in a rank, and answers calls of its endpoints one after the other, on a
+    thread of its own.
 
-    A subclass may define `__supervise__(self, failure)`, called when a mesh that it spawned has failed (return True
-    when that is handled), and `__cleanup__(self, exception)`, called when it ends.
+    A subclass may define two hooks:
+
+    - `__supervise__(self, failure)` is called when a mesh that the actor spawned has failed. Return True when you have
+      handled the failure.
+    - `__cleanup__(self, exception)` is called when the actor ends.
 
     Example:
         >>> class Counter(Actor):

@@ -22,7 +22,9 @@ from monarch_nb.shape import Extent, Region
 
 
 class ActorMesh(MeshTrait):
-    """Actors, as `spawn` returns them: every endpoint of their class is an attribute. It travels as an argument.
+    """A mesh of actors. `spawn` returns it.
+
+    Every endpoint of the actors' class is an attribute of the mesh. You can pass the mesh to endpoints as an argument.
 
     Example:
         >>> counters = mesh.spawn("counters", Counter, 0)
@@ -63,20 +65,27 @@ class ActorMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[None]:
-        """Resolved when all of them were made; raises what `__init__` of one raised."""
+        """A future that is resolved when all actors were made. It raises the exception of an `__init__`."""
         targets = self._find_targets()
         call = Gather(f"{self._handle.name}.__init__", None, targets.places, targets.extent, lambda _: None)
         targets.send(process(), "", targets.place, ((), {}), call, None)
         return future_of(call.outcome, call)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop them: what they execute is interrupted, as Ctrl-C would, and each runs its `__cleanup__`; what waits is
-        refused, with a SupervisionError as later calls. The future is resolved when all have ended."""
+        """Stop the actors. What they execute is interrupted, as by Ctrl-C, and each actor runs its `__cleanup__`.
+        Waiting and later calls fail with a SupervisionError.
+
+        Args:
+            reason: a text for these errors.
+
+        Returns:
+            A future that is resolved when all actors have ended.
+        """
         call = process().stop(self._handle, self._find_targets().places, reason)
         return future_of(call.outcome, call)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """As in Monarch's first releases, where a spawn was awaited."""
+        """Return itself: in Monarch's first releases one awaited a spawn."""
         yield from ()
         return self
 
@@ -239,11 +248,16 @@ class PlainMethod:
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint:
     """Return a plain method of a mesh's actors as an endpoint.
 
-    Example:
-        >>> as_endpoint(trainers.evaluate).call().get()
+    Args:
+        not_an_endpoint: the method, as an attribute of an ActorMesh.
+        propagate: as in Monarch; without effect here.
+        explicit_response_port: the method gets a Port as its first argument, and responds by it.
 
     Raises:
-        ValueError: what is given is no method of spawned actors.
+        ValueError: the argument is no method of spawned actors.
+
+    Example:
+        >>> as_endpoint(trainers.evaluate).call().get()
     """
     if not isinstance(not_an_endpoint, PlainMethod):
         raise ValueError("expected an method of a spawned actor")

@@ -77,7 +77,7 @@ class _Receipt(Outcome):
 
 
 class PortReceiver(Generic[R]):
-    """Receives what is sent to a Port, in the process that opened the channel.
+    """Receives the values that are sent to a Port. It stays in the process that opened the channel.
 
     Example:
         >>> port, receiver = Channel.open()
@@ -89,10 +89,11 @@ class PortReceiver(Generic[R]):
         self._arrivals, self._once, self._is_used = arrivals, once, False
 
     def recv(self) -> Future[R]:
-        """Return the future of the next value. One that was dropped, after a timeout say, leaves it to the next.
+        """Return the future of the next value. If you drop a future before its value came, for example after a timeout,
+        the next future gets the value.
 
         Raises:
-            ValueError: the channel is for one value, and that was asked for.
+            ValueError: the channel is for one value, and you have asked for it.
         """
         if self._once and self._is_used:
             raise ValueError("OncePort is already used")
@@ -109,7 +110,7 @@ class PortReceiver(Generic[R]):
         return value
 
     def ranked(self) -> RankedPortReceiver[R]:
-        """Return a receiver of the same values, with the ranks that sent them."""
+        """Return a receiver of the same values, together with the ranks that sent them."""
         return RankedPortReceiver(self._arrivals, self._once)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +118,7 @@ class PortReceiver(Generic[R]):
 
 
 class RankedPortReceiver(PortReceiver[R]):
-    """Receives `(rank, value)`: the rank in the mesh that was told to respond to the port.
+    """Receives pairs `(rank, value)`. The rank is that of the responding actor in the mesh that was called.
 
     Example:
         >>> port, receiver = Channel.open_ranked()
@@ -131,7 +132,7 @@ class RankedPortReceiver(PortReceiver[R]):
 
 
 class Channel(Generic[R]):
-    """Makes ports.
+    """Makes ports, to which actors send values one by one.
 
     Example:
         >>> port, receiver = Channel[int].open()
@@ -141,10 +142,10 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
-        """Return a port that others can send to, and where what they send is received.
+        """Open a channel. Return a port, to which any process can send, and the receiver of its values.
 
         Args:
-            once: for one value only.
+            once: the channel is for one value only.
         """
         arrivals, here = _Arrivals(), process()
         target = here.open_port(arrivals.receive)
@@ -155,7 +156,7 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
-        """As `open`, with a receiver of `(rank, value)`."""
+        """Like `open`, with a receiver of pairs `(rank, value)`."""
         port, receiver = Channel.open(once)
         return port, receiver.ranked()
 
@@ -167,11 +168,16 @@ def send(
     port: Port[Any] | None = None,
     selection: str = "all",
 ) -> None:
-    """Call an endpoint and have every response sent to a port.
+    """Call an endpoint, and have every response sent to a port.
 
     Args:
-        port: gets what each rank returns, or raises; None: as `broadcast`.
-        selection: "all" ranks, or "choose" one by chance.
+        endpoint: of an ActorMesh, as in `counters.add`.
+        args, kwargs: the arguments of the call.
+        port: gets the value or exception of each rank. With None it is like `broadcast`.
+        selection: "all" for all ranks, or "choose" for a random one.
+
+    Raises:
+        ValueError: `selection` is neither. TypeError: `endpoint` is no endpoint, or the arguments are wrong.
 
     Example:
         >>> port, receiver = Channel.open()
@@ -186,22 +192,22 @@ def send(
 
 
 class Accumulator(Generic[R, A]):
-    """Folds the responses of an endpoint, in the order in which they come.
+    """Combines the responses of an endpoint into one value, in the order in which they come.
+
+    Args:
+        endpoint: the endpoint to call.
+        identity: the first value.
+        combine: called with the value so far and the next response; returns the new value.
 
     Example:
         >>> Accumulator(counters.value, 0, operator.add).accumulate().get()
-
-    Args:
-        endpoint: what is called.
-        identity: what it begins with.
-        combine: called with what there is and the next response.
     """
 
     def __init__(self, endpoint: Endpoint, identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint, self._identity, self._combine = endpoint, identity, combine
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Call the endpoint on all ranks; return the future of the whole."""
+        """Call the endpoint on all ranks with these arguments. Return the future of the combined value."""
         futures = list(self._endpoint.stream(*args, **kwargs))
         outcomes = [future._outcome for future in futures]
         whole = Outcome(lambda _: functools.reduce(self._combine, (each.value() for each in outcomes), self._identity))

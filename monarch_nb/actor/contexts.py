@@ -14,13 +14,13 @@ from monarch_nb.shape import Point
 
 @dataclass(frozen=True)
 class ActorId:
-    """An actor's identifier.
+    """The identifier of an actor.
 
     Attributes:
-        actor_name: "trainers-Xb4…", of the mesh.
-        label: "trainers".
-        uid: as actor_name.
-        proc_id: of its process.
+        actor_name: the identifier of its mesh: "trainers-Xb4…".
+        label: the name in it: "trainers".
+        uid: the same as `actor_name`.
+        proc_id: the identifier of its process.
     """
 
     actor_name: str
@@ -45,17 +45,17 @@ class ActorInstance:
 
     @property
     def name(self) -> str:
-        """As given to `spawn`; "root" for a program."""
+        """The name that `spawn` got; "root" for a program."""
         return self._identity.name
 
     @property
     def class_name(self) -> str | None:
-        """As "__main__.Trainer"; None for a program."""
+        """The name of its class, as in "__main__.Trainer"; None for a program."""
         return self._identity.class_name
 
     @property
     def creator(self) -> ActorInstance | None:
-        """Who spawned it."""
+        """The actor or program that spawned it."""
         creator = self._identity.creator
         return ActorInstance(creator, None) if creator is not None else None
 
@@ -84,11 +84,11 @@ class ActorInstance:
         return this_proc() if self._runner is None else proc_mesh_of(self._runner.birth.handle)
 
     def stop(self, reason: str | None = None) -> None:
-        """End it after what it executes now."""
+        """End the actor after the message that it executes now."""
         self._own("stop").stop(reason or "it stopped itself", HERE, 0)
 
     def abort(self, reason: str | None = None) -> None:
-        """Let it fail, after what it executes now; who spawned it is told."""
+        """Let the actor fail after the message that it executes now. The actor that spawned it is told."""
         self._own("abort").abort(f"actor explicitly aborted due to: {reason or 'no reason was given'}")
 
     kill = abort
@@ -104,11 +104,11 @@ class ActorInstance:
 
 @dataclass(frozen=True)
 class Context:
-    """Where code runs.
+    """Where code runs. `context()` returns it.
 
     Attributes:
-        message_rank: the place of this actor in the mesh that was called: a slice, perhaps.
-        actor_instance: the actor.
+        message_rank: the place of this actor in the mesh that was called, which may be a slice.
+        actor_instance: the actor, or the program.
 
     Example:
         >>> context().actor_instance.name  # in an endpoint: as given to `spawn`
@@ -120,7 +120,7 @@ class Context:
 
 
 def context() -> Context:
-    """Return where the calling code runs: in an actor that executes a message, or in a program.
+    """Return the Context of the calling code, which runs in an actor that executes a message, or in a program.
 
     Example:
         >>> context().message_rank.rank  # of a program
@@ -137,7 +137,7 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """Return the place of this actor in the mesh that was called.
+    """Return the place of this actor in the mesh that was called, as a Point. It has a number, `rank`, and coordinates.
 
     Example:
         >>> class Placed(Actor):
@@ -150,7 +150,7 @@ def current_rank() -> Point:
 
 
 def current_size() -> dict[str, int]:
-    """Return the sizes of the mesh that was called.
+    """Return the sizes of the mesh that was called, by dimension.
 
     Example:
         >>> class Sized(Actor):
@@ -163,7 +163,7 @@ def current_size() -> dict[str, int]:
 
 
 def current_actor_name() -> str:
-    """Return the identifier of this actor.
+    """Return the identifier of this actor, as text.
 
     Example:
         >>> class Named(Actor):

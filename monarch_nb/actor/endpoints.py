@@ -22,7 +22,7 @@ class EndpointProperty(Declared):
 
 
 class Endpoint(Protocol):
-    """What a mesh of actors has under the name of an endpoint.
+    """An endpoint of a mesh of actors: an attribute of the ActorMesh. Its methods are Monarch's adverbs.
 
     Example:
         >>> counters.add.call(1).get()  # all, and a value per rank
@@ -31,19 +31,19 @@ class Endpoint(Protocol):
     """
 
     def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on all ranks; the result is a ValueMesh."""
+        """Call it on all ranks. The result of the future is a ValueMesh."""
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on the mesh's only rank."""
+        """Call it on the only rank of the mesh. The result of the future is the value."""
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on a rank that is chosen by chance."""
+        """Call it on a random rank. The result of the future is the value."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on all ranks; iterate over the futures of their results, in the order in which these come."""
+        """Call it on all ranks. Return an iterator over one future per rank, in the order in which results come."""
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Call it on all ranks and expect no response."""
+        """Call it on all ranks, and wait for no response."""
 
 
 def endpoint(
@@ -53,7 +53,13 @@ def endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Make a method an endpoint.
+    """Make a method of an Actor an endpoint, which others can call. Use it as a decorator.
+
+    Args:
+        method: a `def` or `async def`. All endpoints of a class must be of one kind.
+        explicit_response_port: the method gets a Port as its first argument, and responds by it. Its return value is
+            ignored.
+        propagate, instrument: for distributed tensors and tracing in Monarch; without effect here.
 
     Example:
         >>> class Trainer(Actor):
@@ -62,11 +68,6 @@ def endpoint(
         ...
         ...     @endpoint(explicit_response_port=True)
         ...     def predict(self, port, x): ...  # port.send(result), also later, from another thread
-
-    Args:
-        explicit_response_port: the method gets a Port as its first argument, by which it responds; what it returns is
-            ignored.
-        propagate, instrument: as in Monarch, where they concern distributed tensors and tracing; without effect here.
     """
     if method is None:
         return functools.partial(
@@ -82,10 +83,14 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Make an `async def` method an endpoint beside which its actor takes other messages: each call is a task.
+    """Make an `async def` method an endpoint whose calls run side by side: each call is a task, and the actor takes
+    other messages meanwhile.
+
+    Args:
+        method, propagate, explicit_response_port, instrument: as for `endpoint`.
 
     Raises:
-        ValueError: the method is no `async def`, or an endpoint already.
+        ValueError: the method is no `async def`, or is an endpoint already.
 
     Example:
         >>> class Server(Actor):
@@ -102,7 +107,7 @@ def concurrent_endpoint(
             instrument=instrument,
         )
     if isinstance(method, Declared):
-        raise ValueError("concurrent_endpoint can not be applied to what is an endpoint already")
+        raise ValueError("concurrent_endpoint can not wrap a method that is an endpoint already")
     if not inspect.iscoroutinefunction(method):
         raise ValueError("concurrent_endpoint can only wrap async endpoints")
     return EndpointProperty(method, explicit_response_port, True)

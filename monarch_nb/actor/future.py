@@ -34,8 +34,9 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 class Future(Generic[R]):
-    """A result that comes later: what the adverbs of endpoints return. The call was sent already; that nobody waits for
-    its result does no harm.
+    """A result that comes later. The adverbs of endpoints return it.
+
+    The call was sent already. You need not wait for its result.
 
     Example:
         >>> losses = trainers.step.call(10).get(timeout=60)  # or: await trainers.step.call(10)
@@ -54,16 +55,17 @@ class Future(Generic[R]):
         return future
 
     def get(self, timeout: float | None = None) -> R:
-        """Wait for the result; as often as you like.
+        """Wait for the result and return it. You can call it again.
 
         Args:
-            timeout: in seconds. When it is up nothing is cancelled, and a later `get` returns the result.
+            timeout: the longest wait, in seconds. It cancels nothing: a later `get` returns the result.
 
         Raises:
             TimeoutError: the time is up.
-            ActorError: the call failed on some ranks; SupervisionError when these do not answer any more.
+            ActorError: the call failed on some ranks. SupervisionError: these ranks no longer answer.
             RuntimeError: an actor waits for itself.
-            KeyboardInterrupt: Ctrl-C; what was called is interrupted as well.
+            ValueError: the timeout is negative or not finite.
+            KeyboardInterrupt: you pressed Ctrl-C. The call is interrupted as well.
         """
         if timeout is not None and not (0 <= timeout < math.inf):
             raise ValueError(f"invalid timeout {timeout}: expected a non-negative, finite number of seconds")
@@ -74,11 +76,11 @@ class Future(Generic[R]):
         return value
 
     def result(self, timeout: float | None = None) -> R:
-        """As `get`."""
+        """Like `get`."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait for the result; return what `get` would raise, or None."""
+        """Wait for the result. Return the exception that `get` would raise, or None."""
         try:
             self.get(timeout)
         except Exception as error:  # noqa: BLE001 -- wanted
@@ -86,7 +88,7 @@ class Future(Generic[R]):
         return None
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """Return a new asyncio future of the running loop; to cancel it does not cancel the call."""
+        """Return a new asyncio future of the running loop. If you cancel it, the call goes on."""
         asyncio.get_running_loop()
         return asyncio.ensure_future(self._awaited())
 
@@ -173,7 +175,7 @@ class Future(Generic[R]):
     def _late(self, timeout: float | None) -> str:
         within = f"within {timeout or 0.0:g} s"
         if self._call is None:
-            return f"nothing came {within}; what comes later is there for the next who asks"
+            return f"nothing came {within}; the next recv() gets what comes later"
         total = len(self._call.places)
         ranks = f" by {name_ranks(self._call.unanswered)} of {total}" if total > 1 and self._call.unanswered else ""
         return f"{self._call.title} was not answered {within}{ranks}; it goes on, and a later get() returns its result"
@@ -234,7 +236,8 @@ class Future(Generic[R]):
 
 
 class Futures(Iterator[Future[R]]):
-    """What `stream` returns: `for` gets futures, `async for` their results, both in the order in which these come."""
+    """The iterator that `stream` returns. `for` gets futures and `async for` gets results, in the order in which
+    results come."""
 
     def __init__(self, futures: Iterable[Future[R]]) -> None:
         self._futures = iter(futures)

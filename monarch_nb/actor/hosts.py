@@ -71,7 +71,7 @@ class Procs:
 
 
 class ProcMesh(MeshTrait):
-    """Processes, into which actors are spawned.
+    """A mesh of processes, in which you spawn actors. `spawn_procs` returns it.
 
     Example:
         >>> evaluators = dev.spawn_procs({"gpus": 2}, name="evaluators")
@@ -120,19 +120,24 @@ class ProcMesh(MeshTrait):
         return type(self)(self._procs, region)
 
     def places(self) -> Places:
-        """Return where its processes are, once they have been started. Raises why they could not be."""
+        """Wait until its processes have started, and return their addresses. It raises why they could not start."""
         return self._procs.places().part(self._view.ranks())
 
     def spawn(self, name: str, Class: type[Any], *args: Any, **kwargs: Any) -> Any:
-        """Make an actor in each process, without waiting for it: what `__init__` raises, the first call tells. Actors
-        that the caller spawned here under the same name end first.
+        """Make an actor in each process, without waiting for it. If `__init__` raises, the first call fails with that.
+
+        Actors that the caller spawned here under the same name end first.
+
+        Args:
+            name: of the actors.
+            Class: a subclass of Actor. args, kwargs: the arguments of its `__init__`.
 
         Returns:
-            the ActorMesh, in the shape of this one.
+            The ActorMesh, in the shape of this mesh.
 
         Raises:
-            TypeError: wrong arguments for `__init__`, or one that can not be pickled: nothing was sent.
-            ValueError: no Actor, or one whose endpoints do not go together.
+            TypeError: the arguments of `__init__` are wrong, or one can not be pickled. Nothing was sent.
+            ValueError: the class is no Actor, or mixes sync and async endpoints.
             RuntimeError: this mesh was stopped.
         """
         return self._spawn(name, Class, args, kwargs)
@@ -171,8 +176,8 @@ class ProcMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolved with True when the processes are there, and their bootstrap has returned; raises what that has
-        raised."""
+        """A future that is resolved with True when the processes have started and their bootstrap has returned. It
+        raises the exception of the bootstrap."""
         set_up = self._procs.set_up
         ready = Outcome(lambda awaited: awaited.value() is not None)
         awaited = self._procs.outcome() if set_up is None else set_up._outcome
@@ -181,15 +186,19 @@ class ProcMesh(MeshTrait):
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The host of a single process. Processes that are started there have the same Python."""
+        """The host of a single process. Processes that you start there have the same Python."""
         if len(self) != 1:
             raise NotImplementedError("`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes.")
         node = self.places()[0].node or process().outside.home("").node
         return HostMesh([node], Extent({}).region, self._procs.python)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop all actors of these processes, as their own `stop`, and end the processes if the mesh was made by
-        `spawn_procs`. The future is resolved when that is done."""
+        """Stop all actors of these processes, as `stop` of the actors does. End the processes if `spawn_procs` made the
+        mesh.
+
+        Returns:
+            A future that is resolved when that is done.
+        """
         places = self.places()
         self._procs.is_stopped = True
         stopped = process().ask(places, _stop_actors, reason)
@@ -208,10 +217,10 @@ class ProcMesh(MeshTrait):
         return future_of(done)
 
     async def logging_option(self, *_: Any, **__: Any) -> None:
-        """As in Monarch, without effect: what ranks print is always there, in the cell that called and in the logs."""
+        """As in Monarch, without effect: the output of ranks is always in the calling cell and in the logs."""
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """As in Monarch's first releases, where a mesh was awaited."""
+        """Return itself: in Monarch's first releases one awaited a mesh."""
         yield from ()
         return self
 
@@ -243,7 +252,7 @@ def _stop_actors(reason: str) -> None:
 
 
 class HostMesh(MeshTrait):
-    """Hosts, on which processes are started.
+    """A mesh of hosts, on which you start processes. `Reservation.hosts` and `this_host()` return it.
 
     Example:
         >>> helpers = dev.hosts.spawn_procs({"procs": 2})  # two processes on each node, beside the mesh
@@ -265,16 +274,16 @@ class HostMesh(MeshTrait):
         return type(self)(self._hosts, region, self._python)
 
     def with_python_executable(self, python_executable: str | os.PathLike[str]) -> HostMesh:
-        """Return the same hosts, on which processes are started with another Python. Processes that these start on
-        `this_host()` have it, too.
+        """Return the same hosts with another Python for the processes that you start there. Processes that these start
+        on `this_host()` have it, too.
 
         Args:
             python_executable: its path on the hosts. It needs the packages that ranks need (IPython, protobuf, …), and
-                those that the reservation has its ranks import first (torch); this monarch_nb it finds by itself.
+                those that the reservation preloads (torch). It finds this monarch_nb by itself.
 
         Raises:
-            UsageError: the path is empty. What is wrong with it on the hosts, a SpawnError says where the processes
-                are first used.
+            UsageError: the path is empty. If the path is wrong on the hosts, the first use of the processes raises a
+                SpawnError.
 
         Example:
             >>> procs = this_host().with_python_executable("/envs/eval/bin/python").spawn_procs({"gpus": 2})
@@ -295,13 +304,17 @@ class HostMesh(MeshTrait):
         """Start processes on each host, without waiting for them.
 
         Args:
-            per_host: dimensions and their sizes: `{"gpus": 8}`; one process when left out.
+            per_host: the shape of the processes on each host, as in `{"gpus": 8}`; by default one process.
             bootstrap: called in each process before there are actors; may be async.
             name: for people.
-            proc_bind, bootstrap_command: left out: see what they raise.
+            proc_bind, bootstrap_command: not supported.
+
+        Returns:
+            The ProcMesh. Its dimensions are those of the hosts, then those of `per_host`.
 
         Raises:
-            ValueError: a dimension that hosts have, or one without places.
+            ValueError: the hosts have such a dimension already, or a size is less than 1.
+            UsageError: you gave `proc_bind` or `bootstrap_command`. The message says what to use instead.
         """
         if proc_bind is not None or bootstrap_command is not None:
             raise UsageError(
@@ -320,13 +333,13 @@ class HostMesh(MeshTrait):
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolved with True: the hosts are there."""
+        """A future that is resolved with True, because the hosts are there."""
         outcome = Outcome(lambda _: True)
         outcome.resolve(None)
         return future_of(outcome)
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """As in Monarch's first releases."""
+        """Return itself: in Monarch's first releases one awaited a mesh."""
         yield from ()
         return self
 
@@ -356,7 +369,7 @@ def stop_procs_here(mesh_id: str) -> None:
 
 
 def this_host() -> HostMesh:
-    """Return the host on which this runs.
+    """Return the host of the calling code, as a HostMesh without dimensions.
 
     Example:
         >>> procs = this_host().spawn_procs({"gpus": 2})
@@ -366,7 +379,7 @@ def this_host() -> HostMesh:
 
 
 def this_proc() -> ProcMesh:
-    """Return the process in which this runs.
+    """Return the process of the calling code, as a ProcMesh without dimensions.
 
     Example:
         >>> here = this_proc().spawn("here", Counter, 0)  # in this very process
@@ -388,12 +401,19 @@ def proc_mesh(
     env: Mapping[str, str] | None = None,
     setup: Callable[[], Any] | None = None,
 ) -> ProcMesh:
-    """Start processes on this host, as in Monarch's first releases: a mesh of `hosts` and `gpus`.
+    """Start processes on this host, as in Monarch's first releases.
 
     Args:
-        gpus: how many processes; as many as there are GPUs when left out.
-        env: environment variables for them.
-        setup: called in each before there are actors.
+        gpus: how many processes; by default as many as the host has GPUs, or one.
+        hosts: must be 1.
+        env: environment variables for the processes.
+        setup: called in each process before there are actors.
+
+    Returns:
+        The ProcMesh, of shape `{"hosts": 1, "gpus": gpus}`.
+
+    Raises:
+        UsageError: `hosts` is not 1.
 
     Example:
         >>> procs = proc_mesh(gpus=2, env={"OMP_NUM_THREADS": "1"})
@@ -408,7 +428,7 @@ def proc_mesh(
 
 
 def local_proc_mesh(*, gpus: int | None = None, hosts: int = 1) -> ProcMesh:
-    """As `proc_mesh`; processes of their own here too.
+    """Like `proc_mesh`. Here too, each is a process of its own.
 
     Example:
         >>> procs = local_proc_mesh(gpus=2)
@@ -435,7 +455,14 @@ def _handles() -> dict[str, ActorMesh]:
 
 
 def get_or_spawn_controller(name: str, Class: type[Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Return the program's only actor of that name, made by whoever asks first; it lives in the program's process.
+    """Return the program's only actor of that name. The first call makes it, in the process of the program.
+
+    Args:
+        name: of the actor.
+        Class: a subclass of Actor. args, kwargs: the arguments of its `__init__`, for the first call.
+
+    Returns:
+        A future of the ActorMesh, which has one rank. It raises when the actor has failed.
 
     Example:
         >>> registry = get_or_spawn_controller("registry", Registry).get()
@@ -460,7 +487,17 @@ def _controller(name: str, kind: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """End the actors of this process. What it spawned elsewhere lives on, until its mesh is stopped or released.
+    """End the actors of this process. Actors that it spawned elsewhere live on, until their mesh is stopped or
+    released.
+
+    Args:
+        host_timeout: the longest wait for actors to clean up, in seconds; by default 10.
+
+    Returns:
+        A future that is resolved already.
+
+    Raises:
+        ValueError: the timeout is negative.
 
     Example:
         >>> shutdown_context().get()

@@ -15,17 +15,21 @@ _LABEL_RULE = "a label has up to 63 of a-z, 0-9, _ and -, begins with a letter a
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Uid:
-    """An identifier: of one instance, with a number and perhaps a label for people, or a label that is there once.
+    """An identifier, of an instance or of a singleton.
 
-    Instances are equal when their numbers are.
+    An instance has a number of 64 bits, and may have a label for people. Instances with equal numbers are equal. A
+    singleton has only a label.
+
+    Attributes:
+        label: the label; None for an anonymous instance.
+        instance_value: the number; None for a singleton.
+
+    Raises:
+        ValueError: the label or the number is not allowed, or there is neither.
 
     Example:
         >>> str(Uid.instance("trainers")), str(Uid.from_string("root"))
         ('trainers<xM3bT8pQ2vK>', 'root')
-
-    Attributes:
-        label: None for an anonymous instance.
-        instance_value: the number; None where the label is all.
     """
 
     label: str | None
@@ -41,33 +45,33 @@ class Uid:
 
     @staticmethod
     def instance(label: str | None = None) -> Uid:
-        """Return a new instance's.
+        """Return the identifier of a new instance, with a random number.
 
         Raises:
-            ValueError: what can not be a label.
+            ValueError: the label is not allowed.
         """
         return Uid(label, secrets.randbits(64))
 
     @staticmethod
     def anonymous() -> Uid:
-        """Return a new instance's, without a label."""
+        """Return the identifier of a new instance without a label."""
         return Uid.instance()
 
     @staticmethod
     def instance_from_value(value: int, label: str | None = None) -> Uid:
-        """Return the instance's that has this number of 64 bits.
+        """Return the identifier of the instance with this number.
 
         Raises:
-            ValueError: it has more, or what can not be a label.
+            ValueError: the number does not fit in 64 bits, or the label is not allowed.
         """
         return Uid(label, value)
 
     @staticmethod
     def from_string(uid: str) -> Uid:
-        """Read what `str` wrote.
+        """Read the text that `str` of an identifier returns.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no identifier.
         """
         match = _UID.fullmatch(uid)
         if match is None:
@@ -82,7 +86,7 @@ class Uid:
 
     @property
     def is_singleton(self) -> bool:
-        """Whether the label is all."""
+        """Whether it has only a label."""
         return self.instance_value is None
 
     def __str__(self) -> str:
@@ -109,7 +113,7 @@ class ProcId:
     """The identifier of a process.
 
     Attributes:
-        uid: what it consists of.
+        uid: the identifier as a Uid.
 
     Example:
         >>> str(ProcId.from_string("local"))
@@ -120,10 +124,10 @@ class ProcId:
 
     @staticmethod
     def from_string(proc_id: str) -> ProcId:
-        """Read what `str` wrote.
+        """Read the text that `str` of an identifier returns.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no identifier.
         """
         return ProcId(Uid.from_string(proc_id))
 

@@ -3,7 +3,7 @@
 import sys
 
 _WORKER_LOOPS = (
-    "the processes of a node are looked after by its allocator, which monarch_nb.reserve() starts on this machine "
+    "a node's allocator looks after its processes; monarch_nb.reserve() starts one on this machine "
     "(monarch-nb allocator in the foreground); reserve hosts with monarch_nb.reserve(name, nodes=2, gpus=8)"
 )
 _TRANSPORTS = "messages go through the allocators of the nodes, so there is no transport to choose: leave the line out"

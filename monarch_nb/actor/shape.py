@@ -11,9 +11,9 @@ __all__ = ["Extent", "MeshTrait", "Point", "Region"]
 
 
 class MeshTrait(ABC):
-    """A mesh: places with coordinates, and something at each of them.
+    """The base class of meshes: places with coordinates, and an object at each place.
 
-    Every operation returns another mesh over the same things; ranks of the result count from 0, in row-major order.
+    Every operation returns another mesh of the same objects. Ranks of the result count from 0, in row-major order.
     """
 
     @abstractmethod
@@ -25,50 +25,59 @@ class MeshTrait(ABC):
         """Return the mesh of a part of this one: `region` has base ranks of `_region()` only."""
 
     def slice(self, **selection: Selector) -> Self:
-        """Select along named dimensions: a number takes the dimension away, a slice keeps it.
+        """Return a part of the mesh.
+
+        Args:
+            selection: a number or a slice for each dimension. A number removes the dimension, a slice keeps it.
+
+        Raises:
+            TypeError: there is no such dimension, or a value is neither a number nor a slice.
+            IndexError: a number is out of range. Numbers do not count from the end.
+            ValueError: a slice selects nothing, or runs backwards.
 
         Example:
             >>> mesh.slice(hosts=0, gpus=slice(2, 6))
-
-        Raises:
-            TypeError: an unknown dimension, or what is neither a number nor a slice.
-            IndexError: a number out of range; they do not count from the end.
-            ValueError: a slice that selects nothing, or runs backwards.
         """
         return self._with_region(self._region().slice(selection))
 
     def split(self, **requests: Iterable[str] | int) -> Self:
-        """Split dimensions into several; sizes that are not given are inferred, other dimensions stay.
+        """Split dimensions into several. Sizes that you do not give are inferred. Other dimensions stay.
+
+        Args:
+            requests: for a dimension the names of its parts, and for a part its size.
+
+        Raises:
+            ValueError: the sizes do not fit, or can not be inferred.
 
         Example:
             >>> mesh.split(hosts=("dp", "pp"), gpus=("tp", "cp"), pp=2, cp=2)
-
-        Raises:
-            ValueError: what does not fit, or is not said.
         """
         return self._with_region(self._region().split(requests))
 
     def flatten(self, name: str) -> Self:
-        """Make one dimension of all.
+        """Make one dimension of all dimensions.
 
         Raises:
-            ValueError: there are gaps between the ranks (a slice with steps, or across rows).
+            ValueError: there are gaps between the ranks, as in a slice with steps or across rows.
         """
         return self._with_region(self._region().flatten(name))
 
     def rename(self, **names: str) -> Self:
-        """Give dimensions other names, e.g. `mesh.rename(hosts="dp", gpus="tp")`.
+        """Rename dimensions, as in `mesh.rename(hosts="dp", gpus="tp")`.
 
         Raises:
-            ValueError: an unknown dimension, or a name that two would have.
+            ValueError: there is no such dimension, or two dimensions would have one name.
         """
         return self._with_region(self._region().rename(names))
 
     def size(self, dim: str | Iterable[str] | None = None) -> int:
-        """Return the number of places: of the mesh, along a dimension, or of several dimensions multiplied.
+        """Return the number of places.
+
+        Args:
+            dim: one dimension, or several, whose sizes are multiplied; by default all.
 
         Raises:
-            KeyError: an unknown dimension.
+            KeyError: there is no such dimension.
         """
         extent = self._region().extent
         if dim is None:

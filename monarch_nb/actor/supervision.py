@@ -1,4 +1,4 @@
-"""What owners of actors are told when these fail."""
+"""The failures of actors, as the actors that spawned them get them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Told(NamedTuple):
-    """What people are told of a failure.
+    """The texts that people get about a failure.
 
     Attributes:
         title: what failed: "trainers.step (broadcast)".
@@ -23,12 +23,13 @@ class Told(NamedTuple):
 
 
 class MeshFailure:
-    """The failure of actors of a mesh, as `__supervise__` of the actor that spawned it gets it, and
-    `unhandled_fault_hook` when nobody handles it. It is no exception.
+    """The failure of actors of a mesh. It is no exception.
+
+    `__supervise__` of the actor that spawned the mesh gets it. If nobody handles it, `unhandled_fault_hook` gets it.
 
     Attributes:
         mesh: the mesh of actors.
-        mesh_name: its identifier: its name and some characters.
+        mesh_name: the identifier of the mesh: its name and some characters.
         crashed_ranks: the ranks that failed.
         event: what happened, with the traceback.
 
@@ -48,7 +49,7 @@ class MeshFailure:
         return self.event
 
     def told(self) -> Told:
-        """Return what people are told who did not ask."""
+        """Return the texts for people who did not ask."""
         return self._told
 
     def __str__(self) -> str:

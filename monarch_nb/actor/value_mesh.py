@@ -1,4 +1,4 @@
-"""Values with coordinates: what a call of a mesh's actors returns."""
+"""Values with coordinates. A call of a mesh's actors returns them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MAX_INTEGER_BITS = 640
 
 
 class ValueMesh(MeshTrait, Generic[Value]):
-    """One value per rank, in the shape of the mesh that was called.
+    """One value per rank, in the shape of the mesh that was called. It is the result of `call`.
 
-    It is sliced, split, flattened and renamed as the mesh; ranks of the result count from 0.
+    You can slice, split, flatten and rename it like the mesh. Ranks of the result count from 0.
 
     Example:
         >>> losses = trainers.step.call(10).get()
@@ -36,7 +36,7 @@ class ValueMesh(MeshTrait, Generic[Value]):
         values: in row-major order.
 
     Raises:
-        ValueError: there are more or fewer values than ranks.
+        ValueError: the number of values differs from the number of ranks.
     """
 
     def __init__(self, shape: Extent | Region, values: Sequence[Value]) -> None:
@@ -60,7 +60,7 @@ class ValueMesh(MeshTrait, Generic[Value]):
         return self.items()
 
     def items(self) -> Iterator[tuple[Point, Value]]:
-        """Yield every place with its value."""
+        """Yield pairs of a Point and its value, in row-major order."""
         for rank, value in enumerate(self._values):
             yield Point(rank, self._extent), value
 
@@ -79,10 +79,13 @@ class ValueMesh(MeshTrait, Generic[Value]):
         return self._values[rank]
 
     def item(self, **coordinates: int) -> Value:
-        """Return the value at a place: all dimensions are named; none, where the mesh has none.
+        """Return the value at a place.
+
+        Args:
+            coordinates: one for each dimension of the mesh.
 
         Raises:
-            KeyError: a dimension is missing, or unknown.
+            KeyError: a dimension is missing, or the mesh has no such dimension.
             IndexError: a coordinate is out of range.
         """
         if missing := [label for label in self._extent if label not in coordinates]:
@@ -94,7 +97,7 @@ class ValueMesh(MeshTrait, Generic[Value]):
         return self._values[rank]
 
     def __repr__(self) -> str:
-        """Equal values once, with their ranks; long values, and many different ones, are cut."""
+        """Show equal values once, with their ranks. Long values, and many different ones, are cut."""
         ranks_of: dict[str, list[int]] = {}
         for rank, value in enumerate(self._values):
             ranks_of.setdefault(_REPR.repr(value), []).append(rank)

@@ -61,7 +61,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     network.add_argument(
         "--listen", metavar="HOST:PORT", help="serve other machines too, as in host1:7878 (this port when none is said)"
     )
-    toward = "the same on the interface whose way leads to the first of these that is on another machine, on any port"
+    toward = "listen on the interface that leads to the first of these hosts that is another machine, on any port"
     network.add_argument("--toward", metavar="HOST", nargs="+", help=toward)
     network.add_argument("--port", type=int, help="of --toward, when it is to be the same each time")
     network.add_argument("--pool", default=None, help="whose certificate to use: monarch-nb pool init made it")
@@ -76,9 +76,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--publish",
         metavar="DIR",
         type=Path,
-        help="tell of this node in a directory that all share",
+        help="publish this node in a directory that all share",
     )
-    temporary = "for a job: a signal ends everything, as does holding no reservation for this time; no files stay"
+    temporary = "for a job: a signal ends everything, and so does this time without a reservation; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
     first = "how long a temporary one waits for its first reservation (default: as long as for others)"
     network.add_argument("--first", metavar="TIME", help=first)
@@ -385,7 +385,7 @@ def lock(paths: config.NodePaths) -> IO[bytes]:
         where = "on this host" if _serves_here(paths) else "on another host, which has the same name"
         raise PoolError(
             f"another allocator serves {paths.directory} already, {where}: a second one needs a name of its own, as in "
-            f"--node-id {paths.directory.name}-b (and --directory, when that was said)"
+            f"--node-id {paths.directory.name}-b (and --directory, if you gave it)"
         ) from error
     return file
 

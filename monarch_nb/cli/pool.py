@@ -441,7 +441,11 @@ def _to_renew(nodes: Sequence[str], paths: TrustPaths) -> str:
     """Return what to do about nodes that show certificates which they should not show any more; empty without any."""
     if not nodes:
         return ""
-    bring = f"copy {paths.node} there" if paths.node.exists() else "ask who made the pool to copy its node.pem there"
+    bring = (
+        f"copy {paths.node} there"
+        if paths.node.exists()
+        else "ask the person who made the pool to copy its node.pem there"
+    )
     return f"to {', '.join(nodes)}: {bring}, over the old one; the allocator takes it without a restart"
 
 

@@ -1,5 +1,5 @@
-"""What a rank does for libraries that are used in it. None of them is imported before the user imports it.
+"""Support for libraries that you use on ranks. A rank imports a library only when you do.
 
 lightning   `Trainer()` and `Fabric()` train on all ranks of the mesh
-accelerate  what it keeps of a process group goes with the group
+accelerate  its state of a process group goes with the group
 """

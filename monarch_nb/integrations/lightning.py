@@ -30,7 +30,7 @@ def begin_run(ranks: Sequence[int]) -> None:
 
 
 class MeshEnvironment:
-    """The mesh as Lightning's `ClusterEnvironment`. Lightning picks it by itself in ranks.
+    """The mesh as Lightning's `ClusterEnvironment`. On ranks Lightning picks it by itself.
 
     Example:
         trainer = Trainer(plugins=[MeshEnvironment()])  # the same as Trainer()

@@ -30,10 +30,13 @@ _unload: dict[InteractiveShell, Callable[[], None]] = {}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext monarch_nb`: register the magics, and find again what this notebook held.
+    """Register the magics, and attach again to the reservation that this notebook held. `%load_ext` calls it.
+
+    Args:
+        shell: IPython's shell of this kernel.
 
     Raises:
-        UsageError: in a rank. It would follow its own output.
+        UsageError: this process is a rank, which would follow its own output.
 
     Example:
         >>> %load_ext monarch_nb  # doctest: +SKIP
@@ -102,7 +105,10 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext monarch_nb`: take away what `load_ipython_extension` registered; ranks go on.
+    """Remove what `load_ipython_extension` registered. `%unload_ext` calls it. Ranks go on.
+
+    Args:
+        shell: IPython's shell of this kernel.
 
     Example:
         >>> %unload_ext monarch_nb  # doctest: +SKIP

@@ -122,7 +122,7 @@ class Actions:
             await self.forms(view)  # the server was restarted meanwhile
         where, kind = (values.get("where", HERE), values.get("kind")) if isinstance(values, Mapping) else (HERE, None)
         if view["pool"]["state"] == "down" and (where, kind) == (HERE, "gpus"):
-            text = "the pool is not up any more: start one first, then its GPUs can be reserved"
+            text = "the pool is no longer up: start one first, then reserve its GPUs"
             raise Refused(409, text, {"kind": text})
         form = self._reserve_form(view)
         if isinstance(values, Mapping) and "force_busy" not in [field.name for field in form.fields]:
@@ -153,14 +153,14 @@ class Actions:
                 raise Refused(409, text, {"name": text})
         if view["pool"]["state"] == "down":
             check_known(self._pool.name)
-            return f"no pool is up: a local one, {shape}, will be started"
+            return f"no pool is up: a local one, {shape}, starts first"
         replies = self._live.replies()
         nodes = [reply.node for _, reply in replies]
         try:
             chosen = choose_nodes(shape, nodes, force_busy=_forces(values))
         except CapacityError as error:
             if prospect := self._provisioner.prospect(shape.nodes, shape.procs, nodes, pool=self._pool.name):
-                return f"the {self._provisioner.title} will become {prospect} for it"
+                return f"the {self._provisioner.title} becomes {prospect} for it"
             if view["pool"]["state"] == "silent":
                 text = f"{view['pool']['message']}: nothing can be reserved there until one does"
                 raise Refused(409, text, {"nodes": text}) from None
@@ -345,7 +345,7 @@ class Actions:
         lines = [*_variables(alive), *_runs(runs)]
         if mesh is None:
             lines.append("what was printed: the logs go with it")
-            return _losing(lines, "Files that ranks wrote stay on their nodes; it will be said where.")
+            return _losing(lines, "Files that ranks wrote stay on their nodes; the panel says where.")
         others = [rank for rank in mesh["ranks"] if rank["state"] != "dead" and rank["rank"] not in ranks]
         if others and alive:
             keep = "The other rank keeps its" if len(others) == 1 else f"The other {len(others)} ranks keep their"
@@ -356,7 +356,7 @@ class Actions:
         """Return what becomes of the ranks, and what would be lost."""
         resize, kept = _resize(view, held, values), "Logs and files stay."
         if gone := ", ".join(resize.leaving):
-            kept = f"Logs of ranks on {gone} go; files that they wrote there are kept, and it will be said where."
+            kept = f"Logs of ranks on {gone} are deleted. Files that they wrote are kept, and the panel says where."
         if resize.into is None:
             return f"Nothing is lost: all ranks stay as they are. {kept}"
         lost = self.lost(held, resize.into, self.ranks(resize.into, None), kept=kept)

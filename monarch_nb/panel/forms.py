@@ -171,7 +171,7 @@ def reserve_form(view: Json, engines: Sequence[Place] = (), where: str = HERE, t
         Field("per_node", "Per node", "integer", free or 1, 1, max(*most.values(), MOST_PROCS)),
         time_field(),
         idle_field(),
-        Field("wait", "Wait in line", "boolean", False, help="for what others hold: who came first is first"),
+        Field("wait", "Wait in line", "boolean", False, help="wait for what others hold: first come, first served"),
         *([_FORCE_BUSY] if most["gpus"] else []),
     ]
     others = [field for place in places for field in place.fields]
@@ -181,7 +181,7 @@ def reserve_form(view: Json, engines: Sequence[Place] = (), where: str = HERE, t
         "Reserve",
         [
             *([asks] if engines else []),
-            Field("name", "Name", "text", name, help="how it is found again"),
+            Field("name", "Name", "text", name, help="the name by which you find it again"),
             *(replace(field, where=HERE if engines else "") for field in here),
             *others,
         ],
@@ -223,7 +223,7 @@ _FORCE_BUSY = Field(
     "Use busy GPUs",
     "boolean",
     False,
-    help="also those on which other programs compute, where no others are free: memory and time are shared then",
+    help="also take GPUs on which other programs compute, when no others are free; they share memory and time",
 )
 
 
@@ -241,8 +241,8 @@ def extend_form() -> Form:
 
 def resize_form() -> Form:
     """Return the form that gives a reservation more nodes, or fewer."""
-    nodes = Field("nodes", "Nodes", "integer", 1, 1, MOST_NODES, help="how many there are to be")
+    nodes = Field("nodes", "Nodes", "integer", 1, 1, MOST_NODES, help="how many nodes to hold")
     mesh = Field(
-        "mesh", "Mesh", "text", GROWN, help="over all nodes when there are more: a new one, or one that starts anew"
+        "mesh", "Mesh", "text", GROWN, help="the mesh over all nodes when you grow: a new one, or one that starts anew"
     )
     return Form("resize", "Resize", "Resize", [nodes, mesh])

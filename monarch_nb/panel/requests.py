@@ -188,7 +188,7 @@ class Panel:
         mesh = self._actions.mesh(held, body.get("mesh"))
         if action == "replace":
             away = tuple(rank["rank"] for rank in mesh["ranks"] if rank["state"] == "unreachable")
-            kept = "What these ranks printed and wrote is on their nodes."
+            kept = "The output and the files of these ranks are on their nodes."
             return {"text": self._actions.lost(held, mesh, away, kept=kept)}
         return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 

@@ -22,7 +22,7 @@ class Resize:
     Attributes:
         held: the reservation, as the view has it.
         away: the names of its nodes that do not answer.
-        nodes: how many there are to be.
+        nodes: how many nodes to hold.
         mesh: the name of the mesh that is to be over all of them, one that is there or a new one.
     """
 
@@ -99,7 +99,7 @@ class Resize:
             if job := jobs.job_of_pool(pool):
                 return f"asks {job.on} for {counted(lacking(shape, others), 'node')} more"
             if becomes := provisioner.prospect(shape.nodes, shape.procs, [reply.node for reply in asked], pool=pool):
-                return f"the {provisioner.title} will become {becomes} for it"
+                return f"the {provisioner.title} becomes {becomes} for it"
             text = in_short(error) if others else "the pool has no other node that answers"
             if not others and provisioner.options(pool=pool):
                 text += ": Add nodes… (at Nodes) makes it larger"

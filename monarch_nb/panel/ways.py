@@ -68,7 +68,7 @@ class Way:
     def _fields(self) -> Iterator[Field]:
         where = self.name
         if self.targets:
-            note = f"what stands after --on {self.name}:"
+            note = f"the target, after --on {self.name}:"
             yield Field(
                 f"{where}.target", "Target", "text", placeholder=self.targets, help=note, required=False, where=where
             )
@@ -84,7 +84,7 @@ class Way:
             "Flags",
             "text",
             placeholder="--name=value …",
-            help="for the engine alone, as they stand after -- of %mesh reserve",
+            help="flags for the engine, as after -- in %mesh reserve",
             required=False,
             where=where,
         )

@@ -100,7 +100,7 @@ class HostsProvisioner:
         nodes = self.nodes(pool=pool)
         if nodes and nodes[0].identity and nodes[0].identity.role != ADMIN:
             raise AccessDenied(
-                f"only who made the pool {pool} can end its nodes; %mesh release gives back what you hold"
+                f"only the person who made the pool {pool} can end its nodes; %mesh release gives back what you hold"
             )
         with ThreadPoolExecutor(max_workers=16) as threads:
             if not force:
@@ -112,9 +112,7 @@ class HostsProvisioner:
                 progress(f"ending {counted(len(nodes), 'node')}")
             answered = list(threads.map(lambda node: shut_down(node.address, identity=node.identity), nodes))
         if silent := [node.node_id for node, has in zip(nodes, answered, strict=True) if not has]:
-            raise PoolError(
-                f"{', '.join(silent)} did not answer: what runs there goes on; say it again when they are back"
-            )
+            raise PoolError(f"{', '.join(silent)} did not answer: their ranks go on; run this again when they are back")
         return len(nodes)
 
     def nodes(self, *, pool: str = DEFAULT_POOL) -> list[Node]:

@@ -299,7 +299,7 @@ def _wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Lo
                 f"{duration(START_S)}{_log_tail(job)}"
             )
         if longest_s is not None and not running_s and now_s - began_s > longest_s:
-            raise CapacityError(f"waited {duration(longest_s)}, in vain: {said}", waiting_helps=True)
+            raise CapacityError(f"waited {duration(longest_s)}, without success: {said}", waiting_helps=True)
         pause(PUBLISHED_EVERY_S if running_s or now_s - began_s < AT_ONCE_S else LOOK_EVERY_S)
     if look and look.addresses:
         change_hosts(job.paths, lambda hosts: replace(hosts, nodes=tuple(look.addresses)))

@@ -280,7 +280,7 @@ def launcher(on: str) -> Launcher:
         meant = "".join(f"did you mean {near}? " for near in get_close_matches(name, names, n=1))
         raise UsageError(f"--on {on}: there is no such launcher; {meant}installed: {', '.join(names) or 'none'}")
     if target and not getattr(made, "targets", ""):
-        raise UsageError(f"--on {on}: nothing can stand after the name of this one: --on {name}")
+        raise UsageError(f"--on {on}: this launcher takes no target: --on {name}")
     return made
 
 

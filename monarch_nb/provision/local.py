@@ -513,7 +513,7 @@ def _end(nodes: Sequence[Node], say: Progress) -> None:
     for node in nodes:
         shutil.rmtree(NodePaths(node.directory).sockets, ignore_errors=True)
         for place in _keep(node):
-            say(f"kept what ranks wrote on {node.node_id}: {place}")
+            say(f"kept the files that ranks wrote on {node.node_id}: {place}")
 
 
 def _keep(node: Node) -> Iterator[Path]:

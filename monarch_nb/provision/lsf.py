@@ -173,7 +173,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
         if word in _OUR_FLAGS:
             raise UsageError(f"{word} is not for bsub here: {_OUR_FLAGS[word]}")
         if not word.startswith("-") and not before.startswith("-"):
-            raise UsageError(f"after the -- stand flags of bsub, as in -- -q gpu -P lab; {word!r} is none")
+            raise UsageError(f"{word!r} is no flag of bsub: put flags after the --, as in -- -q gpu -P lab")
 
 
 def _minutes(seconds: float) -> int:

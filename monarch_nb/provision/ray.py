@@ -146,7 +146,7 @@ def parse_flags(arguments: Sequence[str], address: str = "auto") -> Wanted:
         flag, _, value = word.partition("=")
         if flag not in _FLAGS or not value:
             known = "; ".join(f"{name}=…: {what}" for name, what in _FLAGS.items())
-            raise UsageError(f"after the -- {word!r} means nothing to --on ray. There are {known}")
+            raise UsageError(f"--on ray has no flag {word!r} after the --. There are {known}")
         if flag == "--address":
             address = value
         elif flag == "--cpus":

@@ -200,7 +200,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
         if flag in _OUR_FLAGS:
             raise UsageError(f"{flag} is not for sbatch here: {_OUR_FLAGS[flag]}")
         if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-            raise UsageError(f"after the -- stand flags of sbatch, as in -- --partition=a100; {word!r} is none")
+            raise UsageError(f"{word!r} is no flag of sbatch: put flags after the --, as in -- --partition=a100")
 
 
 def _minutes(seconds: float) -> int:

@@ -89,7 +89,8 @@ class Authority:
             content = read_private(paths.authority_key)
         except FileNotFoundError as missing:
             raise TrustError(
-                f"only who made the pool {pool} can do this, and where they made it: there is no {missing.filename}"
+                f"only the person who made the pool {pool} can do this, where they made it: there is no "
+                f"{missing.filename}"
             ) from None
         certificates, chain = split_chain(pem_blocks(content, "CERTIFICATE"))
         keys = pem_blocks(content, "PRIVATE KEY")
@@ -141,7 +142,7 @@ class Authority:
         old, begin = self._newest(), _time(now)
         if old.not_valid_after_utc <= begin:
             raise TrustError(
-                f"the authority of {self.pool} has expired; nobody believes what it signs: make the pool anew"
+                f"the authority of {self.pool} has expired; no node accepts its signatures: make the pool anew"
             )
         key, certificate = _new_authority(self.pool, now)
         end = min(old.not_valid_after_utc, certificate.not_valid_after_utc)

@@ -192,8 +192,12 @@ def renewal(facts: CertificateFacts) -> str:
     if facts.role == ADMIN:
         return f"run {renew}"
     if facts.role == NODE:
-        return f"who made the pool runs {renew}; a host with another home directory then needs a copy of its node.pem"
-    return f"ask who made the pool for another invitation (monarch-nb pool invite {facts.pool} --user {facts.name})"
+        return (
+            f"the person who made the pool runs {renew}; a host with another home directory then needs a copy of its "
+            "node.pem"
+        )
+    invites = f"monarch-nb pool invite {facts.pool} --user {facts.name}"
+    return f"ask the person who made the pool for another invitation ({invites})"
 
 
 @lru_cache(maxsize=4096)

@@ -186,15 +186,15 @@ def doubt(pool: str, name: str) -> str:
     """Return why nobody of a pool may be called so, in a line; empty when somebody is. Only who made the pool knows."""
     try:
         if not paths_of(pool).authority_key.exists():
-            return f"whether anybody is called {name!r} is not checked: only who made the pool {pool} knows"
+            return f"the name {name!r} is not checked: only the person who made the pool {pool} knows its names"
         people = {one.facts.name for one in standings(pool) if one.facts.role != NODE and not one.state}
     except (PoolError, TrustError) as error:
-        return f"whether anybody is called {name!r} can not be checked: {error}"
+        return f"the name {name!r} can not be checked: {error}"
     if name in people:
         return ""
     close = difflib.get_close_matches(name, people, n=1)
     what = f"did you mean {close[0]}?" if close else f"monarch-nb pool invite {pool} --user {name} does"
-    return f"no certificate that counts was issued to {name!r} in the pool {pool}; {what}"
+    return f"no valid certificate was issued to {name!r} in the pool {pool}; {what}"
 
 
 def own_facts(paths: TrustPaths) -> CertificateFacts:

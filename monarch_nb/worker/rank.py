@@ -317,7 +317,7 @@ class Rank:
             self._results.finish(result)
         except Exception as problem:  # noqa: BLE001 -- as in `_run_next`
             result.outcome = OUTCOME_ERROR
-            message = f"what the run has come to can not be told: {type(problem).__name__}: {problem}"
+            message = f"the result of the run can not be sent: {type(problem).__name__}: {problem}"
             told = Failure(name="RuntimeError", message=encodable(message), traceback=encodable(traceback.format_exc()))
             result.failure.CopyFrom(told)
             _drop_value(result)

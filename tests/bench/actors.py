@@ -61,7 +61,7 @@ def _round_trip_row(ranks: int) -> Row:
         f"actors: round trip of an empty endpoint on {which}, against Monarch 0.7",
         "not slower",
         f"The median of {3 * CALLS[ranks][0]} calls of `ranks.nothing.call().get()`, one after the other, in three "
-        "programs; the same program with Monarch, alternating (`tests/bench/programs/actors.py`).",
+        "programs. They alternate with the same program with Monarch (`tests/bench/programs/actors.py`).",
         functools.partial(round_trip, ranks=ranks),
         ONE_NODE if ranks <= RANKS else Shape(1, ranks),
     )
@@ -73,9 +73,9 @@ ROWS = [
         "actor-fresh",
         f"actors: {RANKS} fresh ranks and a spawned actor, to its first reply with torch imported, against Monarch 0.7",
         "at least 10 times faster",
-        "Ours: from the call of `reserve()` on a warm pool that holds nothing; Monarch: from that of "
-        "`this_host().spawn_procs()`. To the return of the first call, of an endpoint that imports torch. Both in a "
-        "program that has imported them already; median of 3.",
+        "Ours: the time from the call of `reserve()` on a warm pool that holds nothing. Monarch: the time from the "
+        "call of `this_host().spawn_procs()`. Both end at the return of the first call, of an endpoint that imports "
+        "torch. Both programs have imported their library before. Medians of 3.",
         fresh,
     ),
     Row(
@@ -89,16 +89,16 @@ ROWS = [
         "actor-messages",
         "actors: messages a second into one actor, against Monarch 0.7",
         "at least 20,000",
-        f"{MESSAGES[0]:,} broadcasts of a number to one actor that adds it up, and then a call that returns the sum: "
-        "from the first to the return of the last; median of 3.",
+        f"{MESSAGES[0]:,} broadcasts of a number to one actor that adds it up, and then a call that returns the sum. "
+        "The time is that from the first broadcast to the return of the call, median of 3.",
         messages,
     ),
     Row(
         "actor-death",
         f"actors: death of one of {RANKS} ranks, until a call that waits for all of them raises, against Monarch 0.7",
         "at most 1 s",
-        "All ranks are in an endpoint when one of them is killed with SIGKILL; median of 3. Half a second is what a "
-        "call of ours waits after a death for the answers of the others.",
+        "All ranks are in an endpoint when the bench kills one of them with SIGKILL, median of 3. Our call waits half "
+        "a second after a death for the answers of the other ranks.",
         death,
     ),
 ]

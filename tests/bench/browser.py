@@ -226,24 +226,25 @@ ROWS = [
         "panel-browser",
         "the panel in a browser: 128 ranks and 128 GPUs that change every second",
         "open in 0.5 s once JupyterLab is there; at most 10 % of one core",
-        "JupyterLab in Chromium (headless, drawing with the processor) on the 16 made-up nodes of the row before. From "
-        "the click on the panel's tab until the last of 128 squares is painted, median of 5 pages; then the processor "
-        "time of all processes of the browser over half a minute, and once more with the panel closed.",
+        "JupyterLab runs in Chromium (headless, drawing with the processor) on 16 made-up nodes, as above. The time is "
+        "that from the click on the panel's tab until the last of 128 squares is painted, median of 5 pages. Then the "
+        "bench measures the processor time of all processes of the browser over half a minute, and once more with the "
+        "panel closed.",
         measure_panel,
     ),
     Row(
         "long-log",
         f"a log of a million lines, {LINES // RANKS:,} of each of {RANKS} ranks, all different",
         "open in 1 s; no blank frame while one scrolls",
-        "From the click on *Log* until the newest line is painted, median of 5. Then the scroll bar jumps through the "
-        "whole log, to another place in each of 200 frames; a frame with fewer lines than fit is blank.",
+        "The time from the click on *Log* until the newest line is painted, median of 5. Then the scroll bar jumps "
+        "through the whole log, to another place in each of 200 frames. A frame with fewer lines than fit is blank.",
         measure_long_log,
     ),
     Row(
         "log-flood",
         f"a log that is followed while {RANKS} ranks print {FLOOD_LINES_PER_S:,} lines a second together",
         "at most 10 messages a second reach the browser",
-        "Messages on the panel's WebSocket, of all kinds, in any one second while the log is open and follows.",
+        "The most messages of all kinds on the panel's WebSocket in any one second, while the log is open and follows.",
         measure_flooded_log,
     ),
 ]

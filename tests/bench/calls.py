@@ -111,17 +111,17 @@ ROWS = [
         "ipyparallel",
         f'`mesh.run("pass")` on {RANKS} ranks of one node, against ipyparallel\'s `execute` on {RANKS} engines',
         "at least 10 times faster, median at most 3 ms",
-        'The median of 1000 calls of `mesh.run("pass")`, one after the other, and of 200 of '
-        '`client[:].execute("pass", block=True)` of a local cluster. Both wait for every rank.',
+        'The median of 1000 calls of `mesh.run("pass")`, one after the other. ipyparallel: the median of 200 calls of '
+        '`client[:].execute("pass", block=True)` on a local cluster. Both wait for every rank.',
         against_ipyparallel,
     ),
     Row(
         "monarch",
         f"the same against a Monarch 0.7 `call` on {RANKS} procs",
         "not slower",
-        "As before, against the median of 1000 calls of an endpoint that does nothing, `ranks.nothing.call().get()`, "
-        "on an actor mesh of `this_host().spawn_procs()`. A Monarch call runs a method; ours compiles and runs a cell, "
-        "with its output in files and its record in the allocator's database.",
+        "Ours: as in the row before. Monarch: the median of 1000 calls of an endpoint that does nothing, "
+        "`ranks.nothing.call().get()`, on an actor mesh of `this_host().spawn_procs()`. A Monarch call runs a method. "
+        "Our call compiles and runs a cell, with its output in files and its record in the allocator's database.",
         against_monarch,
     ),
     *(
@@ -129,7 +129,7 @@ ROWS = [
             name,
             f"{NODES} local nodes × {counted(procs, 'rank')}: round trip of an empty cell",
             f"at most {duration(goal_s)}",
-            f'The median of 300 calls of `mesh.run("pass")` on {NODES * procs} ranks: {NODES * procs} processes, '
+            f'The median of 300 calls of `mesh.run("pass")` on {NODES * procs} ranks. All {NODES * procs} processes, '
             f"{NODES} allocators and the client share this machine's cores.",
             partial(on_many_nodes, procs=procs, goal_s=goal_s),
             Shape(NODES, procs),
@@ -141,16 +141,17 @@ ROWS = [
         f"64 MB array pushed to {RANKS} ranks of a node",
         "at most 0.5 s, one copy per node, not per rank",
         "The median of `mesh.push({'array': array})` with 64 MiB of random numbers, until every rank has it. Then "
-        "every rank sums it, and the copies are the ranks' shares (PSS) of the mapping in /proc/PID/smaps, summed up. "
-        "Beside: ipyparallel's `view.push(…, block=True)`, and a Monarch endpoint called with the array.",
+        "every rank sums the array. The number of copies is the sum of the ranks' shares (PSS) of the mapping in "
+        "/proc/PID/smaps. The rivals are ipyparallel's `view.push(…, block=True)`, and a Monarch endpoint called with "
+        "the array.",
         push,
     ),
     Row(
         "import",
         "`import monarch_nb`",
         "at most 0.2 s, torch not imported",
-        "The median of 11 fresh processes. With its client: until `monarch_nb.reserve` is there as well, which loads "
-        "grpc.",
+        "The median of 11 fresh processes. The time with its client ends when `monarch_nb.reserve` is there as well; "
+        "it includes the import of grpc.",
         importing,
     ),
 ]

@@ -228,7 +228,7 @@ ROWS = [
         "unchanged",
         f"files: nothing changed among {FILES:,}, added to a cell",
         "at most 5 ms",
-        f'The median of 300 differences between `mesh.run("pass")` and `mesh.run("pass", sync=False)`, alternating, '
+        f'The median of 300 differences between `mesh.run("pass")` and `mesh.run("pass", sync=False)`, in turns, '
         f"on {FEW.nodes} nodes that have copies.",
         unchanged,
         FEW,
@@ -237,9 +237,9 @@ ROWS = [
         "edit",
         f"files: one of {FILES:,} changed, {MANY.nodes} nodes, from `mesh.run` to the value of a function in it",
         f"at most {duration(EDIT_GOAL_S)}, and at least 20 times faster than {MANY.nodes} runs of rsync",
-        "A module that every rank has imported is written anew; then the median of 15 calls of "
-        f'`mesh.run("module.function()")`, whose values are checked. Beside: `rsync -a` to {MANY.nodes} copies '
-        "through a local pipe, one after the other and all at once, whatever is faster; median of 3. "
+        "The bench writes a module that every rank has imported, and then calls "
+        f'`mesh.run("module.function()")` and checks the values, median of 15. The rival is `rsync -a` to {MANY.nodes} '
+        "copies through a local pipe, one after the other or all at once, whichever is faster, median of 3. "
         f"{MANY.nodes} allocators, as many ranks and the client share this machine's cores.",
         edit,
         MANY,
@@ -248,9 +248,10 @@ ROWS = [
         "first-sync",
         f"files: first sync of {FILES:,} files of Python source text, 200 MB together, to {FEW.nodes} nodes",
         "at most twice what rsync needs for one of them",
-        "`reservation.sync()` on nodes that have nothing, alternating with `rsync -a` through a local pipe to an empty "
-        f"directory; median of {FIRST_SYNCS}, other files each time. {FEW.nodes} allocators and the client share this "
-        "machine's cores; nothing is removed meanwhile, after which ext4 is slow to make files.",
+        "The time of `reservation.sync()` on nodes that have nothing, in turns with `rsync -a` through a local pipe to "
+        f"an empty directory, median of {FIRST_SYNCS}, with other files each time. {FEW.nodes} allocators and the "
+        "client share this machine's cores. Nothing is removed meanwhile, because ext4 is slow to make files after "
+        "that.",
         first_sync,
         FEW,
     ),
@@ -258,8 +259,8 @@ ROWS = [
         "big-file",
         "files: one line changed in a file of 500 MB",
         "at most 5 MB sent",
-        "What the client sends when a few characters were put into the middle of a table, to one node. Beside: what "
-        "`rsync --stats` says of the same.",
+        "The bench puts a few characters into the middle of a table, and counts the bytes that the client sends to one "
+        "node. The rival is what `rsync --stats` says of the same change.",
         big_file,
         ONE,
     ),
@@ -267,8 +268,8 @@ ROWS = [
         "client-bytes",
         f"files: bytes that leave the client for {MANY.nodes} nodes",
         "at most twice the changed bytes",
-        f"{CHANGED_FILES} new files of random bytes, {CHANGED_BYTES / 1e6:.0f} MB together: what the client sends, its "
-        "messages about the files included.",
+        f"The bench makes {CHANGED_FILES} new files of random bytes, {CHANGED_BYTES / 1e6:.0f} MB together, and counts "
+        "the bytes that the client sends, with its messages about the files.",
         client_bytes,
         MANY,
     ),

@@ -107,11 +107,12 @@ ROWS = [
         f"{RANKS} ranks printing 200,000 lines each",
         "no rank slower than 1.5 times a plain redirect to a file; at most 15 display updates a second; the cell's "
         "stored output under 200 kB; every line in the logs, in order",
-        "A `%%mesh` cell in a real kernel, driven by nbclient as a notebook would be, alternating with 8 plain "
+        "nbclient runs a `%%mesh` cell in a real kernel, as a notebook would. The cell alternates with 8 plain "
         "processes that run the same program (`tests/bench/programs/print_lines.py`) line-buffered into files. The "
-        "slowdown is the slowest rank's time over the slowest process's, median of 5 rounds: both share this machine's "
-        "cores, ours with the allocator and the kernel, too. Updates: the most messages to be shown in any one second. "
-        "Stored: the cell's outputs as JSON. Then `mesh.logs()` is read and every line looked for.",
+        "slowdown is the slowest rank's time divided by the slowest process's, median of 5 rounds. Both share this "
+        "machine's cores; our ranks also share them with the allocator and the kernel. Updates are the most messages "
+        "to be shown in any one second. Stored is the size of the cell's outputs as JSON. Then the bench reads "
+        "`mesh.logs()` and looks for every line.",
         measure,
     ),
 ]

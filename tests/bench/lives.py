@@ -151,18 +151,18 @@ ROWS = [
         f"{RANKS} fresh ranks, torch imported, to the end of the first all-reduce, against torchrun running the same "
         "program",
         "at least 30 times faster",
-        "Ours: from the call of `reserve()` on a warm pool that holds nothing (leasing, the store, forking, the ranks' "
-        "first cell) to the return of `mesh.run(program)`, median of 9. torchrun: from its start to the end of the "
-        "all-reduce on the last rank, as the ranks print it, median of 3. The program is "
-        "`tests/bench/programs/first_all_reduce.py`.",
+        "Ours: the time from the call of `reserve()` on a warm pool that holds nothing to the return of "
+        "`mesh.run(program)`, median of 9. It includes leasing, the store, forking and the ranks' first cell. "
+        "torchrun: the time from its start to the end of the all-reduce on the last rank, as the ranks print it, "
+        "median of 3. The program is `tests/bench/programs/first_all_reduce.py`.",
         fresh_ranks,
     ),
     Row(
         "reserve",
         f"{NODES} local nodes × {RANKS} ranks: reserve to first result of all {NODES * RANKS}",
         "at most 15 s",
-        'From the call of `reserve()` on a warm pool to the return of `mesh.run("rank")` with every value; median of '
-        "5.",
+        'The time from the call of `reserve()` on a warm pool to the return of `mesh.run("rank")` with every value, '
+        "median of 5.",
         many_ranks,
         Shape(NODES, RANKS),
     ),
@@ -170,9 +170,9 @@ ROWS = [
         "memory",
         f"memory of an idle rank (PSS) with torch imported, at {IDLE_RANKS} ranks",
         "at most 30 MB",
-        f"Each rank's PSS (/proc/PID/smaps_rollup: shared pages are divided among their users) after a first cell, "
-        f"{IDLE_RANKS} ranks on one node: the median and the largest. Beside: a rank of torchrun, where {RANKS} share "
-        "the pages of torch's libraries.",
+        f"The median and the largest PSS of {IDLE_RANKS} ranks on one node, after a first cell. The PSS "
+        "(/proc/PID/smaps_rollup) divides shared pages among their users. The rival is a rank of torchrun, where "
+        f"{RANKS} ranks share the pages of torch's libraries.",
         idle_memory,
         Shape(1, IDLE_RANKS),
     ),
@@ -180,8 +180,8 @@ ROWS = [
         "restart",
         f"restart of all ranks, {RANKS} on one node",
         "at most 0.12 s",
-        "`mesh.restart()` until the new ranks are ready, one after the other, so that those of the restart before "
-        "still end meanwhile; median of 15. Then a cell shows that they are fresh.",
+        "The time of `mesh.restart()` until the new ranks are ready, median of 15. The restarts follow each other, so "
+        "ranks of the restart before still end meanwhile. Then a cell shows that the ranks are fresh.",
         restart,
     ),
     Row(
@@ -189,10 +189,10 @@ ROWS = [
         f"{RANKS} ranks hung in `all_reduce`, from interrupt to the next all-reduce on the same live model (torchrun: "
         "kill and start again)",
         "at most 1 s",
-        "Every rank hangs in an `all_reduce` (rank 0 in one of another group: `tests/bench/programs/hang.py`). From "
-        "the call of `run.interrupt()` until a cell has initialised the group again, reduced, and found the same model "
-        "with the same weights; median of 9. torchrun: SIGTERM, wait until it has ended, start again, to the end of "
-        "the first all-reduce, without the model; median of 3.",
+        "Every rank hangs in an `all_reduce`, rank 0 in one of another group (`tests/bench/programs/hang.py`). Ours: "
+        "the time from the call of `run.interrupt()` until a cell has initialised the group again, reduced, and found "
+        "the same model with the same weights, median of 9. torchrun: SIGTERM, wait until it has ended, start it "
+        "again, up to the end of the first all-reduce, without the model, median of 3.",
         hang,
     ),
 ]

@@ -125,9 +125,9 @@ def _bytes_heard(socket: WebSocketClientConnection) -> int:
 
 
 _HOW = (
-    "A real Jupyter server with the extension, a WebSocket as a browser opens it (compressed), and {} nodes that are "
-    "made up (`tests/bench/programs/busy_nodes.py`): each answers over gRPC with new figures for its 8 ranks and 8 "
-    "GPUs at every question. The processor time of the server's process over half a minute."
+    "A real Jupyter server has the extension, and a client opens a compressed WebSocket as a browser does. The {} "
+    "nodes are made up (`tests/bench/programs/busy_nodes.py`): each answers every request over gRPC with new figures "
+    "for its 8 ranks and 8 GPUs. The bench measures the processor time of the server's process over half a minute."
 )
 ROWS = [
     Row(
@@ -141,7 +141,7 @@ ROWS = [
         "panel-256",
         "the panel: 2,048 ranks and 2,048 GPUs that change at every look",
         "at most 10 % of one core in the Jupyter server, and 30 kB a second to the browser",
-        _HOW.format(256) + " Nodes are asked every 4 s: 64 a second.",
+        _HOW.format(256) + " The server asks each node every 4 s: 64 a second.",
         measure_large,
     ),
 ]

@@ -98,11 +98,12 @@ ROWS = [
         f"{NODES} free nodes of a Ray cluster × {PROCS} ranks, to the end of the first all-reduce, and of the second "
         "program on them, against a Ray Train `TorchTrainer`",
         "at least 5 times faster, the second at least 30 times",
-        "A real Ray, all of whose nodes are this machine, so they share its cores. Ours: from the call of "
-        '`reserve(..., on="ray")`, by a process that knows nothing of Ray yet, to the end of `mesh.run(program)`; then '
-        "the same program again in the same ranks. Ray Train: from the call of `TorchTrainer.fit`, by a driver that is "
-        "connected already, to the end of the all-reduce on the last rank, and again. Medians of 3. The program is "
-        f"`tests/bench/programs/{PROGRAM}`, and the same in a loop of `TorchTrainer`.",
+        "Ray is real. All its nodes are this machine, so they share its cores. Ours: the time from the call of "
+        '`reserve(..., on="ray")`, in a process that is not connected to Ray, to the end of `mesh.run(program)`. Then '
+        "the same program runs again in the same ranks. Ray Train: the time from the call of `TorchTrainer.fit`, in a "
+        "driver that is connected already, to the end of the all-reduce on the last rank, and then of a second call. "
+        f"All are medians of 3. The program is `tests/bench/programs/{PROGRAM}`, and the same in a loop of "
+        "`TorchTrainer`.",
         programs,
     )
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import textwrap
 import time
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,9 @@ Measured = list[tuple[Row, Outcome | str]]
 
 _KEPT = ("<!-- by hand, kept by the bench -->", "<!-- the bench goes on -->")
 """What stands between these on the page is written by people."""
+
+_WIDTH = 100
+"""Of lines on the page, in characters."""
 
 _HEAD = ("what", "goal", "measured", "beside", "ratio", "verdict")
 
@@ -42,19 +46,37 @@ def markdown(measured: Measured, load_before: float, page: str) -> str:
     lines = [
         "# Performance",
         "",
-        "`make bench` measures everything here side by side in one run and writes this page. It never fails a build:",
-        "what is missed says so.",
+        *_wrapped(
+            "`make bench` measures everything here side by side in one run and writes this page. It never fails a "
+            "build: the verdict of a row says whether its goal is missed."
+        ),
         "",
         *_facts(load_before),
         "",
-        f"| {' | '.join(_HEAD)} |",
-        f"|{' --- |' * len(_HEAD)}",
     ]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in _cells(*one))} |" for one in measured]
-    lines += ["", begin, "", kept, "", end, "", "## How it is measured", ""]
-    for row, _ in measured:
-        lines += [f"**{row.what[0].upper()}{row.what[1:]}.** {row.how}", ""]
-    return "\n".join(lines)
+    lines += [*_wrapped(_overview([_cells(*one)[-1] for one in measured])), ""]
+    for row, outcome in measured:
+        lines += [*_entry(*_cells(row, outcome), row.how), ""]
+    return "\n".join([*lines, begin, "", kept, "", end, ""])
+
+
+def _overview(verdicts: list[str]) -> str:
+    counts = [f"{verdicts.count(verdict)} {verdict}" for verdict in ("reached", "missed", "not measured")]
+    return f"Of {len(verdicts)} goals: {', '.join(counts)}."
+
+
+def _entry(what: str, goal: str, measured: str, beside: str, ratio: str, verdict: str, how: str) -> list[str]:
+    """Return a row as lines: the page has no table, because its cells are sentences."""
+    facts = {"Goal": goal, "Measured": measured, "Compared with": beside, "Ratio": ratio, "How it is measured": how}
+    lines = [*_wrapped(f"**{what[0].upper()}{what[1:]}: {verdict}**"), ""]
+    for name, text in facts.items():
+        if text != "–":
+            lines += _wrapped(f"- {name}: {text}", "  ")
+    return lines
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _cells(row: Row, outcome: Outcome | str) -> tuple[str, ...]:
@@ -71,12 +93,13 @@ def _facts(load_before: float) -> list[str]:
     load = f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after"
     if niceness := os.nice(0):
         load += f", all of it at niceness {niceness}"
-    return [
+    facts = [
         f"- Machine: {machine}; {load}",
         f"- Date: {time.strftime('%Y-%m-%d')}",
         f"- Versions: Python {platform.python_version()}, {', '.join([*ours, *rivals.versions()])}",
         f'- Command: `make bench ARGS="{" ".join(sys.argv[1:])}"`',
     ]
+    return [line for fact in facts for line in _wrapped(fact, "  ")]
 
 
 def _processor() -> str:

@@ -90,12 +90,12 @@ ROWS = [
         f"{NODES} free nodes of a Slurm × {PROCS} ranks, to the end of the first all-reduce, and of the second program "
         "on them, against `srun torchrun`, and ipyparallel's engines in a Slurm job",
         "at least 5 times faster, the second at least 30 times",
-        "A real Slurm, all of whose nodes are this machine, so they share its cores. Ours: from the call of "
-        '`reserve(..., on="slurm")`, which submits a job, to the end of `mesh.run(program)`; then the same program '
-        "again in the same ranks. torchrun: from `srun torchrun`, one per node, to the end of the all-reduce on the "
-        "last rank; a second program takes as long. ipyparallel: from the start of a "
-        '`Cluster(engines="slurm")` to the end of the program on the last engine, and again. Medians of 3. The '
-        f"program is `tests/bench/programs/{PROGRAM}`.",
+        "Slurm is real. All its nodes are this machine, so they share its cores. Ours: the time from the call of "
+        '`reserve(..., on="slurm")`, which submits a job, to the end of `mesh.run(program)`. Then the same program '
+        "runs again in the same ranks. torchrun: the time from `srun torchrun`, one per node, to the end of the "
+        "all-reduce on the last rank; a second program takes as long. ipyparallel: the time from the start of a "
+        '`Cluster(engines="slurm")` to the end of the program on the last engine, and then of the program again. '
+        f"All are medians of 3. The program is `tests/bench/programs/{PROGRAM}`.",
         programs,
     )
 ]

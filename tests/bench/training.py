@@ -70,9 +70,9 @@ ROWS = [
         "script",
         f"`%mesh run ddp.py` on {RANKS} ranks, warm, to the end of the first step, against torchrun running the same",
         "at least 10 times faster",
-        "Ours: from the call of `mesh.run_script()`, which forks fresh processes, to the end of the first optimizer "
-        "step on the last rank, as the ranks print it, median of 9. torchrun: from its start to the same moment, "
-        "median of 3. The script is `tests/bench/programs/ddp.py`: DDP with Gloo.",
+        "Ours: the time from the call of `mesh.run_script()`, which forks fresh processes, to the end of the first "
+        "optimizer step on the last rank, as the ranks print it, median of 9. torchrun: the time from its start to the "
+        "same moment, median of 3. The script is `tests/bench/programs/ddp.py`: DDP with Gloo.",
         script,
         Shape(1, RANKS),
     ),
@@ -80,9 +80,10 @@ ROWS = [
         "fit",
         f"the second `fit` of a small LightningModule on {RANKS} ranks, against torchrun running the same script",
         "at least 20 times faster",
-        "Ours: `mesh.run(program)` where the same cell was run before (everything in it again: module, data, "
-        "`Trainer`, `fit`), to its return, median of 9. torchrun: from its start to the end of `fit` on the last rank, "
-        "median of 3. The program is `tests/bench/programs/fit.py`: one epoch of 4 steps with DDP.",
+        "Ours: the time of `mesh.run(program)` where the same cell was run before, median of 9. The cell makes the "
+        "module, the data and the `Trainer` again, and calls `fit`. torchrun: the time from its start to the end of "
+        "`fit` on the last rank, median of 3. The program is `tests/bench/programs/fit.py`: one epoch of 4 steps with "
+        "DDP.",
         second_fit,
         Shape(1, RANKS),
     ),

@@ -148,7 +148,7 @@ def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
     assert "[stderr:0-3] breakpoint() at Cell In[3]:2 passed: nobody can answer here" in text
     assert "[1] end 11" in text
     text = kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=error"), headless=True)
-    assert "this run is to fail there (--on-breakpoint=error)" in text
+    assert "the run fails there (--on-breakpoint=error)" in text
     assert "passed: nobody can answer here" in kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=go-on"))
 
 

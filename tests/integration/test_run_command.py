@@ -126,7 +126,7 @@ def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
     at.shows("end 25")
     assert at.end() == 0
     at = AtTerminal([*words, "--on-breakpoint=error", "stops.py"], terminal.directory)
-    at.shows("this run is to fail there (--on-breakpoint=error)")
+    at.shows("the run fails there (--on-breakpoint=error)")
     assert at.end() == 1
     status, out, errors = terminal.run("--procs", "2", "stops.py")
     assert status == 0

@@ -42,7 +42,7 @@ def test_who_was_invited_ends_no_nodes(lab: Callable[..., None]) -> None:
     lab(nodes=("127.0.0.1:1",))
     paths = paths_of("lab")
     Authority.load("lab", paths).issue("bob", USER).save(paths.identity)
-    with pytest.raises(AccessDenied, match="only who made the pool lab can end its nodes; %mesh release"):
+    with pytest.raises(AccessDenied, match="only the person who made the pool lab can end its nodes; %mesh release"):
         HostsProvisioner().down(pool="lab")
 
 

@@ -199,7 +199,9 @@ def test_ctrl_c_says_when_the_job_could_not_be_ended(engine: Engine, monkeypatch
 def test_a_failure_is_told_also_when_the_job_can_not_be_ended(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.looks = [WAITING]
     monkeypatch.setattr(engine, "end", busy)
-    with pytest.raises(CapacityError, match=r"in vain: engine job 1 waits; engine job 1 could not be ended \(busy\): "):
+    with pytest.raises(
+        CapacityError, match=r"without success: engine job 1 waits; engine job 1 could not be ended \(busy\): "
+    ):
         have(longest_s=1e-9)
 
 
@@ -248,7 +250,7 @@ def test_allocators_that_do_not_come_up(engine: Engine, monkeypatch: pytest.Monk
 
 def test_who_waits_long_enough_gives_up(engine: Engine) -> None:
     engine.looks = [WAITING]
-    with pytest.raises(CapacityError, match=r"in vain: engine job 1 waits.*; engine job 1 was cancelled$"):
+    with pytest.raises(CapacityError, match=r"without success: engine job 1 waits.*; engine job 1 was cancelled$"):
         have(longest_s=1e-9)
     assert engine.ended == ["1"]
 

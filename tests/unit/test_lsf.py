@@ -73,8 +73,8 @@ class TestArguments:
             (("-gpu", "num=2"), "say --gpus"),
             (("-W", "8:00"), "say --time"),
             (("-K",), "the cell waits"),
-            (("gpu",), "'gpu' is none"),
-            (("-q", "gpu", "sleep"), "'sleep' is none"),
+            (("gpu",), "'gpu' is no flag of bsub"),
+            (("-q", "gpu", "sleep"), "'sleep' is no flag of bsub"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...], said: str) -> None:

@@ -69,8 +69,8 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--nodes=3",), "'--nodes=3' means nothing to --on ray. There are --address=…"),
-            (("--cpus",), "'--cpus' means nothing"),
+            (("--nodes=3",), "--on ray has no flag '--nodes=3' after the --. There are --address=…"),
+            (("--cpus",), "--on ray has no flag '--cpus'"),
             (("--cpus=many",), "'many' is no number"),
             (("--cpus=-1",), "'-1' is no number"),
             (("--resources=ssd",), "'ssd' is no number"),

@@ -98,8 +98,8 @@ class TestArguments:
             (("-N", "3"), "say --nodes to %mesh"),
             (("--array=0-3",), "a reservation is one job"),
             (("--time", "8:00"), "say --time to %mesh"),
-            (("a100",), "'a100' is none"),
-            (("--partition=a100", "lab"), "'lab' is none"),
+            (("a100",), "'a100' is no flag of sbatch"),
+            (("--partition=a100", "lab"), "'lab' is no flag of sbatch"),
         ],
     )
     def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...], said: str) -> None:
@@ -315,7 +315,7 @@ def test_it_is_found_by_its_entry_point() -> None:
 
 
 def test_it_has_no_targets() -> None:
-    with pytest.raises(UsageError, match=r"--on slurm:lab: nothing can stand after the name of this one: --on slurm$"):
+    with pytest.raises(UsageError, match=r"--on slurm:lab: this launcher takes no target: --on slurm$"):
         launcher("slurm:lab")
 
 

@@ -1,4 +1,4 @@
-"""Failures that nobody in the program handles."""
+"""Failures of actors that the program does not handle."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ _TOGETHER_S = 0.2
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """What is called when nobody handles a failure; assign another function to `monarch_nb.actor.unhandled_fault_hook`.
-    This one, unlike Monarch's, ends nothing: a cell shows what happened.
+    """Called when no actor handles a failure. To change what happens, assign another function to
+    `monarch_nb.actor.unhandled_fault_hook`.
+
+    This function only shows what happened, in a cell. Monarch's ends the program.
+
+    Args:
+        failure: the actors that failed, and why.
 
     Example:
         >>> def record(failure):

@@ -20,11 +20,12 @@ class Postman(Traveller, Protocol):
 
 
 class Port(Generic[R]):
-    """Sends values to the PortReceiver that it was made with, or as responses to a call. It travels as an argument, and
-    can be used by any thread, at any time.
+    """Sends values to the PortReceiver that it was made with, or as responses to a call.
+
+    You can pass it to endpoints as an argument. Any thread can use it at any time.
 
     Attributes:
-        return_undeliverable: as in Monarch; what can not be delivered is dropped here, whatever it says.
+        return_undeliverable: as in Monarch, without effect here: values that can not be delivered are dropped.
 
     Example:
         >>> port, receiver = Channel.open()
@@ -39,19 +40,19 @@ class Port(Generic[R]):
         self.return_undeliverable = True
 
     def send(self, obj: R) -> None:
-        """Send a value. Values of one sender arrive in the order in which they were sent.
+        """Send a value. The values of one sender arrive in the order in which it sent them.
 
         Raises:
-            RuntimeError: it takes one value only, and has it.
+            RuntimeError: the channel is for one value only, and that was sent.
         """
         self._send(ANSWER, POST, obj)
 
     def exception(self, e: Exception) -> None:
-        """Send an exception: who receives it gets it raised, as it is."""
+        """Send an exception. The receiver raises it as it is."""
         self._send(RAISED, POST_RAISED, e)
 
     def at(self, rank: int) -> Port[R]:
-        """Return it as the port of a rank, which who receives can ask for."""
+        """Return the same port for a rank, whose number the receiver can ask for."""
         target = self._target and self._target._replace(rank=rank)
         return Port(self._process, target, once=self._once)
 

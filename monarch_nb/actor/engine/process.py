@@ -155,7 +155,7 @@ class Process:
         if runner is not None:
             runner.put(message)
             return
-        failed = self._stopped.get(uid) or stopped("its process does not have it: it was started anew")
+        failed = self._stopped.get(uid) or stopped("its process was restarted and does not have it")
         if response is not None:
             response.exception(self.error_of(endpoint, 0, Extent({}), failed))
         self.reply_to(sender, call, -1, FAILED, failed)
@@ -334,7 +334,7 @@ class Process:
             if old is not None and old.is_noted:
                 self._forget(old)
         if old is not None:
-            old.stop(f"{birth.caller} spawned others under its name", HERE, 0)
+            old.stop(f"{birth.caller} spawned new actors under its name", HERE, 0)
         self._watch_owner(runner)
         runner.start()
 

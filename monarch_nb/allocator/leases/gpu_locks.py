@@ -176,7 +176,7 @@ class GpuLocks:
     def _name(self, index: int, reservation_id: str) -> str:
         [gpu] = [gpu for gpu in self._gpus if gpu.index == index]
         if not gpu.uuid:
-            raise PoolError(f"GPU {index} has not told its UUID: monarch-nb status says more")
+            raise PoolError(f"GPU {index} has no UUID that the driver tells: monarch-nb status says more")
         lease = hashlib.sha256(f"{self._node}\0{reservation_id}".encode()).hexdigest()[:16]
         return f"{_file_safe(gpu.uuid)}.{lease}"
 
@@ -207,8 +207,8 @@ class GpuLocks:
     @property
     def _why(self) -> str:
         return (
-            "where all users of this machine say which GPUs they lease; make it so, choose another directory for all "
-            f"users ({config.GPU_LOCKS_VARIABLE}), or start the node with --gpus none"
+            "in which all users of this machine record the GPUs that they lease; make it so, choose another directory "
+            f"for all users ({config.GPU_LOCKS_VARIABLE}), or start the node with --gpus none"
         )
 
 

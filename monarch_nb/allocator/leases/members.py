@@ -27,7 +27,7 @@ from monarch_nb.spreading import spread
 
 _log = logging.getLogger(__name__)
 
-LEFT = "its node is none of the reservation any more"
+LEFT = "its node is no longer part of the reservation"
 
 
 class Members:
@@ -71,7 +71,7 @@ class Members:
             return False
         self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
         if not lease.has_node(self._address):
-            _log.warning("this node has no place in %s any more: it is released", lease.request.name)
+            _log.warning("this node is no longer part of %s: its part is released", lease.request.name)
             for mesh_id in [
                 key for key, mesh in self._state.meshes.items() if mesh.spec.reservation_id == reservation_id
             ]:

@@ -58,14 +58,14 @@ class Undertakings:
             UsageError: nobody knows whose it is, or too much is under way.
         """
         if not request.owner:
-            raise UsageError("whose reservation it is must be said: it is not known here")
+            raise UsageError("say whose reservation it is: this node does not know it")
         key = f"{request.client_id}/{request.reservation_id}/{request.mesh_id}"
         if request.done:
             if self._begun.pop(key, None):
                 self._records.end_undertaking(key)
             return
         if len(self._begun) >= MOST:
-            raise UsageError(f"{MOST} reservations and meshes are made or ended through this node already: try later")
+            raise UsageError(f"this node is making or ending {MOST} reservations and meshes already: try again later")
         self._begun[key] = request
         self._records.save_undertaking(key, request)
         if not self._is_here(request.client_id):
@@ -113,7 +113,7 @@ class Undertakings:
         for key, request in list(self._begun.items()):
             if request.client_id == client_id:
                 what = f"mesh {request.mesh_id}" if request.mesh_id else f"reservation {request.reservation_id}"
-                _log.warning("a client died while it made or ended %s: it is ended on all its nodes", what)
+                _log.warning("a client died while it made or ended %s: this node ends it on all its nodes", what)
                 self._owed.take(request)
                 del self._begun[key]
                 self._records.end_undertaking(key)

@@ -125,7 +125,7 @@ class Archiving:
             self._trouble = ""
         except OSError as error:
             if str(error) != self._trouble:
-                _log.warning("what ranks printed in old runs stays in its files: %s", error)
+                _log.warning("the output of old runs stays in its files: %s", error)
             self._trouble = str(error)
 
     def archive(self, outputs: Outputs, newest: int = 0) -> int:

@@ -169,7 +169,7 @@ class LogLimit:
             try:
                 used_bytes = await asyncio.to_thread(self.sweep, unfinished, archives)
             except OSError as error:
-                _log.warning("what ranks print can not be held to %s: %s", size(self.limit_bytes), error)
+                _log.warning("the output of ranks can not be limited to %s: %s", size(self.limit_bytes), error)
                 if error.errno == errno.EOPNOTSUPP:
                     return
                 used_bytes = 0  # not again at once
@@ -212,7 +212,7 @@ class LogLimit:
             archive.shrink()
         if used_bytes < before_bytes:
             dropped = size(before_bytes - used_bytes)
-            _log.info("dropped %s of what ranks printed, the oldest (limit %s)", dropped, size(self.limit_bytes))
+            _log.info("dropped the oldest %s of the output of ranks (limit %s)", dropped, size(self.limit_bytes))
         return used_bytes
 
     def _drop(self, file: StoredFile, kept_bytes: int) -> int:

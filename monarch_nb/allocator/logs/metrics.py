@@ -43,7 +43,7 @@ class MetricsReader:
         try:
             answer = await self._helper.ask(asked, budget_s + ANSWER_S)
         except TimeoutError as error:
-            raise MonarchNbError(f"what run {request.number} printed can not be read in {ANSWER_S:g} s") from error
+            raise MonarchNbError(f"the output of run {request.number} can not be read in {ANSWER_S:g} s") from error
         except (OSError, asyncio.IncompleteReadError) as error:
             what = f"the numbers of run {request.number} can not be read: the process that does it ended"
             raise MonarchNbError(f"{what} ({error}); try fewer names") from error

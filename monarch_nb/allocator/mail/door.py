@@ -64,7 +64,7 @@ class _Visit:
                 self._is_known = True
                 self._mail.open_mailbox(pb.Open.FromString(frame).mailbox, self, self._send)
         except DecodeError:
-            _log.warning("a client sent what is no message")
+            _log.warning("a client sent bytes that are no message")
             self.connection.close()
 
     def _send(self, letters: Sequence[Letter]) -> None:

@@ -108,7 +108,7 @@ class Mail:
         try:
             envelope = Envelope.FromString(frame)
         except DecodeError:
-            _log.warning("%s sent what is no message", process.address)
+            _log.warning("%s sent bytes that are no message", process.address)
             return
         try:
             blob = self.blobs.take_over(process.home_id, envelope.blob) if envelope.blob else None

@@ -113,7 +113,7 @@ class Runs:
                 self.end_calls(run.run_id)
             self.apply(self._state.withdraw(reservation_id, name))
         request = self._state.leases[reservation_id].request
-        over = AccessDenied(f"{request.owner} shares {request.name} with you no longer", request.owner, request.name)
+        over = AccessDenied(f"{request.owner} no longer shares {request.name} with you", request.owner, request.name)
         for mesh in meshes:
             self._audience.part(mesh, error_to_json(over))
         for session in self._sessions:

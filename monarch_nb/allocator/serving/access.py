@@ -283,7 +283,7 @@ class Access:
         whose = f"{request.name} on {self.node_id} is {owner}'s"
         shared = ", shared with you to " + ("read" if has is Right.READ else "run cells") if has else ""
         if not has and caller.name in lease.shares:
-            shared = ", shared with you no longer"
+            shared = ", no longer shared with you"
         if needed is Right.OWN:
             message = f"{whose}{shared}: only {owner} can {doing}"
         else:
@@ -337,7 +337,7 @@ def _wrong_role(method: str, caller: Caller, rule: Rule) -> str:
     if caller.role == NODE:
         return f"{caller.name}'s certificate is a node's, and {method} is for people: use the one of `pool invite`"
     if ADMIN in rule.roles:
-        return f"{method} is for who made the pool: ask there, or end the allocator on its machine"
+        return f"{method} is only for the person who made the pool: ask there, or end the allocator on its machine"
     return f"{method} is for nodes, not for {caller.name}"
 
 

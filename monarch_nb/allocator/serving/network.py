@@ -158,7 +158,7 @@ def address_toward(hosts: Sequence[str]) -> str:
     """
     own = [address for host in hosts if (address := _own_address(host))]
     if not own:
-        raise UsageError(f"--toward {' '.join(hosts)}: this machine knows no way there")
+        raise UsageError(f"--toward {' '.join(hosts)}: this machine has no route there")
     elsewhere = (address for address in own if not ipaddress.ip_address(address.partition("%")[0]).is_loopback)
     address = next(elsewhere, own[0])
     return f"[{address}]" if ":" in address else address

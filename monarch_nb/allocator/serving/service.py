@@ -451,7 +451,7 @@ class AllocatorService(service.AllocatorServicer):
             if not request.mesh_id:
                 path.unlink(missing_ok=True)
         except FileNotFoundError:
-            await refuse(context, MonarchNbError("the value is not kept any more"))
+            await refuse(context, MonarchNbError("the node no longer keeps the value"))
         except MonarchNbError as error:
             await refuse(context, error)
 

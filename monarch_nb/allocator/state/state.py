@@ -200,7 +200,7 @@ class NodeState:
         if request.revision == lease.revision and list(request.nodes) == lease.nodes:
             return None
         if request.pass_on and request.revision != lease.revision + 1:
-            raise ReservationConflict(f"somebody else has changed the nodes of {lease.request.name!r} just now")
+            raise ReservationConflict(f"another client has just changed the nodes of {lease.request.name!r} just now")
         if (request.revision, _addresses(request.nodes)) < (lease.revision, _addresses(lease.nodes)):
             return (
                 None  # of two of the same revision, which clients made who could not reach the same nodes, all keep one

@@ -321,7 +321,7 @@ class Supervisor:
             raise SpawnError(f"ranks did not get ready: {str(error) or 'no answer'}") from error
         if any((rank.mesh_id, rank.rank) in self.ranks for rank in ranks):  # else nobody would know of those any more
             await self.end(ranks, patience_s=0.0)
-            raise SpawnError("their places were taken while they were being started")
+            raise SpawnError("other ranks took their places while they started")
         for rank in ranks:
             self._supervise(rank)
         return ranks
@@ -414,7 +414,7 @@ class Supervisor:
         try:
             processes.kill_trees([(rank.record.process, rank.record.token) for rank in ranks])
         except OSError as error:
-            _log.error("what ranks started can not be ended yet: %s", error)
+            _log.error("processes that ranks started can not be ended yet: %s", error)
             self._spawn_task(self._kill_trees_later(ranks))
 
     async def _kill_trees_later(self, ranks: list[RankProcess]) -> None:

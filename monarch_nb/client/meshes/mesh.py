@@ -43,11 +43,11 @@ TITLE_CHARACTERS = 60
 
 
 class Mesh(Scales, Printed):
-    """A named set of live ranks, or a part of one.
+    """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:
         id, name: of the mesh.
-        reservation: what it belongs to.
+        reservation: the reservation that it belongs to.
 
     Example:
         >>> mesh = dev.mesh  # doctest: +SKIP
@@ -73,12 +73,12 @@ class Mesh(Scales, Printed):
 
     @property
     def extent(self) -> Extent:
-        """Its labelled shape, e.g. `{"hosts": 2, "procs": 4}`, also for a part of it."""
+        """The labelled shape of the whole mesh, such as `{"hosts": 2, "procs": 4}`. A part has that shape too."""
         return self.core.extent
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that this object stands for."""
+        """The ranks of this mesh or part, in order."""
         return self.core.ranks if self._part is None else self._part
 
     def __repr__(self) -> str:
@@ -90,28 +90,42 @@ class Mesh(Scales, Printed):
 
     @property
     def flag(self) -> str:
-        """What chooses it on a line of `%mesh`, after a blank: " --mesh judges"; empty for the main mesh."""
+        """The flag that chooses it on a line of `%mesh`, after a blank: " --mesh judges". Empty for the main mesh."""
         return mesh_flag("" if self.name == MAIN_MESH else self.name)
 
     def panel(self) -> Any:
-        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+        """Return its live panel for the output of a notebook's cell: ranks, runs, logs, restart and release.
 
         Raises:
-            UsageError: this is no notebook, or one without the extension.
+            UsageError: this is no notebook, or the notebook has not loaded the extension.
         """
         return panel_of(self)
 
     # ---- parts ----
 
     def slice(self, **dimensions: int | slice) -> Mesh:
-        """Return the part with the given coordinates, e.g. `mesh.slice(hosts=0, procs=slice(0, 2))`."""
+        """Return the part with the given coordinates.
+
+        Args:
+            dimensions: for each dimension a coordinate or a slice; a dimension that you do not name is taken whole.
+
+        Raises:
+            TargetError: the mesh has no such dimension or coordinate.
+
+        Example:
+            >>> mesh.slice(hosts=0, procs=slice(0, 2)).ranks  # doctest: +SKIP
+            (0, 1)
+        """
         return self.select(self.extent.ranks(**dimensions))
 
     def select(self, ranks: int | Iterable[int]) -> Mesh:
-        """Return the part of exactly these ranks (or this one).
+        """Return the part of exactly these ranks.
+
+        Args:
+            ranks: a rank, or several.
 
         Raises:
-            TargetError: a rank that is not in this mesh, or none at all.
+            TargetError: a rank is not in this mesh, or there is none.
         """
         chosen = (ranks,) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
         if missing := [rank for rank in chosen if rank not in self.ranks]:
@@ -124,7 +138,7 @@ class Mesh(Scales, Printed):
 
     @property
     def one_per_node(self) -> Mesh:
-        """Its first rank on each node: where what a node is to do once is done."""
+        """The part of its first rank on each node, for work that each node does once."""
         return self.select(ranks[0] for ranks in self.core.by_node(self.ranks).values())
 
     # ---- runs ----
@@ -141,27 +155,28 @@ class Mesh(Scales, Printed):
         on_breakpoint: OnBreakpoint | None = None,
         listener: Listener | None = None,
     ) -> Run:
-        """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks and keeps their memory.
+        """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks; they keep their memory.
 
         Args:
-            timeout_s: give up waiting after this time; the run goes on.
-            on_error: "abort" interrupts the other ranks, whatever they do, half a second after one has failed.
-            cell_number: shown in tracebacks as `Cell In[…]`; without one it is `Run …`, the run's number.
-            want_value: bring the last expression's values back.
-            sync: first bring files that changed to nodes that have copies of them.
-            on_breakpoint: what `breakpoint()` does there: "stop" (`monarch-nb debug` and `%mesh debug` answer), "go-on"
-                or "error"; it stops if nothing is said and this process has a keyboard.
+            code: Python, as in a cell: IPython's magics and top-level `await` work.
+            timeout_s: stop waiting after this time; the run goes on.
+            on_error: "abort" interrupts the other ranks half a second after a rank has failed; "wait" lets them finish.
+            cell_number: tracebacks show it as `Cell In[…]`. Without it they show `Run …`, the number of the run.
+            want_value: bring the values of the last expression back.
+            sync: first copy changed files to nodes that have copies of your files.
+            on_breakpoint: what `breakpoint()` does on a rank: "stop" (`monarch-nb debug` and `%mesh debug` answer),
+                "go-on" or "error". By default it stops if this process has a keyboard.
             listener: called with the run's events on a background thread.
 
         Returns:
-            The finished run; `run.values` is a list by rank.
+            The finished run. `run.values` has one value per rank.
 
         Raises:
-            RunFailed: it failed on some ranks.
-            RankDead: a rank of this mesh is dead.
-            NodeUnreachable: a node of it does not answer.
-            TimeoutError: it goes on after `timeout_s`.
-            FilesError: a node could not take the files that changed.
+            RunFailed: the code failed on some ranks.
+            RankDead: a rank of this mesh is dead, and nothing was run.
+            NodeUnreachable: a node of this mesh does not answer.
+            TimeoutError: the run goes on after `timeout_s`.
+            FilesError: a node could not take the changed files.
 
         Example:
             >>> mesh.run("x = rank * 2\\nx").values  # doctest: +SKIP
@@ -194,7 +209,15 @@ class Mesh(Scales, Printed):
         own_world: bool = False,
         listener: Listener | None = None,
     ) -> Run:
-        """As `run`, but return at once. `own_world`: while it runs, these ranks alone are the world, without groups."""
+        """Like `run`, but return at once.
+
+        Args:
+            own_world: while the code runs, these ranks alone are the world, and begin without process groups.
+
+        Example:
+            >>> run = mesh.submit("train()")  # doctest: +SKIP
+            >>> run.result(timeout_s=60)  # doctest: +SKIP
+        """
         if sync:
             self._sync()
         cell = run_pb2.Cell(code=code, cell_number=cell_number, want_value=want_value)
@@ -221,31 +244,32 @@ class Mesh(Scales, Printed):
     ) -> Run:
         """Run a program on the ranks as torchrun would, and wait until all have finished. Ctrl-C interrupts it.
 
-        Each rank of it is a process of its own, forked for it beside the live rank and ended with it, children too. So
-        nothing of one script reaches the next, or the live ranks; a dead live rank does not matter. It runs as
-        `__main__`, in torchrun's environment: the ranks of this object are its world.
+        Each rank of the program is a process of its own, forked for the program beside the live rank. It ends with the
+        program, and so do its children. So nothing of a script reaches the next script or the live ranks, and a dead
+        live rank does not matter. The program runs as `__main__` in torchrun's environment. The ranks of this mesh or
+        part are its world.
 
         Args:
             path: a file, relative to the ranks' directory; with `module` a module's name, with `executable` a command.
-            arguments: the program's.
-            module: run a module, as `python -m`. executable: run a command that is no Python file.
+            arguments: those of the program.
+            module: run a module, like `python -m`. executable: run a command that is no Python file.
             in_place: run it in the live ranks, in the namespace of the cells; what it leaves stays.
-            beside: do not wait for other scripts on the same ranks, nor let them wait for this one.
-            max_restarts: when a rank fails, how often all are started again, with TORCHELASTIC_RESTART_COUNT set. Only
-                while this process lives.
-            environment: added to the processes'.
-            timeout_s: give up waiting after this time; it goes on.
-            sync: first bring files that changed to nodes that have copies of them.
+            beside: do not wait for other scripts on the same ranks, and do not let them wait for this one.
+            max_restarts: how often all ranks start again when a rank fails, with TORCHELASTIC_RESTART_COUNT set. They
+                start again only while this process lives.
+            environment: variables to add to the environment of the processes.
+            timeout_s: stop waiting after this time; the program goes on.
+            sync: first copy changed files to nodes that have copies of your files.
             listener: called with the run's events on a background thread.
 
         Returns:
-            The finished run; `run.values` are the exit statuses by rank: 0. Those of a run that failed are
-            `run.kept_values`, None for processes that were killed.
+            The finished run. `run.values` has the exit status of each rank, which is 0. For a run that failed,
+            `run.kept_values` has the exit statuses, with None for processes that were killed.
 
         Raises:
-            UsageError: there is no such script on the nodes, or what was said makes no sense; nothing has begun.
-            RunFailed: a rank raised, exited with another code than 0, or was killed. The others were ended then.
-            NodeUnreachable, TimeoutError, FilesError: as `run`.
+            UsageError: a node has no such script, or the arguments make no sense. Nothing has begun.
+            RunFailed: a rank raised, exited with a code other than 0, or was killed. Then the other ranks were ended.
+            NodeUnreachable, TimeoutError, FilesError: as for `run`.
 
         Example:
             >>> mesh.run_script("train.py", "--lr", "3e-4").values  # doctest: +SKIP
@@ -259,7 +283,7 @@ class Mesh(Scales, Printed):
     def run_program(
         self, script: Script, *, timeout_s: float | None = None, sync: bool = True, listener: Listener | None = None
     ) -> Run:
-        """As `run_script`, with the script in one piece."""
+        """Like `run_script`, with a Script in place of its path and arguments."""
         if sync:
             self._sync(alive=script.in_place)
         with at_waits():
@@ -280,7 +304,7 @@ class Mesh(Scales, Printed):
         sync: bool = True,
         listener: Listener | None = None,
     ) -> Run:
-        """As `run_script`, but return at once. With `max_restarts` the run stands for all attempts."""
+        """Like `run_script`, but return at once. With `max_restarts` the run stands for all attempts."""
         script = Script(
             path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
         )
@@ -295,7 +319,7 @@ class Mesh(Scales, Printed):
         on_breakpoint: OnBreakpoint | None = None,
         listener: Listener | None = None,
     ) -> Run:
-        """As `submit_script`, with the script in one piece and the number of the cell that it is run by."""
+        """Like `submit_script`, with a Script in place of its path and arguments, and the number of the cell."""
         check_script(script)
         if not script.in_place:
             check_ranks(self)
@@ -325,7 +349,7 @@ class Mesh(Scales, Printed):
 
     @property
     def addresses(self) -> list[Address]:
-        """Where its ranks take messages."""
+        """The addresses at which its ranks take messages."""
         nodes = self.core.connections
         return [
             Address(nodes[rank // self.core.ranks_per_node].node_address, f"{self.id}/{rank}") for rank in self.ranks
@@ -333,24 +357,26 @@ class Mesh(Scales, Printed):
 
     @property
     def procs(self) -> ProcMesh:
-        """Its ranks as processes into which actors are spawned: in the shape of the mesh, where this part of it is a
-        slice, else in a row, `{"ranks": 3}`."""
+        """Its ranks as a monarch_nb.actor.ProcMesh, in which you spawn actors. A slice keeps the shape of the mesh. Any
+        other part is a row, as in `{"ranks": 3}`."""
         return ProcMesh.of(self.name, self.extent.part_of(self.ranks), self.addresses)
 
     def spawn(self, name: str, Class: type[Any], *arguments: Any, **named: Any) -> Any:
-        """Make an actor on each rank, without waiting for it. Actors that this program spawned here under the same name
-        end first; they end with the mesh, not with this kernel.
+        """Make an actor on each rank, without waiting for it.
+
+        Actors that this program spawned here under the same name end first. Actors end with the mesh, not with this
+        kernel.
 
         Args:
-            name: by which they are found again: `reservation.actors[name]`.
-            Class: a monarch_nb.actor.Actor. arguments, named: for its `__init__`.
+            name: of the actors, by which `reservation.actors[name]` finds them again.
+            Class: a subclass of monarch_nb.actor.Actor. arguments, named: those of its `__init__`.
 
         Returns:
             The actors: a monarch_nb.actor.ActorMesh with the endpoints of the class.
 
         Raises:
-            TypeError: wrong arguments, or one that can not be pickled: nothing was sent.
-            ValueError: no Actor, or one whose endpoints do not go together.
+            TypeError: the arguments are wrong, or one can not be pickled. Nothing was sent.
+            ValueError: the class is no Actor, or mixes sync and async endpoints.
 
         Example:
             >>> trainers = mesh.spawn("trainers", Trainer, lr=3e-4)  # doctest: +SKIP
@@ -359,8 +385,8 @@ class Mesh(Scales, Printed):
         return self.procs.spawn(name, Class, *arguments, **named)
 
     def open_calls(self, title: str, *, cell_number: int = 0, listener: Listener | None = None) -> CallsRun:
-        """Open a run of calls on all living ranks of the mesh: what actors print in its name is its output. Who opens
-        it ends it (`CallsRun.end`).
+        """Open a run of calls on all living ranks of the mesh. Its output is what actors print in its name. The caller
+        ends it (`CallsRun.end`).
 
         Args:
             title: the first call, for people.
@@ -415,11 +441,17 @@ class Mesh(Scales, Printed):
             raise self.core.death_of(dead, self._alive(), self.flag)
 
     def push(self, variables: Mapping[str, Any]) -> None:
-        """Set variables on every rank; one copy per node travels, and large arrays are shared by its ranks.
+        """Set variables on every rank. One copy travels to each node, and the node's ranks share large arrays.
+
+        Args:
+            variables: the values, by name.
 
         Raises:
-            PickleError: a value can not be pickled; the message names it.
-            RunFailed: it could not be unpickled on some ranks.
+            PickleError: a value can not be pickled. The message names it.
+            RunFailed: a value could not be unpickled on some ranks.
+
+        Example:
+            >>> mesh.push({"lr": 3e-4})  # doctest: +SKIP
         """
         self._check_alive()
         pieces = pack_variables(dict(variables))
@@ -433,11 +465,21 @@ class Mesh(Scales, Printed):
         await asyncio.gather(*(node.put_blob(self.id, blob, pieces) for node in nodes))
 
     def pull(self, expression: str) -> list[Any]:
-        """Return the value of an expression (a variable's name, say) on every rank, by rank.
+        """Return the value of an expression on every rank.
+
+        Args:
+            expression: a variable's name, or any expression.
+
+        Returns:
+            The values, by rank.
 
         Raises:
-            RunFailed: it can not be evaluated on some ranks; the error's `run.values` has the others.
-            PickleError: a value can not be pickled; the message names it, and `run.kept_values` has the others.
+            RunFailed: it can not be evaluated on some ranks. `run.values` of the error has the other values.
+            PickleError: a value can not be pickled. The message names it, and `run.kept_values` has the other values.
+
+        Example:
+            >>> mesh.pull("rank * 2")  # doctest: +SKIP
+            [0, 2, 4, 6]
         """
         spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=expression))
         return self._finish_quietly(spec, f"pull {expression}")
@@ -450,14 +492,17 @@ class Mesh(Scales, Printed):
         return run.result()
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
-        """Interrupt what runs on these ranks, whoever submitted it, and drop what waits for them without starting it.
-        Nothing in memory is lost; what is submitted from now on is not touched. Actors that live here are
-        interrupted in whatever they execute, and what waits for them is dropped. The whole main mesh stands for the
-        reservation: the meshes beside it are interrupted, too. On a mesh that somebody shares with us our own runs are
-        interrupted, and nothing else.
+        """Interrupt the runs on these ranks, whoever submitted them, and drop the runs that wait for these ranks.
+
+        Ranks keep their memory. Runs that you submit from now on are not touched. Actors on these ranks are interrupted
+        too, and their waiting messages are dropped. On the whole main mesh, all meshes of the reservation are
+        interrupted. On a mesh that somebody shares with you, only your own runs are interrupted.
 
         Args:
-            kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
+            kill_stuck: kill and restart the ranks that did not stop at the last interrupt.
+
+        Returns:
+            The ranks of each stopped run, and the dropped runs; `str` of it is the text of `%mesh interrupt`.
         """
         is_ours = self.reservation.owner == self.core.me
         parts = [Part(self.core, self.ranks, list(self.running()), is_ours=is_ours)]
@@ -468,7 +513,7 @@ class Mesh(Scales, Printed):
         return interrupt_parts(parts, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
-        """Yield the runs that go on on these ranks or wait for them, whoever submitted them."""
+        """Yield the unfinished runs on these ranks, running or waiting, whoever submitted them."""
         under_way = self.core.under_way()
         told = [info for info in self.runs() if not info.done]
         runs = [
@@ -483,14 +528,14 @@ class Mesh(Scales, Printed):
         return not set(run.ranks).isdisjoint(self.ranks)
 
     def runs(self) -> list[RunInfo]:
-        """Return the runs that are unfinished or whose results nobody has collected, oldest first."""
+        """Return the runs that are unfinished, or whose results nobody has collected, oldest first."""
         return [info for info in self._run_infos() if not (info.done and info.collected)]
 
     def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
-        """Return the newest few hundred runs, also those that are over, oldest first, each with what failed.
+        """Return the newest few hundred runs, also finished ones, oldest first, each with its failures.
 
         Args:
-            tracebacks_of: the number of the run whose failures come with their tracebacks.
+            tracebacks_of: the number of a run. The failures of this run have their tracebacks.
         """
         return self._run_infos(pb.PastRuns(mesh_id=self.id, tracebacks_of=tracebacks_of))
 
@@ -499,11 +544,12 @@ class Mesh(Scales, Printed):
         return run_infos(((connection.name, mesh) for connection, mesh in told), self.core.me)
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
-        """Follow a run that another client submitted; one that this process follows already is returned as it is.
+        """Follow a run that another client submitted. If this process follows the run already, return it as it is.
 
         Args:
-            from_start: send all its output again, not only what no client has shown; also that of a run which is over
-                and was shown to its end.
+            run_id: the `id` of a Run, or the `run_id` of a RunInfo.
+            from_start: send all its output again, also of a finished run. By default only output that no client has
+                shown is sent.
             listener: called with the run's events on a background thread.
 
         Raises:
@@ -515,36 +561,44 @@ class Mesh(Scales, Printed):
     # ---- ranks ----
 
     def restart(self, ranks: int | Iterable[int] | None = None) -> None:
-        """Replace ranks (all of this object's by default) by fresh ones under the same coordinates.
+        """Replace ranks by fresh ones with the same numbers, and return when the new ranks are ready.
 
-        Their variables and imports are lost. The others keep theirs; their process groups are aborted, so that an
-        `init_process_group()` by all forms a new one. Returns when the new ranks are ready.
+        The restarted ranks lose their variables and imports. The other ranks keep theirs. Their process groups are
+        aborted, so that an `init_process_group()` on all ranks forms a new group.
+
+        Args:
+            ranks: a rank, or several; by default all ranks of this mesh or part.
+
+        Raises:
+            TargetError: a rank is not in this mesh.
+            NodeUnreachable: a node does not answer. SpawnError: a new rank could not start.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
         looking.restart(self.core, chosen, self.reservation.pool)
 
     def status(self) -> list[RankInfo]:
-        """Return what the allocators know of the ranks, and what an engine says of a job whose nodes do not answer."""
+        """Return the state of each rank, as the allocators know it: pid, memory, and why it died. If the nodes of a job
+        do not answer, it has what the engine says about the job."""
         return looking.statuses(self.core, self.ranks, self.reservation.pool)
 
     def where(self) -> dict[int, run_pb2.Where]:
-        """Return where each rank's main thread is; ranks that do not answer are missing."""
+        """Return where each rank's main thread is, by rank. Ranks that do not answer are missing."""
         return call(self.core.where(self.ranks))
 
     def stacks(self) -> StackReport:
-        """Return every rank's Python stack, also while C code holds the interpreter, or why there is none."""
+        """Return every rank's Python stack, or why there is none. It works also while C code holds the interpreter."""
         return looking.stacks(self.core, self.ranks, self.reservation.pool)
 
     def complete(self, code: str, cursor: int, rank: int | None = None) -> tuple[list[str], int]:
-        """Return completions of live names on a rank, and where in the code the completed word begins."""
+        """Return completions of live names on a rank, and the index in `code` at which the completed word begins."""
         alive = self._alive()
         if not alive:
             return [], cursor
         return looking.complete(self.core, alive[0] if rank is None else rank, code, cursor)
 
     def inspect(self, name: str) -> tuple[str, int]:
-        """Return what the first rank that lives knows of a live name (with dots), and that rank: the name's signature,
-        documentation and type; empty when there is no such name there."""
+        """Return the signature, documentation and type of a live name (with dots) on the first living rank, and that
+        rank. The text is empty when there is no such name."""
         if alive := self._alive():
             return looking.inspect(self.core, alive[0], name), alive[0]
         return "", self.ranks[0]

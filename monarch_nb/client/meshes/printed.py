@@ -51,16 +51,23 @@ class Printed:
         *,
         follow: bool = False,
     ) -> Iterator[LogRecord]:
-        """Yield what the ranks wrote, from their files: all of it, run after run.
+        """Yield everything that the ranks wrote, from their files, run after run.
 
         Args:
-            ranks: only these.
-            lines: only the newest lines of each.
-            run: only that run: a Run, a RunInfo, or its number.
-            follow: go on with what they write, as it comes: until Ctrl-C, or until `run` has finished.
+            ranks: only these ranks.
+            lines: only so many of the newest lines of each rank.
+            run: only this run: a Run, a RunInfo, or its number.
+            follow: go on with new lines as they come, until Ctrl-C, or until `run` has finished.
+
+        Returns:
+            An iterator over LogRecords, with `rank`, `stream`, `run` and `text`.
 
         Raises:
             RunNotFound: there was no run of that number.
+
+        Example:
+            >>> for record in mesh.logs(ranks=[3], lines=20):  # doctest: +SKIP
+            ...     print(record.rank, record.text, end="")
         """
         batches = self.log_batches(ranks, lines, run, follow=follow)
         return itertools.chain.from_iterable(batches)
@@ -73,7 +80,7 @@ class Printed:
         *,
         follow: bool = False,
     ) -> Iterator[Iterable[LogRecord]]:
-        """As `logs`, but yield together what can be folded together: everything, or what came at a time."""
+        """Like `logs`, but yield batches of records that can be folded: all records, or those that came together."""
         return past.log_batches(cast(HeldMesh, self), self._chosen(ranks), lines, run, follow=follow)
 
     def metrics(
@@ -82,18 +89,18 @@ class Printed:
         ranks: int | Iterable[int] | None = None,
         run: Numbered | int | None = None,
     ) -> Columns:
-        """Return the numbers that ranks printed beside names, as in `loss: 2.31`: of the newest run that has them.
+        """Return the numbers that ranks printed beside names, as in `loss: 2.31`.
 
         Args:
-            names: only these. ranks: only of these ranks.
-            run: of that run: a Run, a RunInfo, or its number.
+            names: only these names. ranks: only these ranks.
+            run: a Run, a RunInfo, or its number; by default the newest run that has such numbers.
 
         Returns:
-            Columns of equal length, a row for each line that has a number: "rank", "step" and a column for each name,
-            with None where a line has none. `pandas.DataFrame` takes it as it is.
+            Columns of equal length, with a row for each line that has a number: "rank", "step" and a column for each
+            name. A value is None where a line has none. `pandas.DataFrame` takes the result as it is.
 
         Raises:
-            UsageError: no line has a name; the message has the nearest ones.
+            UsageError: no line has the name. The message has the nearest names.
             RunNotFound: there was no run of that number.
 
         Example:

@@ -61,31 +61,35 @@ class Scales:
         sync: bool = True,
         progress: Callable[[ScalingReport], None] | None = None,
     ) -> ScalingReport:
-        """Run code on the first so many ranks, size after size, and measure it. Ctrl-C ends the series.
+        """Run code on the first ranks of the mesh, size after size, and measure it. Ctrl-C ends the series.
 
-        While it runs, the ranks of a size are a world of their own: `rank`, `world_size`, torchrun's variables and
-        `dist.init_process_group()` mean them. Each run begins without process groups; those that were there before are
-        ended. All ranks have finished one run before the next begins. A size that fails is a row, and the next begins.
+        While the code runs, the ranks of a size are a world of their own: `rank`, `world_size`, torchrun's variables
+        and `dist.init_process_group()` mean these ranks. Each run begins without process groups; earlier groups are
+        ended. A run begins when all ranks have finished the run before. A size that fails is a row too, and the next
+        size begins.
 
         Args:
-            sizes: how many ranks; the smallest comes first, each once.
-            repeat: so many runs of each size; rows have the medians.
-            per: the name of an amount, such as "tokens": the throughput is that divided by the time. It is looked for
-                in the value of the last expression, if that is a dict, then in what was printed (`tokens: 12,345`, the
-                last one counts), then the value itself is it, if it is a number. Those of several ranks are added up.
-            rate: in place of `per`, the name of a throughput that the code tells itself, such as "tps".
-            weak: without these two: each rank does the same work at every size; else it is the same in all.
-            timeout_s: what takes longer is interrupted, and its size has failed.
-            on_error: "abort" interrupts the other ranks half a second after one has failed, "wait" waits for them.
-            sync: first bring files that changed to nodes that have copies of them.
-            progress: called with the rows so far after each run.
+            code: Python, as for `run`.
+            sizes: numbers of ranks. The smallest runs first, and each runs once.
+            repeat: how many runs of each size. Rows have the medians.
+            per: the name of an amount, such as "tokens". The throughput is the amount divided by the time. The amount
+                is looked for in the value of the last expression, if that is a dict; then in the output
+                (`tokens: 12,345`, the last one counts); else it is the value itself, if that is a number. The amounts
+                of several ranks are added up.
+            rate: in place of `per`, the name of a throughput that the code reports itself, such as "tps".
+            weak: without `per` and `rate`: each rank does the same work at every size. By default all ranks together
+                do the same work at every size.
+            timeout_s: interrupt a run that takes longer; its size has then failed.
+            on_error: "abort" interrupts the other ranks half a second after a rank has failed; "wait" lets them finish.
+            sync: first copy changed files to nodes that have copies of your files.
+            progress: called with the report so far after each run.
 
         Returns:
-            The rows, whether their runs failed or not.
+            The report, with a row for each size, whether its runs failed or not.
 
         Raises:
-            UsageError: a size that the mesh does not have, or what makes no sense as written; nothing was run.
-            KeyboardInterrupt: after Ctrl-C, when the ranks are free; the text has the rows so far.
+            UsageError: the mesh does not have such a size, or the arguments make no sense. Nothing was run.
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free. Its text has the rows so far.
 
         Example:
             >>> report = mesh.scale("train(100)", [1, 2, 4], repeat=3, per="tokens")  # doctest: +SKIP
@@ -114,7 +118,7 @@ class Scales:
                 raise KeyboardInterrupt(f"{interrupt}\n{series.report}") from None
 
     def end_groups(self: _Mesh) -> int:
-        """Destroy the process groups of the ranks that live; return how many ranks the largest default group had."""
+        """Destroy the process groups of the living ranks. Return how many ranks the largest default group had."""
         alive = self._alive()
         if not alive:
             return 0

@@ -342,7 +342,7 @@ def shared_no_longer(facts: pb.ReservationStatus) -> AccessDenied | None:
     if facts.right or not facts.shares:
         return None
     owner, name = facts.owner, facts.name
-    return AccessDenied(f"{owner} shares {name} with you no longer (%mesh detach leaves it)", owner, name)
+    return AccessDenied(f"{owner} no longer shares {name} with you (%mesh detach leaves it)", owner, name)
 
 
 def ended_reservation(ended: pb.Ended) -> EndedReservation:

@@ -55,23 +55,31 @@ class Elastic(ABC):
         time: Duration | None = None,
         progress: Progress | None = None,
     ) -> list[Replaced]:
-        """Put free nodes of the pool in the places of nodes, or new ones of the engine that it has its nodes from, with
-        new ranks of the same numbers. The other ranks keep their variables, and lose their process groups. A node that
-        was replaced ends its ranks when it answers again.
+        """Replace nodes by free nodes of the pool or by new nodes of its engine. New ranks have the same numbers.
+
+        The other ranks keep their variables, and lose their process groups. A replaced node ends its ranks when it
+        answers again.
 
         Args:
-            nodes: names or numbers, also a list of them; by default those that do not answer. One that answers loses
-                its ranks at once.
-            wait: for what others hold, as with `reserve`. An engine is waited for in any case; at most so long, when a
-                time is said.
-            time: for which the engine is asked; by default what is left of the reservation's time.
-            progress: told what is being done.
+            nodes: names or numbers, or a list of them; by default the nodes that do not answer. A node that answers
+                loses its ranks at once.
+            wait: wait for what others hold, as for `reserve`. The client always waits for an engine; a time is the
+                longest.
+            time: how long to ask the engine for; by default what is left of the reservation's time.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            For each node the old and the new one, and the new ranks.
 
         Raises:
-            UsageError: all nodes answer and none is named, or there is no such node.
-            CapacityError: no node has enough free; nothing has changed.
-            ReservationConflict: somebody else has just replaced nodes of it.
-            SpawnError: the ranks could not be started.
+            UsageError: all nodes answer and you name none, or there is no such node.
+            CapacityError: no node has enough free. Nothing has changed.
+            ReservationConflict: another client has just replaced nodes of the reservation.
+            SpawnError: the ranks could not start.
+
+        Example:
+            >>> [(one.old, one.new) for one in dev.replace("host3")]  # doctest: +SKIP
+            [('host3', 'host4')]
         """
         say = progress or _silent
         replaced, held = replace(
@@ -90,28 +98,31 @@ class Elastic(ABC):
         time: Duration | None = None,
         progress: Progress | None = None,
     ) -> Resized:
-        """Have more nodes of the pool; where they come as jobs of an engine, that is asked for another one when not so
-        many are free. All meshes stay as they are, with their variables, on the nodes that they are on; a new one is
-        over all nodes, `meshes["grown"]`, with as many ranks on each as the main mesh. Or, with `into`, one that is
-        there starts anew on all nodes.
+        """Hold more nodes of the pool. If too few are free and an engine brings the nodes, it asks for another job.
+
+        All meshes stay on their nodes with their variables. A new mesh, `meshes["grown"]`, is over all nodes, with as
+        many ranks on each as the main mesh. With `into`, an existing mesh starts anew on all nodes instead.
 
         Args:
-            nodes: how many there are to be, or "+2" for two more; when there are so many, and a mesh is over all of
-                them, nothing happens.
-            into: "main", or the name of another mesh: its ranks start anew on all nodes, their variables are lost.
-            mesh: what the new mesh is called, instead of "grown".
-            wait: for what others hold, as with `reserve`. An engine is waited for in any case; at most so long, when a
-                time is said.
-            time: for which the engine is asked; by default what is left of the reservation's time.
-            progress: told what is being done.
+            nodes: how many to hold, or "+2" for two more. If you hold so many, and a mesh is over all of them, nothing
+                happens.
+            into: "main", or the name of another mesh. Its ranks start anew on all nodes, and lose their variables.
+            mesh: the name of the new mesh, instead of "grown".
+            wait: wait for what others hold, as for `reserve`. The client always waits for an engine; a time is the
+                longest.
+            time: how long to ask the engine for; by default what is left of the reservation's time.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            How many nodes you hold now, which are new, and what to run next.
 
         Raises:
-            UsageError: a mesh of that name is there, or there are more nodes already.
-            NoSuchMesh: there is none that is called as `into` says.
-            CapacityError: not so many nodes have enough free; nothing has changed.
-            NodeUnreachable: a node does not answer, so that no ranks can start there.
-            ReservationConflict: somebody else has just changed its nodes.
-            SpawnError: ranks could not be started on the new nodes; nothing has changed.
+            UsageError: a mesh has that name already, or you hold more nodes already.
+            NoSuchMesh: no mesh has the name `into`.
+            CapacityError: too few nodes have enough free. Nothing has changed.
+            NodeUnreachable: a node does not answer, so no ranks can start there.
+            ReservationConflict: another client has just changed the nodes.
+            SpawnError: ranks could not start on the new nodes. Nothing has changed.
 
         Example:
             >>> print(dev.grow(4))  # doctest: +SKIP
@@ -134,20 +145,25 @@ class Elastic(ABC):
         into: str = "",
         progress: Progress | None = None,
     ) -> Resized:
-        """Give nodes back. A mesh that has ranks there starts anew on those that are left, numbered in their order, if
-        `into` says so.
+        """Give nodes back. The mesh that `into` names starts anew on the nodes that are left, numbered in their order.
 
         Args:
-            nodes: how many are to be left, or "-1" for one less: those that do not answer go, then the last ones.
-            node: name or number of the one to give back instead, or several.
-            into: "main", or the name of another mesh: its ranks start anew on all nodes that are left, their variables
-                are lost.
-            progress: told what is being done.
+            nodes: how many to keep, or "-1" for one less. Nodes that do not answer go first, then the last ones.
+            node: the name or number of the node to give back instead, or a list of them.
+            into: "main", or the name of another mesh. Its ranks start anew on all nodes that are left, and lose their
+                variables.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            How many nodes you hold now, and what to run next.
 
         Raises:
             UsageError: a mesh has ranks there and `into` does not name it, or no node would be left.
-            NodeUnreachable: a node that is to be left does not answer.
-            ReservationConflict: somebody else has just changed its nodes.
+            NodeUnreachable: a node that you keep does not answer.
+            ReservationConflict: another client has just changed the nodes.
+
+        Example:
+            >>> print(dev.shrink(2, into="main"))  # doctest: +SKIP
         """
         say = progress or _silent
         resized, held = shrink(self._pool, self.id, self.name, nodes, words(node), into, self.files.record, say)
@@ -155,12 +171,14 @@ class Elastic(ABC):
         return resized
 
     def stop_mesh(self, name: str) -> list[str]:
-        """End the ranks of a mesh beside the main one, and forget it; its nodes are held on. Return the names of nodes
-        that do not answer: the ranks there end when they do.
+        """End the ranks of a mesh beside the main mesh, and forget the mesh. You still hold its nodes.
+
+        Returns:
+            The names of nodes that do not answer. The ranks there end when the nodes are back.
 
         Raises:
             UsageError: it is the main mesh.
-            NoSuchMesh: there is none of that name.
+            NoSuchMesh: no mesh has that name.
         """
         if name == MAIN_MESH:
             raise UsageError(f"{MAIN_MESH} ends with its reservation: %mesh release {self.name}")

@@ -24,13 +24,13 @@ ELSEWHERE_S = 3.0
 
 @dataclass(frozen=True)
 class Holdings:
-    """What is held in several pools.
+    """The reservations in several pools.
 
     Attributes:
-        pools: those that were asked. reservations: in these, oldest first in each.
-        failed: pools that could not be asked, and why.
-        unheld: what there is to say of jobs of engines that wait, or whose nodes nobody holds.
-        unheard: what there is to say of nodes that did not answer, and may hold more.
+        pools: the pools that were asked. reservations: theirs, oldest first in each pool.
+        failed: the errors of pools that could not be asked, by name.
+        unheld: lines about jobs of engines that wait, or whose nodes nobody holds.
+        unheard: lines about nodes that did not answer, and may hold more.
     """
 
     pools: tuple[str, ...]
@@ -41,23 +41,27 @@ class Holdings:
 
     @property
     def besides(self) -> list[str]:
-        """What there is to say besides."""
+        """The lines of `unheld` and `unheard`."""
         return [*self.unheld, *self.unheard]
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of pools that could not be asked."""
+        """One line for each pool that could not be asked."""
         return [f"{pool}: {error}" for pool, error in self.failed.items()]
 
 
 def list_reservations(pool: str | None = None, *, memory: bool = False) -> list[ReservationInfo]:
-    """Return every reservation in the pool, oldest first; an empty list when no pool is up.
+    """Return every reservation in a pool, oldest first.
 
     Args:
-        memory: measure that of every rank too, which takes some milliseconds each.
+        pool: its name; by default the default pool.
+        memory: measure the memory of every rank too, which takes some milliseconds for each.
+
+    Returns:
+        One ReservationInfo for each reservation; an empty list when the pool is not up.
 
     Raises:
-        NoSuchPool: that is no name of a pool.
+        NoSuchPool: no pool has that name.
 
     Example:
         >>> [(info.name, str(info.shape)) for info in monarch_nb.list_reservations()]  # doctest: +SKIP
@@ -76,11 +80,16 @@ def list_one(pool: str, *, memory: bool = False) -> Holdings:
 
 
 def list_everywhere(*, memory: bool = False) -> Holdings:
-    """Return what is held in all pools that there are for this user: those of this machine that are up, and all pools
-    of hosts; the default one comes first. `memory` as of `list_reservations`.
+    """Return the reservations in all your pools: the local pools that are up, and all pools of hosts.
+
+    Args:
+        memory: as for `list_reservations`.
+
+    Returns:
+        The Holdings, with the default pool first. `failed` has the pools that could not be asked.
 
     Raises:
-        MonarchNbError: there is one pool only, and it can not be asked.
+        MonarchNbError: there is only one pool, and it can not be asked.
 
     Example:
         >>> [(info.pool, info.name) for info in monarch_nb.list_everywhere().reservations]  # doctest: +SKIP
@@ -179,8 +188,11 @@ async def _ask_pool(pool: str, memory: bool, timeout_s: float | None) -> list[Re
 
 
 def list_ended(pool: str | None = None) -> list[EndedReservation]:
-    """Return the reservations of yours that were released, by themselves or elsewhere, as far as nodes remember, oldest
-    first.
+    """Return your reservations that ended by themselves or were released elsewhere, oldest first. The list goes back
+    as far as the nodes remember.
+
+    Args:
+        pool: name of the pool; by default the default pool.
 
     Example:
         >>> [ended.name for ended in monarch_nb.list_ended()]  # doctest: +SKIP

@@ -63,11 +63,15 @@ DEFAULT_NAME = "main"
 
 
 class Reservation(Elastic):
-    """What a user holds: nodes, slots on each, and a main mesh of ranks that live until `release()`.
+    """A reservation: nodes, slots on each node, and a main mesh of ranks that live until `release()`.
+
+    `reserve` and `attach` return it.
 
     Attributes:
-        pool: name of the pool that it is in.
-        shared: the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty when none was named.
+        name, owner: of the reservation. pool: name of its pool.
+        nodes, procs, gpus: how many nodes, and how many CPU ranks or GPUs on each node.
+        mesh: the main mesh. meshes: all its meshes, by name.
+        shared: the path of the storage that all its nodes see, `$MONARCH_NB_SHARED` in the ranks; empty without one.
         spec: what its ranks were started with, as the first node that answers has it.
 
     Example:
@@ -105,14 +109,14 @@ class Reservation(Elastic):
         return f"<Reservation {self.name}: {Shape(self.nodes, self.procs, self.gpus)}>"
 
     def status(self, *, memory: bool = True) -> ReservationInfo:
-        """Return what its nodes say now.
+        """Ask its nodes and return their answers: ranks, runs, limits and nodes that do not answer.
 
         Args:
-            memory: measure that of every rank too, which takes some milliseconds each.
+            memory: measure the memory of every rank too, which takes some milliseconds for each.
 
         Raises:
             ReservationNotFound: it was released.
-            AccessDenied: its owner shares it with us no longer.
+            AccessDenied: its owner no longer shares it with you.
         """
         info = reservation_info(call(self.held(memory=memory)), self.pool)
         if not info.absences or not (said := jobs.trouble(self.pool)):
@@ -120,7 +124,7 @@ class Reservation(Elastic):
         return dataclasses.replace(info, absences=tuple(f"{absence}; {said}" for absence in info.absences))
 
     async def held(self, *, memory: bool = False) -> HeldReservation:
-        """Return what its nodes say, as they say it. On the background loop."""
+        """Return the answers of its nodes as they are. Call it on the background loop."""
         held = await self._pool.held(self.id, self.name, memory=memory)
         if over := shared_no_longer(held.facts):
             raise over
@@ -128,7 +132,7 @@ class Reservation(Elastic):
 
     @property
     def hosts(self) -> HostMesh:
-        """Its nodes, on which more processes can be started: a monarch_nb.actor.HostMesh `{"hosts": n}`."""
+        """Its nodes as a monarch_nb.actor.HostMesh of shape `{"hosts": n}`, on which you can start more processes."""
         return HostMesh.of({"hosts": self.nodes}, self.meshes.addresses)
 
     def spawn_procs(
@@ -138,22 +142,22 @@ class Reservation(Elastic):
         env: Mapping[str, str | None] | None = None,
         bootstrap: Callable[[], Any] | None = None,
     ) -> ProcMesh:
-        """Start more rank processes beside the main mesh, without waiting for them. They share its slots: they are not
-        counted, and on a reservation of GPUs these go round among them, rank 0 of a node having the first one.
+        """Start more rank processes beside the main mesh, without waiting for them. They take no slots of their own.
+        On a reservation of GPUs they share its GPUs in turn: rank 0 of a node has the node's first GPU.
 
         Args:
-            per_host: how many on each node, in which shape: `{"gpus": 2}`; one when left out.
-            name: by which `%mesh actors` and logs know them. Those of the same name are stopped first, but for one
-                that `grow` has made: then the processes are not started, and using them says why.
+            per_host: the shape of the processes on each node, as in `{"gpus": 2}`; by default one process.
+            name: their name in `%mesh actors` and logs. Processes of the same name are stopped first. If `grow` made
+                the mesh of that name, no processes start, and the error comes when you use them.
             env: variables to add to those of the main mesh's ranks; None takes this process's value.
             bootstrap: called in each process before there are actors; may be async.
 
         Returns:
-            A monarch_nb.actor.ProcMesh, `{"hosts": 1, "gpus": 2}`; its `stop()` ends the processes, and so does
-            `release()`.
+            A monarch_nb.actor.ProcMesh, here of shape `{"hosts": 2, "gpus": 2}`. Its `stop()` ends the processes, and
+            so does `release()`.
 
         Raises:
-            UsageError: a name or a shape that can not be had.
+            UsageError: the name or the shape is not allowed.
 
         Example:
             >>> evaluators = dev.spawn_procs({"gpus": 2}, name="evaluators")  # doctest: +SKIP
@@ -175,48 +179,49 @@ class Reservation(Elastic):
 
     @property
     def actors(self) -> LiveActors:
-        """The actors on its ranks by name, also those that an earlier kernel has spawned."""
+        """The actors on its ranks by name, with those that an earlier kernel spawned: `dev.actors["trainers"]`."""
         return LiveActors(self, self.meshes)
 
     async def all_meshes(self) -> list[Mesh]:
-        """Ask the nodes for the meshes, the main one first. On the background loop."""
+        """Ask the nodes for all meshes, the main mesh first. Call it on the background loop."""
         return await self.meshes.all()
 
     def actor_infos(self) -> list[ActorInfo]:
-        """Return the actors of its ranks and what they do; ranks that do not answer are missing."""
+        """Return the actors on its ranks, and what they do. Ranks that do not answer are missing."""
         return call(self.meshes.actor_infos())
 
     @property
     def node_names(self) -> list[str]:
-        """What its nodes are called, by number."""
+        """The names of its nodes, by number."""
         return [self._connections[number].name for number in sorted(self._connections)]
 
     def extend(self, time: Duration, /) -> float:
-        """Add to its time limit, as if it had been reserved for longer; return how many seconds are left now.
+        """Add to its time limit, and return how many seconds are left now.
 
         Args:
-            time: "2h", "1h30m", a timedelta or seconds.
+            time: how much to add: "2h", "1h30m", a timedelta or seconds.
 
         Raises:
-            UsageError: it has no time limit, or is in a job that you can not extend.
-            NodeUnreachable: a node does not answer: nothing is changed, for all must agree.
+            UsageError: it has no time limit, or you can not extend its job.
+            NodeUnreachable: a node does not answer. Nothing changes, because all nodes must agree.
             ReservationNotFound: it was released.
         """
         return extend(self._pool, self.id, self.name, seconds_of(time, "time"))
 
     def share(self, to: str, right: str = "read") -> str:
-        """Let somebody else see its output, logs and panel ("read"), or run cells on it too ("run"), until it ends.
+        """Let somebody else use the reservation until it ends.
 
         Args:
-            to: a name, as the pool's certificates have it.
+            to: the person's name in the pool's certificates.
+            right: "read" for output, logs and the panel; "run" to run cells too.
 
         Returns:
-            Why nobody may be called so, in a line; empty when somebody is.
+            One line that says why the pool may have nobody of that name; empty when it has.
 
         Raises:
-            UsageError: that can not be granted.
-            NodeUnreachable: a node does not answer: nothing is granted, for all must agree.
-            AccessDenied: it is another's.
+            UsageError: this right can not be granted.
+            NodeUnreachable: a node does not answer. Nothing is granted, because all nodes must agree.
+            AccessDenied: somebody else owns the reservation.
 
         Example:
             >>> dev.share("bob", "run")  # doctest: +SKIP
@@ -225,68 +230,68 @@ class Reservation(Elastic):
         return doubt(self.pool, to)
 
     def unshare(self, to: str) -> None:
-        """End what was granted to somebody: what they follow ends at once, and what they have queued is dropped. A cell
-        of theirs that runs goes on, until you interrupt it.
+        """Take a right back. The output that the person follows ends at once, and their waiting runs are dropped. Their
+        running cell goes on until you interrupt it.
 
         Raises:
-            NodeUnreachable: a node does not answer: there it goes on until this is said again.
+            NodeUnreachable: a node does not answer. There the right holds until you call this again.
         """
         call(sharing.unshare(self._pool, self.id, self.name, to))
 
     @property
     def is_mine(self) -> bool:
-        """Whether we hold it; else its owner shares it with us."""
+        """Whether you own it. Otherwise its owner shares it with you."""
         return self.owner == self.mesh.core.me
 
     @property
     def full_name(self) -> str:
-        """`dev`, or `alice/dev` when it is not ours: what `attach` takes."""
+        """`dev`, or `alice/dev` when somebody else owns it. `attach` takes this name."""
         return self.name if self.is_mine else f"{self.owner}/{self.name}"
 
     @property
     def shares(self) -> dict[str, str]:
-        """What is granted, "read" or "run", by name."""
+        """The right of each person, "read" or "run", by name."""
         return shares_of(call(self.held()).facts)
 
     def add_time_listener(self, listener: TimeListener) -> None:
-        """Call `listener` on a background thread with one line when the time is nearly up and when it was; with an
-        empty text when the line before does not hold any more (somebody extended the time)."""
+        """Call `listener` on a background thread with one line when the time is nearly up, and when it was up. Call it
+        with an empty text when the line before no longer holds, because somebody extended the time."""
         self._attachment.add_listener(listener)
 
     def panel(self) -> Any:
-        """Return its live panel, for the output of a notebook's cell: ranks, what they run, logs, restart, release.
+        """Return its live panel for the output of a notebook's cell: ranks, runs, logs, restart and release.
 
         Raises:
-            UsageError: this is no notebook, or one without the extension.
+            UsageError: this is no notebook, or the notebook has not loaded the extension.
         """
         return panel_of(self)
 
     @property
     def is_attached(self) -> bool:
-        """Whether this process uses it."""
+        """Whether this process uses it, so that no idle time counts."""
         return self._detach.alive
 
     def detach(self) -> None:
-        """Use it no longer from this process, as far as its idle limit is concerned; it is held on."""
+        """Stop using it from this process. You still hold it, and its idle time may begin."""
         self._detach()
 
     def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
-        """Bring files that changed to the nodes that have copies of them; `Mesh.run` does so by itself.
+        """Copy changed files to the nodes that have copies of your files. `Mesh.run` does so by itself.
 
         Args:
-            overwrite: also files that ranks wrote or changed.
-            progress: told what is done, how many bytes of it, and of how many.
+            overwrite: also replace files that ranks wrote or changed.
+            progress: called with what is done, how many bytes of it are done, and of how many bytes.
 
         Raises:
-            FilesError: a node could not take them; it has what it had.
+            FilesError: a node could not take the files. Its files are unchanged.
         """
         return self.files.sync(overwrite=overwrite, progress=progress or _nothing)
 
     def list_files(self, path: str = ".", *, rank: int = 0) -> list[FileInfo]:
-        """Return what lies at `path` on a rank's node; relative paths start in the rank's directory.
+        """Return the files at `path` on a rank's node. A relative path starts in the rank's directory.
 
         Raises:
-            FilesError: there is nothing, or it can not be read.
+            FilesError: the path does not exist, or can not be read.
         """
         connection = self._node_of(rank)
         return [file_info(entry) for entry in call(list_files(connection, self.id, rank, path)).entries]
@@ -300,19 +305,19 @@ class Reservation(Elastic):
         overwrite: bool = False,
         progress: FetchProgress | None = None,
     ) -> FetchReport:
-        """Bring a file or directory from a rank's node to this computer.
+        """Copy a file or directory from a rank's node to this computer.
 
         Args:
-            path: on the node; relative ones start in the rank's directory. Or a pattern, as "checkpoints/*.pt": all
-                that match, with `to` into that directory.
-            to: where it is to be here; by default a relative path is the same here, below the current directory, and
-                an absolute one gets its last name there. With a slash at its end, or for a file the name of a
-                directory that exists: into that directory.
-            overwrite: also files that exist here and differ.
+            path: on the node. A relative path starts in the rank's directory. A pattern such as "checkpoints/*.pt"
+                means all files that match; then `to` is a directory.
+            to: the path here. By default a relative path stays the same, below the current directory, and an absolute
+                path becomes its last name there. If `to` ends in a slash, or names a directory that exists and `path`
+                is a file, it is the directory to copy into.
+            overwrite: also replace files that exist here and differ.
             progress: called while content arrives.
 
         Raises:
-            FilesError: it does not exist, or would replace something else.
+            FilesError: `path` does not exist, or the copy would replace another file.
 
         Example:
             >>> dev.fetch("checkpoints/last.pt", rank=4).path  # doctest: +SKIP
@@ -332,25 +337,24 @@ class Reservation(Elastic):
         timeout_s: float | None = None,
         listener: Listener | None = None,
     ) -> Run:
-        """Run a line of the shell once on every node, and wait until all have finished. Ctrl-C ends it everywhere.
+        """Run a shell command once on every node, and wait until all have finished. Ctrl-C ends it on every node.
 
-        What it prints is shown live in the notebook's cell, and else printed line by line, labelled by each node's
-        first rank.
-
-        It begins in the ranks' directory, with NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT, and these
-        as PET_… too, by which torchrun needs no flags to run on all that is held.
+        The notebook's cell shows the output live; a script prints it line by line. The label of a line is the first
+        rank of its node. The command starts in the ranks' directory, with NODE_RANK, NNODES, NPROC_PER_NODE,
+        MASTER_ADDR and MASTER_PORT, each also as PET_…. So torchrun needs no flags to use all that you hold.
 
         Args:
-            env: variables that are added.
-            beside: do not wait for scripts and other commands, nor let them wait for this one.
-            timeout_s: give up waiting after this time; it goes on.
-            listener: called with the run's events on a background thread, and nothing is shown.
+            command: one line for the shell.
+            env: variables to add.
+            beside: do not wait for scripts and other commands, and do not let them wait for this one.
+            timeout_s: stop waiting after this time; the command goes on.
+            listener: called with the run's events on a background thread. Then nothing is shown.
 
         Returns:
-            The finished run; `run.values` are the exit codes by node.
+            The finished run. `run.values` has the exit codes, one per node.
 
         Raises:
-            RunFailed: it failed on a node, which is named. The others were ended then.
+            RunFailed: the command failed on a node, which the error names. The other nodes ended it.
             NodeUnreachable, TimeoutError, FilesError: as `Mesh.run`.
 
         Example:
@@ -369,13 +373,13 @@ class Reservation(Elastic):
         beside: bool = False,
         listener: Listener | None = None,
     ) -> Run:
-        """As `run`, but return at once, and show nothing: `run.logs()` has what it prints."""
+        """Like `run`, but return at once and show nothing. `run.logs()` of the result has the output."""
         script = Script(command, shell=True, beside=beside, environment=arguments.environment_option(env))
         return self.mesh.one_per_node.start_script(script, listener=listener)
 
     def doctor(self) -> Diagnosis:
         """Compare this process with every node: Python, torch, CUDA, the packages that are imported here, clocks,
-        disks, limits and shared storage. `print` it, or read its `differences`."""
+        disks, limits and shared storage. Print the result, or read its `differences`."""
         copied = {connection.name for connection in self.files.connections.values()}
         return examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
@@ -387,35 +391,36 @@ class Reservation(Elastic):
         )
 
     def pip(self, *arguments: str, run: Callable[[Mesh, str], object] | None = None) -> PipReport:
-        """Run pip in the environment of all nodes: once in each that differs from the others', on one rank of it.
+        """Run pip once in each environment that the nodes have, on one rank of it.
 
-        Modules that ranks have imported already stay as they are until these are restarted.
+        Ranks keep modules that they have imported already, until you restart the ranks.
 
         Args:
-            arguments: pip's, as in `pip("install", "einops")`.
-            run: runs code on a mesh to the end; by default `Mesh.run`.
+            arguments: those of pip, as in `pip("install", "einops")`.
+            run: a function that runs code on a mesh to the end; by default `Mesh.run`.
 
         Raises:
-            RunFailed: it failed somewhere; the output of the run says why.
-            RankDead: no rank of some node lives.
+            RunFailed: pip failed in an environment. The output of the run says why.
+            RankDead: a node has no living rank.
         """
         widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
         return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
 
     def release(self, *, progress: Progress | None = None) -> list[KeptFiles | ReleasedLater]:
-        """End its ranks and give its slots back; return what these wrote into copies of files, and where it is kept;
-        and which nodes did not answer. When such a node answers again, the other nodes have it end its ranks. A job of
-        these nodes is ended.
+        """End its ranks, give its slots back, and end the job of its nodes. It asks nothing, and twice is fine.
 
-        Nothing is asked; releasing twice is fine. Allocators of a local pool that died are started again: they end the
-        ranks that these have left. When no node of a pool of hosts answers, this computer remembers it: whatever asks
-        that pool from here next has the nodes that do answer end their ranks.
+        When a node that did not answer is back, the other nodes have it end its ranks. When no node of a pool of hosts
+        answers, this computer remembers the release: the next client here that asks the pool has the nodes end their
+        ranks. On a local pool it starts allocators that died again, and they end the ranks.
 
         Args:
-            progress: told what is being done.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            The files that ranks wrote into copies of files, and where they are kept; and the nodes that did not answer.
 
         Raises:
-            NodeUnreachable: no node that exists did answer, and nothing can be remembered: ranks go on.
+            NodeUnreachable: no node that exists answered, and the release can not be remembered. The ranks go on.
             PoolError: the job could not be ended, or an allocator that died did not start again.
         """
         self._pool.revive(progress or _silent)
@@ -444,7 +449,7 @@ _in_use: list[weakref.ref[Reservation]] = []
 
 
 def in_use() -> list[Reservation]:
-    """Return the reservations that this process uses, the newest last."""
+    """Return the reservations that this process uses, oldest first."""
     _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
     return [one for reference in _in_use if (one := reference()) is not None]
 
@@ -475,48 +480,58 @@ def reserve(
     notebook: str | None = None,
     progress: Progress | None = None,
 ) -> Reservation:
-    """Reserve nodes and start a rank in every slot; the same call again returns the same live reservation.
+    """Reserve nodes and start a rank in every slot. The same call again returns the same live reservation.
 
-    Starts the local pool when it is not up. One that started by itself gets the nodes that are missing; one that holds
-    nothing takes the shape that is asked for.
+    It starts the local pool when it is not up. A local pool that started by itself gets the missing nodes. A local pool
+    that holds nothing takes the shape that you ask for.
 
     Args:
-        name: how it is found again. nodes: how many.
-        procs: CPU ranks per node. gpus: GPUs per node, one rank each. Exactly one of them.
-        pool: name of one that there is: only the default local pool is started by itself.
-        on: what is asked for nodes instead, "slurm", "ssh:lab": they come as a job of its own, which release() ends.
-            Where this process is in an allocation that has so much, its nodes are taken.
-        on_arguments: for that alone, as in `["--partition=a100"]`. python: the ranks' python; by default this one.
+        name: of the reservation, by which you find it again.
+        nodes: number of nodes.
+        procs: CPU ranks per node. gpus: GPUs per node, one rank each. Give exactly one of the two.
+        pool: name of an existing pool. Only the default local pool starts by itself.
+        on: the engine to ask for nodes instead, such as "slurm" or "ssh:lab". The nodes come as a job, which
+            `release()` ends. In an allocation that has enough, the nodes of the allocation are taken.
+        on_arguments: flags for that engine, as in `["--partition=a100"]`.
+        python: the path of the ranks' Python; by default this one.
         env: variables to add to the ranks' environment; None takes this process's value.
-        preload: modules that ranks have imported already; by default torch.
+        preload: modules that are imported before ranks are forked; by default torch.
         directory: where ranks start; by default the notebook's directory, else the current one.
-        files: the directory whose files ranks work with, and where they start when the notebook is not in it; True for
-            the project that `directory` is in, False for none. A home directory is never copied: nodes that do not
-            see it have no files then.
-        reload: whether ranks reload modules that changed before each run; by default as the project says, else True.
-            Of a reservation that is held already it changes that, for all its kernels.
-        shared: storage that all nodes see, for data sets and checkpoints: `$MONARCH_NB_SHARED` in the ranks.
-        time: how long it is held ("8h", a timedelta, seconds): then it is released, also while a cell runs, as Slurm
-            does. By default until it is released. A reservation that is held already keeps its limits.
-        idle: how long it is held while no cell runs and no client is attached.
-        force_busy: take GPUs too on which other people's programs compute, where no others are free.
-        wait: for what others hold: True, or how long at most. Who came first is first; `progress` is told the place.
-        replace: release a reservation of the same name first. progress: told what is being done.
-        share: who else may see it ("read") or run cells on it too ("run"), by name.
-        notebook: path of the notebook that holds it, which finds it again.
+        files: the directory whose files ranks use. Ranks start there when the notebook is not in it. True means the
+            project that contains `directory`, False means none. A home directory is never copied: nodes that do not
+            see it then have no files.
+        reload: whether ranks reload changed modules before each run; by default as the project says, else True. It also
+            changes that of a reservation that you hold already, for all its kernels.
+        shared: the path of storage that all nodes see, for data sets and checkpoints. Ranks have it as
+            `$MONARCH_NB_SHARED`.
+        time: how long to hold it: "8h", a timedelta or seconds; by default until you release it. When the time is up it
+            is released, also while a cell runs. A reservation that you hold already keeps its limits.
+        idle: how long to hold it while no cell runs and no client is attached; a time, as above.
+        force_busy: also take GPUs on which other people's programs compute, when no others are free.
+        wait: wait for what others hold: True, or a time as above, the longest. First come, first served; `progress`
+            gets your place in the line.
+        replace: release a reservation of the same name first.
+        share: the rights of other people by name: "read" to see it, "run" to run cells too.
+        notebook: path of the notebook that holds it. The notebook finds the reservation by it.
+        progress: called with a line that says what is being done.
+
+    Returns:
+        The reservation, with all its ranks ready.
 
     Raises:
-        UsageError: arguments that make no sense.
-        NoSuchPool: `pool` is no name of a pool; the message lists those that there are.
+        UsageError: the arguments make no sense.
+        NoSuchPool: no pool is called `pool`. The message lists the pools that exist.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: the name is held with another shape, or with another `python`, `env`, `preload`,
-            `directory`, `files` or `shared` than asked for; what is not said is as it is held.
-        SharedStorageError: a node does not see `shared`; nothing is reserved.
-        SpawnError: ranks could not be started (a broken preload: PreloadError).
-        NodeUnreachable: it is held, and a node of it does not answer.
+        ReservationConflict: you hold the name with another shape, `python`, `env`, `preload`, `directory`, `files` or
+            `shared`. Arguments that you do not give can not conflict.
+        SharedStorageError: a node does not see `shared`. Nothing is reserved.
+        SpawnError: ranks could not start. PreloadError: a preload failed.
+        NodeUnreachable: you hold it, and one of its nodes does not answer.
 
     Example:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4, idle="2h")  # doctest: +SKIP
+        >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
+        [0, 2, 4, 6, 8, 10, 12, 14]
     """
     name = arguments.checked_name(name or DEFAULT_NAME)
     shape = arguments.checked_shape(nodes, procs, gpus)
@@ -571,20 +586,26 @@ def reserve(
 
 
 def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
-    """Return a living reservation: by name, else the notebook's, else the only one. One that somebody shares with you
-    is found by its name too, or, to tell it from others', by OWNER/NAME.
+    """Find a live reservation again.
 
-    Allocators of the pool that died are started again: they adopt their ranks. A node that does not answer is in the
-    mesh's `status()`: its ranks are unreachable, the others can be used, `replace` and `release` work.
+    It starts allocators of the pool that died again, and they adopt their ranks. `status()` of the mesh names nodes
+    that do not answer: their ranks are unreachable, you can use the others, and `replace` and `release` work.
+
+    Args:
+        name: of the reservation, or OWNER/NAME of one that somebody shares with you. Without a name it is the
+            notebook's reservation, else the only one.
+        pool: name of its pool. notebook: path of the notebook that holds it.
 
     Raises:
-        ReservationNotFound: there is none, or several; the message lists them.
-        AccessDenied: it is another's, who does not share it with you.
-        NodeUnreachable: no node of it answers.
-        NoSuchPool: `pool` is no name of a pool. PoolError: no pool is up.
+        ReservationNotFound: there is none, or there are several. The message lists them.
+        AccessDenied: somebody else owns it and does not share it with you.
+        NodeUnreachable: none of its nodes answers.
+        NoSuchPool: no pool is called `pool`. PoolError: no pool is up.
 
     Example:
         >>> dev = monarch_nb.attach("dev")  # doctest: +SKIP
+        >>> dev.mesh.extent  # doctest: +SKIP
+        {hosts: 2, procs: 4}
     """
     job = jobs.job_of(name) if name and pool is None else None
     chosen = pool_named(job.pool if job else pool)

@@ -91,21 +91,21 @@ class PrintedOfRun:
     number: int
 
     def logs(self) -> Iterator[LogRecord]:
-        """Yield everything that it printed, from the ranks' files."""
+        """Yield everything that the run printed, from the ranks' files, as LogRecords."""
         return self.mesh.logs(run=self)
 
     def metrics(self, names: str | Sequence[str] | None = None, ranks: int | Iterable[int] | None = None) -> Columns:
-        """Return the numbers that it printed beside names, as in `loss: 2.31`: columns for `pandas.DataFrame`.
+        """Return the numbers that the run printed beside names, as in `loss: 2.31`: columns for `pandas.DataFrame`.
 
         Args:
-            names: only these. ranks: only of these ranks.
+            names: only these names. ranks: only these ranks.
 
         Returns:
-            Columns of equal length, a row for each line that has a number: "rank", "step" and a column for each name,
-            with None where a line has none.
+            Columns of equal length, with a row for each line that has a number: "rank", "step" and a column for each
+            name. A value is None where a line has none.
 
         Raises:
-            UsageError: no line has a name; the message has the nearest ones.
+            UsageError: no line has the name. The message has the nearest names.
         """
         return self.mesh.metrics(names, ranks, run=self)
 

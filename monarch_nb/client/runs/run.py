@@ -54,18 +54,18 @@ LINE_AFTER_S = 2.0
 
 
 class Run(PrintedOfRun):
-    """A run that goes on, or went.
+    """A run: code that ranks of a mesh execute, or have executed. `Mesh.run` and `Mesh.submit` return it.
 
     Attributes:
         id: made by the client, so that a retry can not run twice.
-        ranks: those it runs on. title: the first line of its code.
+        ranks: the ranks that it runs on. title: the first line of its code.
         number: counts the runs of a mesh; logs have it. cell_number: of the notebook's cell, or 0.
-        results: by rank, of those that have finished.
+        results: those of the ranks that have finished, by rank.
         is_script: it has processes of its own, which end with it.
-        is_of_nodes: what it runs is each node's: sentences name nodes, not ranks.
-        is_calls: it is of calls of actors (CallsRun). has_own_world: its ranks are a world of their own.
-        is_collected: the allocators were told that the results are here; one that was killed may have forgotten it.
-        refusal: why nothing more is heard of it, if so.
+        is_of_nodes: each node runs it once. Then messages name nodes, not ranks.
+        is_calls: it consists of calls of actors (CallsRun). has_own_world: its ranks are a world of their own.
+        is_collected: the allocators know that the results are here. One that was killed may have forgotten it.
+        refusal: the error because of which nothing more comes from the run, or None.
 
     Example:
         >>> run = dev.mesh.submit("rank * 2")  # doctest: +SKIP
@@ -131,8 +131,8 @@ class Run(PrintedOfRun):
 
     @property
     def name(self) -> str:
-        """What it is called: "run 46, cell [12]"; another notebook's is called "run 46, cell [12] of eval.ipynb", and
-        somebody else's "bob's run 46, …"."""
+        """Its name for people: "run 46, cell [12]". With another notebook it is "run 46, cell [12] of eval.ipynb", and
+        with another owner "bob's run 46, …"."""
         return name_here(self.number, self.cell_number, self.notebook, self.owner)
 
     @property
@@ -141,20 +141,23 @@ class Run(PrintedOfRun):
         return self._done.is_set()
 
     def wait_news(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has finished, or one has stopped at a breakpoint, which is only learnt while somebody
-        listens to its output; return whether that is so."""
+        """Wait until every rank has finished, or a rank has stopped at a breakpoint. Return whether that is so. Stops
+        are known only while somebody listens to the output."""
         return self.stops.news.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has finished; return whether they have."""
+        """Wait until every rank has finished. Return False when `timeout_s` is up before; the run goes on."""
         return self._done.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> list[Any]:
-        """Wait, and return the last expression's value of every rank.
+        """Wait until every rank has finished, and return the values of the last expression, one per rank.
+
+        Args:
+            timeout_s: the longest wait; by default no limit.
 
         Raises:
-            TimeoutError: it goes on after `timeout_s`; it is not stopped.
-            RunFailed: it failed on some ranks; `values` has those of the others.
+            TimeoutError: the run goes on after `timeout_s`. It is not stopped.
+            RunFailed: it failed on some ranks. `values` has the values of the other ranks.
             PickleError: a value could not be pickled.
         """
         if not self.wait(timeout_s):
@@ -188,10 +191,10 @@ class Run(PrintedOfRun):
 
     @property
     def values(self) -> list[Any]:
-        """The last expression's value by rank of `ranks`; None where there is none or the rank failed.
+        """The value of the last expression for each of `ranks`. It is None where there is none or the rank failed.
 
         Raises:
-            PickleError: a value could not be pickled on its rank, or not unpickled here; `kept_values` has the others.
+            PickleError: a value could not be pickled on its rank, or unpickled here. `kept_values` has the others.
         """
         try:
             return self._values.all(self.ranks)
@@ -201,30 +204,33 @@ class Run(PrintedOfRun):
 
     @property
     def kept_values(self) -> list[Any]:
-        """As `values`, with a PickleError in place of each value that could not be brought here."""
+        """Like `values`, with a PickleError in place of each value that could not be pickled or unpickled."""
         return self._values.kept(self.ranks)
 
     def cancel(self) -> None:
-        """Interrupt it where it runs and drop it where it has not begun; does not wait."""
+        """Interrupt it where it runs, and drop it where it has not begun. Return at once."""
         post(self.send_interrupt)
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
-        """Free its ranks without costing their memory, and wait a few seconds until they are.
+        """Interrupt its ranks, and wait a few seconds until they are free. The ranks keep their memory.
 
         Args:
             kill_stuck: kill and restart the ranks that still do not stop.
+
+        Returns:
+            The ranks that stopped, and those that did not.
         """
         return call(self._interrupt(kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait as a blocked cell does: Ctrl-C interrupts the ranks; once some are found to hang, another one kills and
-        restarts those.
+        """Wait as a blocked cell does. Ctrl-C interrupts the ranks. When some hang, another Ctrl-C kills and restarts
+        these ranks.
 
         Returns:
-            Whether it is done.
+            Whether the run is done.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, when the ranks are free; at once when Jupyter ends this kernel.
+            KeyboardInterrupt: after Ctrl-C, when the ranks are free, or at once when Jupyter ends this kernel.
         """
         with at_waits():
             self._is_awaited = True
@@ -239,7 +245,7 @@ class Run(PrintedOfRun):
             raise KeyboardInterrupt(str(report))
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
-        """Wait after an interrupt until every rank has finished, but for those whose node does not answer."""
+        """Wait after an interrupt until every rank whose node answers has finished. Return whether they have."""
         return self._freeing.freed.wait(timeout_s)
 
     def _free(self) -> InterruptReport:
@@ -255,7 +261,7 @@ class Run(PrintedOfRun):
                 return report.as_of(self.results)
 
     def collected(self) -> None:
-        """Tell the allocators that the results are here: they need not be kept for a later kernel."""
+        """Tell the allocators that the results are here, so that they need not keep them for a later kernel."""
         post(self._tell_collected)
 
     def _tell_collected(self) -> None:
@@ -264,13 +270,13 @@ class Run(PrintedOfRun):
             connection.collect(self.id)
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` with the run's events, on the background thread: the first one with all of them from the
-        run's beginning, later ones with the results so far and what comes from now on.
+        """Call `listener` with the run's events, on the background thread. The first listener gets all events from the
+        beginning of the run. Later listeners get the results so far, and the events from now on.
         """
         post(self._add_listener, listener)
 
     def replace_listener(self, old: Listener, new: Listener | None) -> None:
-        """Tell `new` (or nobody) what would have been told to `old` from now on, after the results so far."""
+        """Send further events to `new` (or to nobody) instead of `old`, after the results so far."""
         post(self._replace_listener, old, new)
 
     # ---- on the background loop ----

@@ -123,7 +123,7 @@ def failure(host: str, said: str) -> PoolError:
         return PoolError(f"ssh knows no host {host}: name one as ~/.ssh/config or the name server knows it ({reason})")
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
         return PoolError(
-            f"its host key is another than the one you know: somebody may be between, or it was installed anew. If "
+            f"its host key has changed: somebody may be between you and the host, or it was installed anew. If "
             f"you know that it was: ssh-keygen -R {host}, then ssh {host} once by hand"
         )
     if "Host key verification failed" in said:

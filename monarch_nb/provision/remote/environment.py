@@ -77,8 +77,8 @@ def _check_clock(there_s: float, asked_s: float, answered_s: float) -> None:
     if apart_s > MOST_APART_S:
         side = "behind" if there_s < asked_s else "ahead of"
         raise PoolError(
-            f"its clock is {duration(apart_s)} {side} this computer's, so that certificates do not count there: set "
-            "the one that is wrong (timedatectl set-ntp true)"
+            f"its clock is {duration(apart_s)} {side} this computer's, so certificates are not valid there: set "
+            "the clock that is wrong (timedatectl set-ntp true)"
         )
 
 

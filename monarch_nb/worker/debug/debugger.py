@@ -118,7 +118,7 @@ class Debugger:
             return False
         policy = _policy(output)
         if policy == ON_BREAKPOINT_ERROR:
-            raise BreakpointError(f"breakpoint() at {place}: this run is to fail there (--on-breakpoint=error)")
+            raise BreakpointError(f"breakpoint() at {place}: the run fails there (--on-breakpoint=error)")
         is_child = os.getpid() != self._pid
         if is_child or policy == ON_BREAKPOINT_GO_ON:
             if place not in output.passed:

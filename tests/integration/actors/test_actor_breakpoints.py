@@ -141,7 +141,7 @@ def test_headless_cells_go_on_or_fail(trainers: Kernel) -> None:
     assert "passed: nobody can answer here" in text
     assert "[1, 2, 3, 4]" in text
     assert "breakpoint() fails" in trainers.run("%mesh debug --on-breakpoint=error")
-    assert "this run is to fail there" in trainers.run(step)
+    assert "the run fails there" in trainers.run(step)
     assert "breakpoint() is passed" in trainers.run("%mesh debug --on-breakpoint=go-on")
     assert "[1, 2, 3, 4]" in trainers.run(step)
 

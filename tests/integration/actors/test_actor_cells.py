@@ -129,7 +129,7 @@ def test_a_failed_init_is_told_by_the_first_call(trainers: Kernel) -> None:
 def test_the_same_name_replaces(trainers: Kernel) -> None:
     trainers.run("old = trainers; trainers = mesh.spawn('trainers', Trainer, lr=1.0)")
     assert "1.0" in trainers.run('trainers.step.call(1).get()\n%mesh pull actors["trainers"].lr')
-    assert "spawned others under its name" in trainers.run("old.step.call(1).get(60)")
+    assert "spawned new actors under its name" in trainers.run("old.step.call(1).get(60)")
 
 
 def test_a_new_kernel_finds_them(trainers: Kernel) -> None:

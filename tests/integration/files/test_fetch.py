@@ -122,7 +122,9 @@ class TestKept:
         said: list[str] = []
         LocalProvisioner().down(force=True, progress=said.append)
         here = [path.name for path in pool_home.iterdir()]
-        places = [Path(line.partition(": ")[2]) for line in said if line.startswith("kept what ranks wrote on node")]
+        places = [
+            Path(line.partition(": ")[2]) for line in said if line.startswith("kept the files that ranks wrote on node")
+        ]
         ours = [place for place in places if place.name.startswith(("released", "held"))]
         assert [names_in(place).keys() for place in ours] == [{b"result"}] * 2
         assert {(place / "result").read_text() for place in ours} == {"of released", "of held"}

@@ -273,7 +273,7 @@ class TestShares:
                 said, errors = process.communicate("ended\n", timeout=TIMEOUT_S)
             finally:
                 process.kill()
-        assert said.splitlines()[-2:] == ["alice shares dev with you no longer (%mesh detach leaves it)"] * 2, errors
+        assert said.splitlines()[-2:] == ["alice no longer shares dev with you (%mesh detach leaves it)"] * 2, errors
 
     def test_who_may_read_compares_the_nodes_and_changes_nothing(self, dev: Reservation, bob: Person) -> None:
         dev.share("bob")
@@ -301,7 +301,7 @@ class TestShares:
 
     def test_who_is_let_in_again_follows_what_still_runs(self, dev: Reservation, bob: Person) -> None:
         hers = dev.mesh.submit("import time\nwhile True: print('tick'); time.sleep(0.1)")
-        over = "alice shares dev with you no longer"
+        over = "alice no longer shares dev with you"
         dev.share("bob")
         with bob.begin(ATTACHES) as process:
             try:

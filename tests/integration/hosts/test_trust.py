@@ -136,7 +136,7 @@ def test_a_cell_of_who_is_revoked_ends_with_the_reason_and_another_certificate_i
             say(process, "2")
             for each in (said, line_of(process)):
                 assert each.startswith("CertificateRefused: bob's certificate for the pool lab"), each
-                assert "was revoked: ask who made the pool for another invitation" in each
+                assert "was revoked: ask the person who made the pool for another invitation" in each
             go_on.write_text("")
             bob.take(issued("bob"))
             say(process, "3")

@@ -278,7 +278,7 @@ class TestRefusals:
 
     def test_a_quota_that_others_use(self, standin: Cluster) -> None:
         standin.quota = "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4"
-        refused(standin, CapacityError, "in vain: .*1 pod can not be made: .*exceeded quota: q", wait="1s")
+        refused(standin, CapacityError, "without success: .*1 pod can not be made: .*exceeded quota: q", wait="1s")
 
     def test_more_gpus_than_any_machine_has(self, standin: Cluster) -> None:
         with pytest.raises(CapacityError, match=r"no machine of the cluster has 16 nvidia.com/gpu: the most is 8"):
@@ -289,7 +289,7 @@ class TestRefusals:
         standin.denied |= {("list", "nodes"), ("list", "events")}
         for machine in standin.machines:
             machine.lost = True
-        refused(standin, CapacityError, "in vain: .*Unschedulable: 0/3 nodes are available", wait="1s")
+        refused(standin, CapacityError, "without success: .*Unschedulable: 0/3 nodes are available", wait="1s")
 
     def test_an_allocator_that_dies_shows_its_log(self, standin: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         code = "print('the module is not here'); raise SystemExit(3)"

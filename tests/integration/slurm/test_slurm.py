@@ -126,7 +126,7 @@ def test_a_job_that_waits_is_listed(slurm: Path, monkeypatch: pytest.MonkeyPatch
     eventually(lambda: squeue("--format=%t") == "R")
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "end", lambda *_: None)
-        with pytest.raises(CapacityError, match="in vain"):
+        with pytest.raises(CapacityError, match="without success"):
             reserve("dev", procs=1, on="slurm", wait=0.1)
     [line] = list_everywhere().unheld
     assert re.fullmatch(
@@ -287,7 +287,7 @@ def test_a_job_for_more_nodes_whose_client_died_is_listed_and_ends_with_the_othe
     eventually(lambda: squeue("--format=%t").split() == ["R", "R"])
     with monkeypatch.context() as patch:
         patch.setattr(jobs, "end", lambda *_: None)
-        with pytest.raises(CapacityError, match="in vain"):
+        with pytest.raises(CapacityError, match="without success"):
             dev.grow(2, into="main", wait=0.1)
     [line] = list_everywhere().unheld
     assert re.fullmatch(r"dev: Slurm job \d+ waits \(.*; the same %mesh grow or replace waits for it, .*", line), line

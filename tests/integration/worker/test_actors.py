@@ -162,7 +162,7 @@ def test_who_is_replaced_or_stopped_is_interrupted(actors: RankProcess, call: st
     actors.ok(f"future = {call}")
     wait_where(actors, CALLS[call])
     actors.ok(f"old, new = {name}, this_proc().spawn('{name}', {kind}); new.initialized.get(60)")
-    assert "spawned others under its name" in actors.ok("str(future.exception())")
+    assert "spawned new actors under its name" in actors.ok("str(future.exception())")
     assert len(actors.ask(actors=GetActors()).actors) == 3, "the old one has ended"
     actors.ok(f"future = new.{call.partition('.')[2]}")
     wait_where(actors, CALLS[call])

@@ -309,7 +309,7 @@ def test_where_nobody_answers_it_goes_on_or_fails(rank: RankProcess) -> None:
             assert rank.text("err") == "breakpoint() at Cell In[9]:2 passed: nobody can answer here\n"
         else:
             assert result.failure.name == "BreakpointError"
-            assert result.failure.message.startswith("breakpoint() at Cell In[9]:2: this run is to fail there")
+            assert result.failure.message.startswith("breakpoint() at Cell In[9]:2: the run fails there")
 
 
 def test_a_forked_process_passes(rank: RankProcess) -> None:

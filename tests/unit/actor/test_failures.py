@@ -285,7 +285,7 @@ class TestDeath:
         fragile.initialized.get(TIMEOUT_S)
         address: Address = mesh.places()[0]
         network.processes[address] = type(network.client)(network.processes[address].outside, "another life")
-        with pytest.raises(SupervisionError, match="started anew"):
+        with pytest.raises(SupervisionError, match="was restarted"):
             fragile.fail_on.call(-1).get(TIMEOUT_S)
 
 
@@ -320,7 +320,7 @@ class TestStop:
         while (execution := network.wire(rank).started.get(timeout=TIMEOUT_S)).endpoint != "hold":
             pass
         new = mesh.spawn("fragile", Fragile)
-        assert "spawned others under its name" in str(running.exception(TIMEOUT_S))
+        assert "spawned new actors under its name" in str(running.exception(TIMEOUT_S))
         assert new.fail_on.call_one(-1).get(TIMEOUT_S) == 0
         assert execution.interrupted
         assert [(bool(state.running), state.is_ending) for state in rank.actors()] == [(True, True), (False, False)]

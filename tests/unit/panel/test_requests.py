@@ -107,7 +107,7 @@ def test_a_pool_that_holds_nothing_would_take_another_shape(
     panel: Panel, pool: FakePool, changes: Json, prospect: str
 ) -> None:
     told = ask(panel, "check", action="reserve", values=VALUES | changes)
-    assert told == {"ok": True, "message": f"the local pool will become {prospect} for it"}
+    assert told == {"ok": True, "message": f"the local pool becomes {prospect} for it"}
 
 
 def test_a_pool_that_is_used_stays_as_it_is(panel: Panel, pool: FakePool) -> None:
@@ -137,7 +137,7 @@ def test_a_name_that_is_held_with_another_shape_is_refused_at_the_name(panel: Pa
 
 def test_without_a_pool_a_local_one_would_be_started(panel: Panel, pool: FakePool) -> None:
     pool.fakes.clear()
-    assert "will be started" in ask(panel, "check", action="reserve", values=VALUES)["message"]
+    assert "starts first" in ask(panel, "check", action="reserve", values=VALUES)["message"]
 
 
 def test_a_form_that_was_opened_while_there_were_gpus_still_reserves(panel: Panel) -> None:
@@ -150,7 +150,7 @@ def test_gpus_of_a_pool_that_is_gone_meanwhile(panel: Panel, pool: FakePool) -> 
     gone = refused(panel, "reserve", values=VALUES | {"kind": "gpus"})
     assert (gone["status"], list(gone["errors"])) == (409, ["kind"])
     assert ask(panel, "check", action="reserve", values=VALUES | {"kind": "gpus"})["message"] == gone["message"]
-    assert "the pool is not up any more" in gone["message"]
+    assert "the pool is no longer up" in gone["message"]
 
 
 def test_there_is_no_other_form(panel: Panel) -> None:
@@ -460,7 +460,7 @@ def test_what_a_release_would_lose(panel: Panel, pool: FakePool) -> None:
         "• run 1, cell [12] (train()), which has run for 3 min",
         "• run 2 (save()), which waits its turn",
         "• what was printed: the logs go with it",
-        "Files that ranks wrote stay on their nodes; it will be said where.",
+        "Files that ranks wrote stay on their nodes; the panel says where.",
     ]
 
 

@@ -38,7 +38,7 @@ def test_more_nodes_and_fewer_are_named_before(panel: Panel, pool: FakePool, mon
     assert resized(panel, 4)["errors"] == {"nodes": alone}
     pool.fakes.append(left)
     monkeypatch.setattr(pool, "prospect", lambda *_, **__: "4 nodes × 4 procs")
-    becomes = "the local pool will become 4 nodes × 4 procs for it"
+    becomes = "the local pool becomes 4 nodes × 4 procs for it"
     assert resized(panel, 4)["message"] == f"{becomes}; main has 8 ranks then, all new"
 
 
@@ -69,7 +69,7 @@ def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(pa
     del third.reply.reservations[0].meshes[:]  # it came later
     assert resized(panel, 2)["message"] == "node2 given back"
     text = ask(panel, "lost", action="resize", reservation="id-dev", values={"nodes": 2})["text"]
-    assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 go")
+    assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 are deleted")
     beside(third, "eval", 0)
     panel.live.wake()
     lonely = "eval has ranks on node2, but not on all nodes: %mesh stop eval ends them first"
@@ -100,7 +100,9 @@ def test_what_more_or_fewer_nodes_would_cost(panel: Panel, pool: FakePool) -> No
         "• run 1 (train()), which has run for 3 min",
         "Logs and files stay.",
     ]
-    assert lost(1)[-1] == "Logs of ranks on node1 go; files that they wrote there are kept, and it will be said where."
+    assert (
+        lost(1)[-1] == "Logs of ranks on node1 are deleted. Files that they wrote are kept, and the panel says where."
+    )
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class TestFiles:
         assert Authority.load("lab", paths) == authority
 
     def test_without_the_key_one_is_told_who_can(self, paths: TrustPaths) -> None:
-        with pytest.raises(TrustError, match="only who made the pool lab can do this"):
+        with pytest.raises(TrustError, match="only the person who made the pool lab can do this"):
             Authority.load("lab", paths)
 
     def test_a_garbled_one_is_refused(self, authority: Authority, paths: TrustPaths, other: Authority) -> None:

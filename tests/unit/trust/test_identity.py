@@ -158,7 +158,7 @@ class TestTime:
         node = authority.issue("node", "node", DAY_S, NOW)
         assert "needs a copy of its node.pem" in expiry_warning(node, NOW + DAY_S / 2)
         user = authority.issue("bob", "user", DAY_S, NOW)
-        assert "ask who made the pool" in expiry_warning(user, NOW + DAY_S / 2)
+        assert "ask the person who made the pool" in expiry_warning(user, NOW + DAY_S / 2)
         assert expiry_warning(user, NOW + DAY_S / 3) == "", "it was made for a day"
 
 

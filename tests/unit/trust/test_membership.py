@@ -43,20 +43,20 @@ class TestDoubt:
     def test_who_made_the_pool_knows_who_is_called_so(self, invitation: Path) -> None:
         assert membership.doubt("lab", "bob") == membership.doubt("lab", "ada") == ""
         assert membership.doubt("lab", "bbo") == (
-            "no certificate that counts was issued to 'bbo' in the pool lab; did you mean bob?"
+            "no valid certificate was issued to 'bbo' in the pool lab; did you mean bob?"
         )
         assert membership.doubt("lab", "zoe").endswith("; monarch-nb pool invite lab --user zoe does")
 
     def test_nodes_and_who_was_shut_out_are_nobody(self, invitation: Path) -> None:
         membership.revoke_certificates("lab", "bob")
         for name in ("bob", "node"):
-            assert membership.doubt("lab", name).startswith(f"no certificate that counts was issued to {name!r}")
+            assert membership.doubt("lab", name).startswith(f"no valid certificate was issued to {name!r}")
 
     def test_others_are_told_that_it_is_not_checked(self, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
         membership.join(invitation)
         assert membership.doubt("lab", "ada") == (
-            "whether anybody is called 'ada' is not checked: only who made the pool lab knows"
+            "the name 'ada' is not checked: only the person who made the pool lab knows its names"
         )
 
 
@@ -118,7 +118,7 @@ class TestInviting:
     def test_only_who_made_a_pool_invites(self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
         membership.join(invitation)
-        with pytest.raises(TrustError, match="only who made the pool lab can do this"):
+        with pytest.raises(TrustError, match="only the person who made the pool lab can do this"):
             membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem")
         assert not (tmp_path / "carl.pem").exists()
 
@@ -234,7 +234,7 @@ class TestRevoking:
     def test_only_who_made_the_pool_revokes(self, invitation: Path, as_bob: Callable[[], None]) -> None:
         as_bob()
         membership.join(invitation)
-        with pytest.raises(TrustError, match="only who made the pool"):
+        with pytest.raises(TrustError, match="only the person who made the pool"):
             membership.revoke_certificates("lab", "ada")
 
     def test_an_older_list_replaces_no_newer_one(self, tmp_path: Path, lab: TrustPaths, invitation: Path) -> None:

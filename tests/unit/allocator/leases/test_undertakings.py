@@ -166,7 +166,7 @@ async def test_what_is_nobodys_is_refused(node: NodeWithoutProcesses) -> None:
 async def test_too_much_is_refused(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.allocator.leases.undertakings.MOST", 1)
     node.undertakings.take(begun())
-    with pytest.raises(UsageError, match="try later"):
+    with pytest.raises(UsageError, match="try again later"):
         node.undertakings.take(begun(mesh_id="m"))
 
 

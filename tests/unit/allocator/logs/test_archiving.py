@@ -278,7 +278,7 @@ class TestWhatIsArchived:
             write(runs, output)
             made.run_finished("m")
         assert len(stored_outputs(runs)) == 200
-        assert caplog.messages == ["what ranks printed in old runs stays in its files: [Errno 95] no leases here"]
+        assert caplog.messages == ["the output of old runs stays in its files: [Errno 95] no leases here"]
         archives.close()
 
 

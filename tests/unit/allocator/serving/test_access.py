@@ -361,7 +361,9 @@ class TestExpiry:
         await ends.wait()
         guarded.admit_message(bob, "unfollow", None)
         monkeypatch.setattr(time, "time", lambda: facts.not_after + 1.0)
-        with pytest.raises(CertificateRefused, match=r"bob's certificate .* has expired .*: ask who made the pool"):
+        with pytest.raises(
+            CertificateRefused, match=r"bob's certificate .* has expired .*: ask the person who made the pool"
+        ):
             await asyncio.wait_for(task, 20)
         with pytest.raises(CertificateRefused, match="has expired"):
             guarded.admit_message(bob, "unfollow", None)

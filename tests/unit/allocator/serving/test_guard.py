@@ -309,7 +309,7 @@ class TestShares:
         assert {result.outcome for result in results} == {run_pb2.OUTCOME_CANCELLED}
         refused = event.refused
         assert refused.run_id == "his"
-        assert str(error_from_json(refused.error_json)) == "alice shares dev with you no longer"
+        assert str(error_from_json(refused.error_json)) == "alice no longer shares dev with you"
         assert not any(session.attached for session in node.sessions)
         mesh = node.state.meshes[MESH]
         assert mesh.runs["his"].finished
@@ -349,7 +349,7 @@ class TestShares:
         (for_eve,) = (await eve.Status(pb.StatusRequest())).reservations
         assert not for_eve.shares
         read = pb.ReadLogsRequest(mesh_id=MESH)
-        assert "alice's, shared with you no longer: alice can let you" in str(await outcome(aiter(bob.ReadLogs(read))))
+        assert "alice's, no longer shared with you: alice can let you" in str(await outcome(aiter(bob.ReadLogs(read))))
         assert "alice's: alice can let you" in str(await outcome(aiter(eve.ReadLogs(read))))
 
     async def test_grants_survive_the_allocator(self, connect: Connect, node: NodeWithoutProcesses) -> None:

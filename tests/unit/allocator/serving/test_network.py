@@ -32,5 +32,5 @@ def test_the_way_to_this_machine_is_its_own() -> None:
 
 
 def test_a_host_that_nobody_knows_is_named() -> None:
-    with pytest.raises(UsageError, match=r"--toward no-such-host\.invalid: this machine knows no way there"):
+    with pytest.raises(UsageError, match=r"--toward no-such-host\.invalid: this machine has no route there"):
         address_toward(["no-such-host.invalid"])

@@ -58,7 +58,7 @@ def test_of_two_lists_of_one_revision_all_keep_the_same(state: NodeState, names:
 @pytest.mark.parametrize(("names", "revision"), [("ad", 1), ("ad", 3)])
 def test_of_two_clients_one_is_refused(state: NodeState, names: str, revision: int) -> None:
     state.change_members(change("ac", 1, pass_on=True), "a:7878", 20.0)
-    with pytest.raises(ReservationConflict, match="somebody else has changed the nodes of 'dev' just now"):
+    with pytest.raises(ReservationConflict, match="another client has just changed the nodes of 'dev' just now"):
         state.change_members(change(names, revision, pass_on=True), "a:7878", 20.0)
     assert state.lease("r").nodes == peers("ac")
 

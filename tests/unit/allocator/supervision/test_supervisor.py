@@ -125,7 +125,7 @@ async def test_ranks_whose_places_were_taken_meanwhile_end(tmp_path: Path, monke
         plan: Any = [(state_pb2.RankRecord(mesh_id="m", rank=0), wire.RankSpec())]
         [first] = await supervisor.fork_ranks(template, plan)
         plan = [(state_pb2.RankRecord(mesh_id="m", rank=0, incarnation=1), wire.RankSpec())]
-        with pytest.raises(SpawnError, match="their places were taken"):
+        with pytest.raises(SpawnError, match="other ranks took their places"):
             await supervisor.fork_ranks(template, plan)
         assert list(supervisor.ranks.values()) == [first]
         assert [process.poll() is None for process in forked] == [False, True]

@@ -205,7 +205,7 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
     assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
     assert asked == 1
     assert next(mesh.running()) is known
-    known.refusal = AccessDenied("alice shares dev with you no longer")  # and does again
+    known.refusal = AccessDenied("alice no longer shares dev with you")  # and does again
     assert next(mesh.running()) is not known
 
 

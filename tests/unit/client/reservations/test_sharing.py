@@ -136,7 +136,7 @@ class TestShowing:
     def test_a_grant_that_ended_is_none_and_is_said_to_have_ended(self) -> None:
         ended = held_by("alice", shares={"bob": pb.RIGHT_UNSPECIFIED})
         assert shares_of(ended.facts) == {}
-        assert str(shared_no_longer(ended.facts)).startswith("alice shares dev with you no longer")
+        assert str(shared_no_longer(ended.facts)).startswith("alice no longer shares dev with you")
         assert shared_no_longer(held_by("alice").facts) is None, "it never was"
         assert shared_no_longer(held_by("alice", pb.RIGHT_READ, shares={"bob": pb.RIGHT_READ}).facts) is None
 
