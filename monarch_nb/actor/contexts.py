@@ -155,9 +155,9 @@ def current_size() -> dict[str, int]:
     Example:
         >>> class Sized(Actor):
         ...     @endpoint
-        ...     def size(self):
+        ...     def procs(self):
         ...         return current_size()["procs"]
-        >>> sizes = mesh.spawn("sized", Sized).size.call().get()
+        >>> sizes = mesh.spawn("sized", Sized).procs.call().get()
     """
     return dict(context().message_rank.extent)
 

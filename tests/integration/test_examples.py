@@ -7,14 +7,18 @@ import asyncio
 import doctest
 import inspect
 import operator
+import sys
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import monarch_nb
 import monarch_nb.actor
 from monarch_nb.actor import Actor, Port, ProcMesh, endpoint
 from monarch_nb.client.reservations.reservation import Reservation
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
 
 NEED_MORE = {
     "attach",
