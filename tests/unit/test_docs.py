@@ -16,8 +16,9 @@ from monarch_nb.notebook.syntax.command_line import parse
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-EVERYWHERE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+ARCHITECTURE = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ARCHITECTURE[1:]]
+EVERYWHERE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def snippets(page: Path, language: str) -> Iterator[str]:
@@ -38,8 +39,31 @@ def docs_script() -> ModuleType:
 @EVERYWHERE
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
-    local = [target.partition("#")[0] for target in targets if not target.startswith(("http", "#"))]
-    assert [target for target in local if not (page.parent / target).exists()] == []
+    local = [target for target in targets if not target.startswith("http")]
+    assert [target for target in local if not leads_somewhere(page, target)] == []
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    """Return whether there is the file, and the heading in it, that a link of a page names."""
+    path, _, heading = target.partition("#")
+    file = page.parent / path if path else page
+    return file.exists() and (not heading or heading in headings(file))
+
+
+def headings(page: Path) -> set[str]:
+    """Return the names that GitHub gives to the headings of a page."""
+    without_code = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    texts = re.findall(r"^#+ (.+)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    """Every path from the checkout's folder, or in drawings from `monarch_nb`. `client/ID` is none of ours."""
+    folders = [ROOT, ROOT / "monarch_nb"]
+    first = "|".join(path.name for folder in folders for path in folder.glob("[a-z]*") if path.is_dir())
+    named = re.findall(rf"(?<![\w./])(?:{first})/(?:[\w-]+/)*[a-z_][\w-]*(?:\.[a-z]+)?", page.read_text())
+    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
 
 
 @EVERYWHERE

@@ -28,7 +28,7 @@ from typing import Any
 from monarch_nb.worker.groups import c10d
 
 _MENDED = "2.14"
-"""The first torch that releases the lock there too; docs/architecture.md says which ones were tried."""
+"""The first torch that releases the lock there too; docs/internals/groups.md says which ones were tried."""
 
 _freeing = threading.Lock()
 _groups: list[Any] = []
