@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.lines import templates
-from monarch_nb.lines.templates import Kind, default_fold, key_of, shape_of
+from monarch_nb.lines.templates import FOLDS_BY, Kind, default_fold, key_of, keys_of, shape_of, shapes_of
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
@@ -96,6 +96,12 @@ def test_what_is_remembered_of_a_line_is_what_would_be_found(text: str, random: 
     remembered = shape_of(text)
     templates._shapes.clear()
     assert remembered == shape_of(text)
+
+
+@given(st.lists(_LINES | st.just("a\nb 1") | st.just("7" * 2_500), max_size=6), st.sampled_from(FOLDS_BY))
+def test_many_lines_at_once_have_the_keys_that_each_has(texts: list[str], by: templates.FoldBy) -> None:
+    assert list(keys_of(texts, by)) == [key_of(text, by) for text in texts]
+    assert shapes_of(texts) == [shape_of(text) for text in texts]
 
 
 @given(_LINES, _LINES)

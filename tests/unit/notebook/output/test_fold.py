@@ -150,16 +150,44 @@ def test_rows_open_to_every_line_of_each_rank(
         assert by != "off" or len(opened) == 1
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, max_size=6)), max_size=20),
+    st.sampled_from(FOLDS_BY),
+    st.sampled_from([0.0, 0.1, 0.6]),
+)
+def test_lines_that_follow_others_go_where_lines_go_that_come_one_by_one(
+    pieces: list[tuple[int, list[str]]], by: FoldBy, step_s: float
+) -> None:
+    """Whatever is added in a short loop would have gone to the same row the careful way."""
+    quick, careful = Fold(range(4), by), Fold(range(4), by)
+    careful._places.follow = lambda cursor, keys, at: []  # type: ignore[method-assign]
+    for fold in (quick, careful):
+        for count, (rank, lines) in enumerate(pieces):
+            fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), count * step_s)
+    shown = [
+        [(row.position, row.ranks, row.text, row.ranks_by_number()) for row in fold.rows() if isinstance(row, TextRow)]
+        for fold in (quick, careful)
+    ]
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.parametrize("by", ["equal", "numbers"])
 def test_text_of_many_ranks_is_added_once(by: FoldBy, monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of one, also after some ranks have written something by themselves."""
-    found, find = [0], Places.find
+    found, find, follow = [0], Places.find, Places.follow
 
     def counting(self: Places, *about: Any) -> Row | None:
         found[0] += 1
         return find(self, *about)
 
+    def counting_all(self: Places, *about: Any) -> list[TextRow]:
+        followed = follow(self, *about)
+        found[0] += len(followed)
+        return followed
+
     monkeypatch.setattr(Places, "find", counting)
+    monkeypatch.setattr(Places, "follow", counting_all)
     fold, everyone = Fold(range(1_024), by), tuple(range(1_024))
     fold.add(TextOfMany(everyone, "stdout", "".join(f"line {n}\n" for n in range(100))))
     assert found == [100]
