@@ -24,18 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "monarch-nb plot [NAME] [NUMBER ...] [options]"
     parser.description = (
         "Draw curves of numbers that ranks print, as in loss: 2.31, loss=2.3 or 'loss': 2.3.\n"
-        "The line is the first rank's; the band is over all ranks where they differ."
+        "The line is the first rank's. A band spans all ranks where they differ."
     )
     name = "the reservation (default: the only one you hold)"
     parser.add_argument("first", nargs="*", metavar="NAME", help=name)
     parser.add_argument(
-        "numbers", nargs="*", metavar="NUMBER", help="a chart for each; without any, lists what there is"
+        "numbers", nargs="*", metavar="NUMBER", help="the name of a number: a chart for each; without names, lists all"
     )
-    parser.add_argument("--x", metavar="NUMBER", default="", help="against this number (default: the step of a line)")
-    run = "of run number N, or of several over each other: 12,14 (default: the newest that has such numbers)"
+    parser.add_argument(
+        "--x", metavar="NUMBER", default="", help="the number for the x axis (default: the step of a line)"
+    )
+    run = "run number N, or several over each other: 12,14 (default: the newest that has such numbers)"
     parser.add_argument("--run", metavar="N", dest="runs", default="", help=run)
     parser.add_argument("--svg", metavar="FILE", help="write a picture, light and dark, instead of drawing")
-    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="of a mesh beside main")
+    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="a mesh beside main")
     parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
 
 

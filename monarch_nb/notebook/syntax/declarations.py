@@ -212,7 +212,7 @@ FOLD = Command(
     f"times    lines that differ only in dates and times of day (the default on up to {FEW_RANKS} ranks)\n"
     "equal    lines that are equal\n"
     "off      no lines: each rank's line is a row\n"
-    "A rank with nan, or with a number far from those of 8 others, has a row of its own, marked with !.\n"
+    "A mark behind the row, as in [77]! loss: nan, names a number that is not like the others.\n"
     "Nothing is lost: click an underlined row, or use %mesh logs --run N, to see each rank's own line.\n"
     "Without HOW, says what is set. A project sets fold in pyproject.toml's [tool.monarch_nb].",
     examples=(("%mesh fold equal", "each rank's own numbers, also on many ranks"), ("%%mesh --fold off", "one cell")),
@@ -241,7 +241,7 @@ PLOT = Command(
         _TARGETS,
         _MESH,
     ),
-    notes="Shows the newest run that printed the name. Without --run, the newest 20 runs are searched.\n"
+    notes="Shows the newest run that printed the name. Without --run, it searches the newest 20 runs.\n"
     "The line is the first rank's. A band spans all ranks where they differ. Live while the run goes on,\n"
     "also in a new kernel: the numbers come from the nodes' logs.\n"
     "run.metrics() has them in Python, ready for pandas.",
