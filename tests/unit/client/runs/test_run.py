@@ -13,6 +13,7 @@ import pytest
 from monarch_nb.client.connections import events
 from monarch_nb.client.runs import freeing, waits_watch
 from monarch_nb.client.runs import run as run_module
+from monarch_nb.client.runs.run import Run
 from monarch_nb.deaths import signal_name
 from monarch_nb.errors import MeshNotFound, PickleError, ProcessGroupAborted, RunFailed, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
@@ -23,6 +24,21 @@ from unit.client.runs.run_harness import Harness, out, packed, several_turns
 @pytest.fixture
 async def harness() -> Harness:
     return Harness()
+
+
+async def test_what_shows_a_run_is_told_which_it_is() -> None:
+    class Shown:
+        run: Any = None
+
+        def shows(self, run: Any) -> None:
+            self.run = run
+
+        def on_event(self, event: events.Event) -> None:
+            """Nothing comes."""
+
+    shown, run = Shown(), Harness().run
+    told = Run(run.mesh, "run-id", run.ranks, "title", listener=shown.on_event)
+    assert shown.run is told
 
 
 class TestSubmit:
