@@ -93,6 +93,6 @@ def test_what_goes_on_is_known_when_no_node_answers(world: World) -> None:
     world.core.runs["a"] = kept = type("Kept", (), vars(run))()
     said = str(world.core.all_away())
     assert said.startswith("'dev' is held, but n1 (since 14:03:05), n2 (since 14:03:05) do not answer: ")
-    assert "goes on (run 2, cell [3], sent at 1970-01-01 " in said
+    assert "its ranks go on (run 2, cell [3], sent at 1970-01-01 " in said
     kept.done = True
     assert "run 2" not in str(world.core.all_away())
