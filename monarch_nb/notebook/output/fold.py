@@ -10,7 +10,7 @@ import hashlib
 import json
 import operator
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.lines.templates import FoldBy, default_fold, key_of, keys_of
-from monarch_nb.notebook.output.placing import NEAR_ROWS, Cursor, Flood, Places
+from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, NEAR_ROWS, Flood, Lane, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -50,8 +50,6 @@ from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Sc
 
 HEAD_ROWS, TAIL_ROWS = 200, 800
 _SLACK_ROWS = 1_000
-_LAST_ROWS_OF_ALL = 256
-"""Among dropped rows the newest of every rank stay: so many in all."""
 HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
@@ -66,41 +64,6 @@ _UNSETTLED_ROWS = 50
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
-
-
-class _Lane(Cursor):
-    """Ranks that have written the same lately: where they are, and what they are in the middle of.
-
-    Text of several ranks is added once for each lane. A rank that writes something by itself gets a lane of its own.
-    """
-
-    __slots__ = ("behind", "clear_next", "flood", "lines", "screens")
-
-    def __init__(self, ranks: int) -> None:
-        super().__init__(ranks)
-        self.screens: dict[Stream, Screen] = {}
-        self.clear_next = False
-        self.flood: Flood | None = None
-        self.lines = 0  # that each of them began, as its log counts them
-        # The newest lines since others' rows at its position were dropped, and so were these.
-        self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=_LAST_ROWS_OF_ALL)
-
-    @property
-    def number(self) -> int:
-        """The first of its ranks."""
-        return (self.ranks & -self.ranks).bit_length() - 1
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether its next line goes after its newest one, whatever came before."""
-        return not (self.flood or self.behind or self.has_fresh)
-
-    @property
-    def is_between_lines(self) -> bool:
-        """Whether it is in the middle of nothing."""
-        if self.clear_next or self.flood or self.behind:
-            return False
-        return all(screen.is_blank for screen in self.screens.values())
 
 
 class Fold:
@@ -125,7 +88,7 @@ class Fold:
     def __init__(self, ranks: Iterable[int], by: FoldBy | None = None) -> None:
         """Args: by: in what lines of one row may differ; None for what is usual on so many ranks."""
         self.ranks = bits(ranks)
-        everyone = _Lane(self.ranks)
+        everyone = Lane(self.ranks)
         self._lanes = dict.fromkeys(members(self.ranks), everyone)  # by rank
         self._by: FoldBy = by or default_fold(len(self._lanes))
         self._texts = 0  # about so many lines are kept that differ from their rows'
@@ -175,17 +138,17 @@ class Fold:
                 self._flush_all()
                 self._fold_end()
 
-    def _lane(self, rank: int) -> _Lane:
+    def _lane(self, rank: int) -> Lane:
         """Return the lane of this rank alone."""
         lane = self._lanes.get(rank)
         if lane is None:
             self.ranks |= 1 << rank
-            lane = self._lanes[rank] = _Lane(1 << rank)
+            lane = self._lanes[rank] = Lane(1 << rank)
         return lane if lane.ranks == 1 << rank else self._split(lane, 1 << rank)
 
-    def _split(self, lane: _Lane, ranks: int) -> _Lane:
+    def _split(self, lane: Lane, ranks: int) -> Lane:
         """Return a lane of some ranks of one."""
-        other = _Lane(ranks)
+        other = Lane(ranks)
         lane.split(other)
         other.lines, other.behind = lane.lines, lane.behind.copy()  # only of one rank: a flood, and what is to clear
         for stream, screen in lane.screens.items():
@@ -193,7 +156,7 @@ class Fold:
         self._lanes.update(dict.fromkeys(members(ranks), other))
         return other
 
-    def _lanes_of(self, ranks: Iterable[int]) -> list[_Lane]:
+    def _lanes_of(self, ranks: Iterable[int]) -> list[Lane]:
         """Return lanes of exactly these ranks."""
         left, lanes = bits(ranks), []
         while left:
@@ -205,7 +168,7 @@ class Fold:
             lanes.append(lane)
         return lanes
 
-    def _each_lane(self) -> list[_Lane]:
+    def _each_lane(self) -> list[Lane]:
         return list(dict.fromkeys(self._lanes.values()))
 
     def _add_text_of_many(self, event: TextOfMany) -> None:
@@ -213,7 +176,7 @@ class Fold:
             for part in event.parts():
                 self._add_text(self._lane(part.rank), part.stream, part.text)
             return
-        there: dict[tuple[int, Position], _Lane] = {}
+        there: dict[tuple[int, Position], Lane] = {}
         for lane in self._lanes_of(event.ranks):
             self._add_text(lane, event.stream, event.text)
             if lane.is_between_lines:
@@ -221,10 +184,10 @@ class Fold:
                 if first is not lane and first.join(lane):
                     self._lanes.update(dict.fromkeys(members(lane.ranks), first))
 
-    def _recalling(self, lane: _Lane, stream: Stream) -> Callable[[], str | None]:
+    def _recalling(self, lane: Lane, stream: Stream) -> Callable[[], str | None]:
         return lambda: self._recall(lane, stream)
 
-    def _add_text(self, lane: _Lane, stream: Stream, text: str) -> None:
+    def _add_text(self, lane: Lane, stream: Stream, text: str) -> None:
         if lane.clear_next:
             self._clear(lane)
         screen = lane.screens.get(stream)
@@ -233,7 +196,7 @@ class Fold:
         first, lane.lines = lane.lines, lane.lines + text.count("\n")
         self._add_lines(lane, stream, screen.write(text), first)
 
-    def _add_lines(self, lane: _Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
+    def _add_lines(self, lane: Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
         """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
         keys, at = self._keys(lane, stream, lines), 0
         while at < len(lines):
@@ -248,7 +211,7 @@ class Fold:
         if self._texts > MAX_TEXTS:
             self._bound_texts()
 
-    def _keys(self, lane: _Lane, stream: Stream, lines: Sequence[str]) -> list[Hashable]:
+    def _keys(self, lane: Lane, stream: Stream, lines: Sequence[str]) -> list[Hashable]:
         """Return what lines have in common with those that may share their rows."""
         if self._by == "off":
             alike: Sequence[Hashable] = (lane.number,) * len(lines)
@@ -261,7 +224,7 @@ class Fold:
             (stream, each, digest) if digest else (stream, each) for each, digest in zip(alike, digests, strict=True)
         ]
 
-    def _add_line(self, lane: _Lane, stream: Stream, text: str, key: Hashable, number: int) -> None:
+    def _add_line(self, lane: Lane, stream: Stream, text: str, key: Hashable, number: int) -> None:
         in_gap = lane.following and not lane.flood and self._gap_begin <= lane.position < self._gap_end
         if in_gap and lane.position[0] >= self._places.closed:
             lane.position = (lane.position[0] + 1, 0)  # in step with others' lines that were dropped
@@ -293,7 +256,7 @@ class Fold:
         for row in rows[:-_UNSETTLED_ROWS] if self._texts > _MANY_TEXTS else ():
             self._texts -= row.settle()
 
-    def _add_elided(self, lane: _Lane, event: Elided, now_s: float) -> None:
+    def _add_elided(self, lane: Lane, event: Elided, now_s: float) -> None:
         self._flush(lane, event.stream)
         lane.lines += event.lines
         lane.behind.clear()
@@ -334,7 +297,7 @@ class Fold:
         if event.failure is not None:
             self.failures[event.rank] = event.failure
 
-    def _flush(self, lane: _Lane, stream: Stream | None = None) -> None:
+    def _flush(self, lane: Lane, stream: Stream | None = None) -> None:
         """Finish the open lines: something else comes after them."""
         for each, screen in lane.screens.items():
             if stream is None or each == stream:
@@ -358,7 +321,7 @@ class Fold:
             lane.forget()
             lane.position = (last, 0)
 
-    def _recall(self, lane: _Lane, stream: Stream) -> str | None:
+    def _recall(self, lane: Lane, stream: Stream) -> str | None:
         """Take back the rank's newest row, which it moves up to in order to rewrite it."""
         if not lane.recent:
             return None
@@ -370,7 +333,7 @@ class Fold:
         lane.position = before
         return row.text_of(lane.number)
 
-    def _bring_back(self, lane: _Lane) -> None:
+    def _bring_back(self, lane: Lane) -> None:
         """Show the newest lines of a rank that was in step with dropped lines to the end."""
         newest = list(lane.behind)[-self._newest_of_each :]
         if not newest:
@@ -416,7 +379,7 @@ class Fold:
 
     # ---- displays ----
 
-    def _add_display(self, lane: _Lane, event: Display) -> None:
+    def _add_display(self, lane: Lane, event: Display) -> None:
         if event.kind == "update":
             self._update_display(lane, event)
             return
@@ -441,7 +404,7 @@ class Fold:
             self._displays.setdefault((lane.number, event.display_id), []).append(row)
         self._bound_displays()
 
-    def _update_display(self, lane: _Lane, event: Display) -> None:
+    def _update_display(self, lane: Lane, event: Display) -> None:
         shown = self._displays.get((lane.number, event.display_id or ""), [])
         key = _digest([event.data, event.metadata])
         for index, row in enumerate(shown):
@@ -478,7 +441,7 @@ class Fold:
             row.ranks, row.data = 0, {}
         self._displays = {key: rows for key, rows in self._displays.items() if any(row.ranks for row in rows)}
 
-    def _clear(self, lane: _Lane) -> None:
+    def _clear(self, lane: Lane) -> None:
         """As clear_output: nothing stays of what the rank showed."""
         lane.clear_next, lane.flood = False, None
         lane.screens.clear()
@@ -493,7 +456,7 @@ class Fold:
             del counts[0]
 
     @staticmethod
-    def _leave(row: Row, lane: _Lane) -> None:
+    def _leave(row: Row, lane: Lane) -> None:
         row.ranks &= ~lane.ranks
         if isinstance(row, DisplayRow) and not row.ranks:
             row.data = {}
@@ -523,7 +486,7 @@ class Fold:
 
     @property
     def _newest_of_each(self) -> int:
-        return max(1, _LAST_ROWS_OF_ALL // len(self._lanes))
+        return max(1, LAST_ROWS_OF_ALL // len(self._lanes))
 
     def _newest(self, rows: list[Row]) -> Iterator[Row]:
         wanted = dict.fromkeys(self._lanes, self._newest_of_each)

@@ -114,7 +114,7 @@ def test_the_end_of_a_flood_folds_though_ranks_come_there_seconds_apart(last: st
 def test_the_end_of_a_flood_keeps_every_line_and_each_ranks_order(parts: list[tuple[int, int, int, bool]]) -> None:
     fold, printed = Fold(range(4)), {rank: list[str]() for rank in range(4)}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"HEAD_ROWS": 3, "TAIL_ROWS": 8, "_SLACK_ROWS": 4, "_LAST_ROWS_OF_ALL": 12}.items():
+        for name, value in {"HEAD_ROWS": 3, "TAIL_ROWS": 8, "_SLACK_ROWS": 4, "LAST_ROWS_OF_ALL": 12}.items():
             patch.setattr(f"monarch_nb.notebook.output.fold.{name}", value)
         for now_s, (rank, count, digit, counts) in enumerate(parts):
             lines = [f"line {len(printed[rank]) + n if counts else digit}" for n in range(count)]
