@@ -103,7 +103,7 @@ class RayCluster:
 
     def left(self) -> str:
         """Return which placement groups, actors and keys reservations have."""
-        from monarch_nb.provision.ray_node import NAMESPACE
+        from monarch_nb.provision.ray.node import NAMESPACE
 
         state, store = self.state(), self.store()
         groups = [group["name"] for group in state.placement_group_table().values() if group["state"] != "REMOVED"]
@@ -113,13 +113,13 @@ class RayCluster:
 
     def state(self) -> Any:
         """Return the tables of the cluster."""
-        from monarch_nb.provision import ray_helper
+        from monarch_nb.provision.ray import helper as ray_helper
 
         return ray_helper._connect(self.address)[1]
 
     def store(self) -> Any:
         """Return the control store of the cluster."""
-        from monarch_nb.provision import ray_helper
+        from monarch_nb.provision.ray import helper as ray_helper
 
         return ray_helper._connect(self.address)[0]
 

@@ -1,7 +1,7 @@
 import { act, fireEvent, render, screen } from '@testing-library/react';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { CurvesViewer } from '../src/core/components/CurvesViewer';
-import { LogViewer } from '../src/core/components/LogViewer';
+import { LogViewer } from '../src/core/components/logs/LogViewer';
 import { Host, SurroundingsProvider } from '../src/core/context';
 import { Store } from '../src/core/store';
 import { RequestError } from '../src/core/transport';

@@ -1,7 +1,7 @@
 import { act, fireEvent, render, screen, waitFor } from '@testing-library/react';
 import userEvent from '@testing-library/user-event';
 import { beforeEach, expect, test, vi } from 'vitest';
-import { LogViewer } from '../src/core/components/LogViewer';
+import { LogViewer } from '../src/core/components/logs/LogViewer';
 import { Host, SurroundingsProvider } from '../src/core/context';
 import { Store } from '../src/core/store';
 import { LogExtent } from '../src/core/types';

@@ -31,7 +31,7 @@ from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
-    from monarch_nb.client.pools.infos import ReservationInfo
+    from monarch_nb.client.pools.facts.infos import ReservationInfo
     from monarch_nb.client.reservations.sharing import Grant
     from monarch_nb.provision import Node
 
@@ -243,7 +243,7 @@ def _find_pool(options: argparse.Namespace) -> None:
         return
     options.pool = default_pool()
     if name := getattr(options, "name", None):
-        from monarch_nb.client.reservations.lists import pool_of
+        from monarch_nb.client.reservations.known.lists import pool_of
 
         options.pool = pool_of(name, options.pool)
 
@@ -362,7 +362,7 @@ def _describe(node: Node) -> tuple[str, dict[str, Any]]:
 
 def _list(options: argparse.Namespace) -> int:
     from monarch_nb import list_everywhere
-    from monarch_nb.client.reservations.lists import list_one
+    from monarch_nb.client.reservations.known.lists import list_one
 
     _check_named_pool(options.pool or default_pool())
     held = list_one(options.pool, memory=options.json) if options.pool else list_everywhere(memory=options.json)

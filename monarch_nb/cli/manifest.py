@@ -9,7 +9,7 @@ from pathlib import Path
 
 from monarch_nb.config import DEFAULT_PORT, TrustPaths
 from monarch_nb.errors import UsageError
-from monarch_nb.provision.kubernetes_manifests import (
+from monarch_nb.provision.kubernetes.manifests import (
     CERTIFICATE,
     Wanted,
     add_flags,
@@ -62,7 +62,7 @@ def manifest(options: argparse.Namespace) -> str:
     """
     import yaml
 
-    from monarch_nb.client.reservations.arguments import checked_shape
+    from monarch_nb.client.reservations.reserving.arguments import checked_shape
 
     check_flags(options)
     name = checked_pool_name(options.name)

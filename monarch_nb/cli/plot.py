@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def _split(options: argparse.Namespace, words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
     """Return the reservation, if the first word is one, and the names; choose the pool."""
     from monarch_nb import list_reservations
-    from monarch_nb.client.reservations.lists import pool_of
+    from monarch_nb.client.reservations.known.lists import pool_of
 
     if options.pool is None:
         options.pool = pool_of(words[0], default_pool()) if words else default_pool()

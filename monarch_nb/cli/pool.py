@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from monarch_nb.cli.tables import print_table
+from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
-from monarch_nb.client.pools.silence import why_silent
 from monarch_nb.config import DEFAULT_PORT
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.rank_sets import counted

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Release what is named, or everything. One that can not be released does not keep the others."""
     from monarch_nb.client.pools.pool import pool_object
-    from monarch_nb.client.reservations.lists import elsewhere, list_everywhere
+    from monarch_nb.client.reservations.known.lists import elsewhere, list_everywhere
 
     pool_object(options.pool).revive(_say)
     if options.name and "/" in options.name:
@@ -71,7 +71,7 @@ def _released(name: str, pool: str) -> str:
 
 
 def _not_held(name: str, mine: list[str], pool: str) -> MonarchNbError:
-    from monarch_nb.client.reservations.lists import elsewhere
+    from monarch_nb.client.reservations.known.lists import elsewhere
 
     if there := elsewhere(name, pool):
         return ReservationNotFound(f"no reservation {name!r} of yours in the pool {pool}; {there}")
@@ -80,7 +80,7 @@ def _not_held(name: str, mine: list[str], pool: str) -> MonarchNbError:
 
 def _release_of(name: str, pool: str) -> int:
     """Somebody else's, OWNER/NAME: who made the pool may."""
-    from monarch_nb.client.reservations.lists import release_of
+    from monarch_nb.client.reservations.known.lists import release_of
 
     owner, _, short = name.partition("/")
     kept = release_of(owner, short, pool)

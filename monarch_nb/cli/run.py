@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; return its exit status."""
-    from monarch_nb.client.reservations.lists import pool_of
+    from monarch_nb.client.reservations.known.lists import pool_of
 
     name = take_name(options)
     if options.pool is None:
@@ -124,7 +124,7 @@ def _held_by_me(pool: str | None) -> list[str]:
 def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation]:
     """Yield what the script runs on; what was reserved for it is given back."""
     from monarch_nb import attach, reserve
-    from monarch_nb.client.reservations.lists import elsewhere
+    from monarch_nb.client.reservations.known.lists import elsewhere
 
     shape = {"procs": options.procs, "gpus": options.gpus}
     if name and (options.nodes or any(shape.values())):

@@ -1,7 +1,7 @@
 """What this kernel holds: its reservation, and how a new kernel of the same notebook finds it again.
 
 A notebook is known by its path. The reservation remembers the notebook that made it; what was attached or detached
-since is remembered as well (see monarch_nb.client.reservations.memory).
+since is remembered as well (see monarch_nb.client.reservations.known.memory).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from monarch_nb.client.reservations.memory import (
+from monarch_nb.client.reservations.known.memory import (
     Memory,
     choose,
     choose_unnamed,
@@ -34,8 +34,8 @@ from monarch_nb.shape import parse_targets
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.holder import MeshHolder
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.infos import EndedReservation, ReservationInfo, RunInfo
-    from monarch_nb.client.reservations.lists import Holdings
+    from monarch_nb.client.pools.facts.infos import EndedReservation, ReservationInfo, RunInfo
+    from monarch_nb.client.reservations.known.lists import Holdings
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.runs.run import Run
     from monarch_nb.lines.templates import FoldBy
@@ -87,7 +87,7 @@ class Session:
     @property
     def directory(self) -> str:
         """The notebook's directory: the kernel's where the notebook is not known."""
-        from monarch_nb.client.reservations.arguments import working_directory
+        from monarch_nb.client.reservations.reserving.arguments import working_directory
 
         return working_directory(None, self.notebook)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.choosing import Shape, choose_nodes, who_holds
-from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.missing import not_whole
-from monarch_nb.client.pools.releasing import ReleasedLater, release
-from monarch_nb.client.reservations.arguments import checked_name
+from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, who_holds
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.facts.missing import not_whole
+from monarch_nb.client.pools.leasing.releasing import ReleasedLater, release
 from monarch_nb.client.reservations.reservation import Reservation, reserve
-from monarch_nb.client.reservations.waiting import fits_when_idle
+from monarch_nb.client.reservations.reserving.arguments import checked_name
+from monarch_nb.client.reservations.reserving.waiting import fits_when_idle
 from monarch_nb.config import default_pool
 from monarch_nb.errors import (
     CapacityError,
@@ -29,15 +29,15 @@ from monarch_nb.errors import (
 )
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
-from monarch_nb.panel.forms import HERE, Form, extend_form, reserve_form, resize_form, shape_of, up_form
+from monarch_nb.panel.forms.forms import HERE, Form, extend_form, reserve_form, resize_form, shape_of, up_form
+from monarch_nb.panel.forms.resizing import Resize
+from monarch_nb.panel.forms.ways import Request, Way, names_in_use, recall, remember, ways
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.jobs import Jobs, Say, Work
 from monarch_nb.panel.live import Live
-from monarch_nb.panel.possible import only_its_holder
 from monarch_nb.panel.refusal import Refused, in_short
-from monarch_nb.panel.resizing import Resize
-from monarch_nb.panel.view import Json
-from monarch_nb.panel.ways import Request, Way, names_in_use, recall, remember, ways
+from monarch_nb.panel.shown.possible import only_its_holder
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.provision import Provisioner, jobs, provisioner_of
 from monarch_nb.provision.known import check_known
 from monarch_nb.shape import Extent, parse_targets

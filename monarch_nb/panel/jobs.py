@@ -13,7 +13,7 @@ from monarch_nb.client.connections.bridge import post
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.panel.hints import clickable
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 _log = logging.getLogger(__name__)
 

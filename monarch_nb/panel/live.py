@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.pools.held import HeldReservation, current_owner
+from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
 from monarch_nb.client.pools.namesakes import told_apart
 from monarch_nb.client.pools.others import no_nodes, other_pools
 from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool
-from monarch_nb.client.reservations.memory import Memories
+from monarch_nb.client.reservations.known.memory import Memories
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, PoolError
-from monarch_nb.panel.changes import change, told
 from monarch_nb.panel.hints import clickable
-from monarch_nb.panel.notices import notices
 from monarch_nb.panel.pools import Fate, note_pools
-from monarch_nb.panel.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
+from monarch_nb.panel.shown.changes import change, told
+from monarch_nb.panel.shown.notices import notices
+from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, Notebooks, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import provisioner_of
 from monarch_nb.provision.known import is_known, no_such_pool

@@ -10,7 +10,7 @@ from monarch_nb.config import DEFAULT_POOL
 from monarch_nb.panel.pools import pools_to_show
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.provision.known import no_such_pool
 
 

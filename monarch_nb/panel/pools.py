@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.provision import jobs, prices
 from monarch_nb.provision.known import known_pools
 from monarch_nb.provision.launchers import Job

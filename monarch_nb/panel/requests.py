@@ -24,7 +24,7 @@ from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.logs.own_lines import own_lines, parse_places
 from monarch_nb.panel.logs.reading import Reader
 from monarch_nb.panel.refusal import Refused
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 _log = logging.getLogger(__name__)
 

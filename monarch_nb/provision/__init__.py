@@ -5,12 +5,11 @@ prices     what reservations in these cost
 slurm      an engine: jobs of Slurm
 lsf        an engine: jobs of LSF
 lightning  an engine: jobs of Lightning AI
-skypilot   an engine: clusters of SkyPilot, which skypilot_helper asks for
+skypilot   clusters of SkyPilot: the launcher, and the process that asks SkyPilot for it
 ssh        an engine: hosts that ssh reaches
 remote     what is done on these
-kubernetes an engine: pods of Kubernetes, as kubernetes_manifests asks for them by kubernetes_api, and in the words of
-           kubernetes_pods
-ray        an engine: placement groups of Ray, which ray_helper asks for; ray_node is what runs in them
+kubernetes pods of a Kubernetes cluster: the launcher, what it asks for, and how it asks
+ray        nodes of a Ray cluster: the launcher, the process that asks Ray for it, and what runs on Ray's nodes
 helpers    processes that talk to engines for a kernel
 launchers  what every engine can do
 known      which pools there are by name, and what is said of a name that is none

@@ -12,8 +12,8 @@ import pytest
 
 from leaks import leaks_of
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.leasing.releasing import release
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.pools.releasing import release
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -20,7 +20,7 @@ from leaks import processes_of, wait_for_end
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.client.reservations.lists import list_reservations
+from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
 from monarch_nb.errors import (
     CapacityError,

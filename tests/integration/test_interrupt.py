@@ -15,7 +15,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs import run as run_module
-from monarch_nb.client.runs import waits_watch
+from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
 INIT = "dist.init_process_group('gloo')"

@@ -15,7 +15,7 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.infos import RankInfo, RunInfo, rank_infos, run_infos
+from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, rank_infos, run_infos
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.client.runs.run import Run

@@ -15,7 +15,7 @@ from integration.live import TIMEOUT_S, Gate, Recorder, client, eventually, kill
 from leaks import wait_for_end
 from monarch_nb.client.connections import connection, events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.lists import list_reservations
+from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import NodeUnreachable, RunFailed, RunNotFound

@@ -16,7 +16,7 @@ from integration.pools import make_whole
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import LINE_NOTICE, Notice
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.lists import list_reservations
+from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import attach, reserve
 from monarch_nb.errors import CapacityError
 from monarch_nb.provision import Node

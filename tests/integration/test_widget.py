@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.live import Gate
-from monarch_nb.panel.forms import HERE
+from monarch_nb.panel.forms.forms import HERE
 from told import view_after
 
 pytestmark = pytest.mark.usefixtures("shared_pool")

@@ -8,6 +8,6 @@ export * from './store';
 export * from './transport';
 export { Panel } from './components/Panel';
 export { CurvesViewer } from './components/CurvesViewer';
-export { LogViewer } from './components/LogViewer';
+export { LogViewer } from './components/logs/LogViewer';
 export { ShownPool } from './components/ShownPool';
 export { Mark } from './components/basics';

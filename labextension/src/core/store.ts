@@ -195,7 +195,7 @@ export class Store {
   }
 }
 
-/** Whether a notice still holds. Its id says what it is about, as panel/notices.py writes it. */
+/** Whether a notice still holds. Its id says what it is about, as panel/shown/notices.py writes it. */
 function holds({ id, reservation }: Notice, view: View): boolean {
   if (view.pool.state === 'silent') {
     return true; // nothing is known of it

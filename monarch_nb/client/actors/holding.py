@@ -10,7 +10,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import known_connections
 from monarch_nb.client.presenting import held_by_notebook
-from monarch_nb.client.reservations.lists import list_reservations
+from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation, attach, in_use, reserve
 from monarch_nb.errors import MonarchNbError, PoolError
 

@@ -16,10 +16,10 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis, NodeReport, diagnose
 from monarch_nb.client.files.evidence import Token, token_of_client
-from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.answering.reach import Way, ways_between
+from monarch_nb.client.pools.answering.silence import what_helps, why_silent
+from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.pools.reach import Way, ways_between
-from monarch_nb.client.pools.silence import what_helps, why_silent
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.proto import files_pb2

@@ -12,7 +12,7 @@ from monarch_nb.client.files.fetch import FetchReport, FileInfo
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync_report import SyncReport
-from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
+from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
 from monarch_nb.client.runs.needs import HeldMesh, Holder
 from monarch_nb.times import Duration
 

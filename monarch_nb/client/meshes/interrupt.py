@@ -15,8 +15,8 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import GAP_S
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.interrupt_actors import interrupt_actors
-from monarch_nb.client.runs.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb

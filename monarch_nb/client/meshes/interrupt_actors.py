@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.runs.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
+from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
 from monarch_nb.proto import run_pb2
 
 LOOK_S = 0.1

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, infos_of_node
-from monarch_nb.client.pools.missing import raise_if_released
+from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, StackReport, infos_of_node
+from monarch_nb.client.pools.facts.missing import raise_if_released
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run

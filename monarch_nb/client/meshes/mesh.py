@@ -20,10 +20,10 @@ from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
 from monarch_nb.client.meshes.printed import Printed
 from monarch_nb.client.meshes.scales import Scales
-from monarch_nb.client.pools.infos import RankInfo, RunInfo, StackReport, run_infos
+from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.stops import policy

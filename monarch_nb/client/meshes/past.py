@@ -15,7 +15,7 @@ from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.logs.records import LogRecord, follow_logs, read_logs
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.looking import telling_why
-from monarch_nb.client.pools.infos import RunInfo
+from monarch_nb.client.pools.facts.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Listener, Run

@@ -16,7 +16,7 @@ from monarch_nb.client.meshes import past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.looking import telling_why
-from monarch_nb.client.pools.infos import RunInfo
+from monarch_nb.client.pools.facts.infos import RunInfo
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.errors import RunNotFound, TargetError, UsageError
 from monarch_nb.ground.code_names import run_name

@@ -22,21 +22,21 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
-from monarch_nb.client.pools.asked import check_protocol, each_once, said_for_which
-from monarch_nb.client.pools.attempts import Outrun, tried
-from monarch_nb.client.pools.choosing import Shape, choose_nodes, lacking
-from monarch_nb.client.pools.held import HeldReservation, current_owner
-from monarch_nb.client.pools.last_heard import held_on, keep
-from monarch_nb.client.pools.late_releases import LateReleases
-from monarch_nb.client.pools.missing import not_found, raise_if_released
+from monarch_nb.client.pools.answering.asked import check_protocol, each_once, said_for_which
+from monarch_nb.client.pools.answering.last_heard import held_on, keep
+from monarch_nb.client.pools.answering.reach import check_ways
+from monarch_nb.client.pools.answering.revocations import Messenger
+from monarch_nb.client.pools.answering.silence import all_away, nobody_answers, reasons
+from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, lacking
+from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
+from monarch_nb.client.pools.facts.missing import not_found, raise_if_released
+from monarch_nb.client.pools.leasing.attempts import Outrun, tried
+from monarch_nb.client.pools.leasing.late_releases import LateReleases
+from monarch_nb.client.pools.leasing.releasing import release
+from monarch_nb.client.pools.leasing.undertaking import making, several
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
-from monarch_nb.client.pools.reach import check_ways
-from monarch_nb.client.pools.releasing import release
-from monarch_nb.client.pools.revocations import Messenger
-from monarch_nb.client.pools.silence import all_away, nobody_answers, reasons
-from monarch_nb.client.pools.undertaking import making, several
 from monarch_nb.errors import (
     CapacityError,
     NodeUnreachable,

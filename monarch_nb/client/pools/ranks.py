@@ -11,9 +11,9 @@ from monarch_nb.branches.layout import nodes_of
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import TreeConnection
-from monarch_nb.client.pools import silence
-from monarch_nb.client.pools.held import current_owner
-from monarch_nb.client.pools.infos import run_infos, shared_no_longer
+from monarch_nb.client.pools.answering import silence
+from monarch_nb.client.pools.facts.held import current_owner
+from monarch_nb.client.pools.facts.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
 from monarch_nb.config import NUMBERS_TO_SPARE
 from monarch_nb.deaths import describe_death

@@ -14,7 +14,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice
 from monarch_nb.client.files.record import FilesRecord
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.pools.infos import line_sentence, who_waits
+from monarch_nb.client.pools.facts.infos import line_sentence, who_waits
 from monarch_nb.client.runs.run import Run
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import duration, time_of_day

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.actor_infos import ActorInfo, actor_infos
-from monarch_nb.client.pools.beside import Place, checked, spawn_beside, stop_beside
-from monarch_nb.client.pools.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo, actor_infos
+from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.leasing.beside import Place, checked, spawn_beside, stop_beside
 from monarch_nb.client.reservations.needs import Holding
 from monarch_nb.client.reservations.placing import main_of, specs_like_main
 from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.facts.held import HeldReservation
 
 
 class Holding(MeshHolder[Mesh], Protocol):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from monarch_nb.client.files.sync import SyncedFiles
-from monarch_nb.client.pools.held import HeldReservation, MeshParts
-from monarch_nb.client.pools.infos import RIGHTS
+from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.facts.infos import RIGHTS
 from monarch_nb.config import MAIN_MESH
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2

@@ -24,31 +24,32 @@ from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
-from monarch_nb.client.pools.actor_infos import ActorInfo
-from monarch_nb.client.pools.beside import checked
-from monarch_nb.client.pools.choosing import Shape
-from monarch_nb.client.pools.conflicts import Asked, shared_storage
-from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.infos import (
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.facts.choosing import Shape
+from monarch_nb.client.pools.facts.conflicts import Asked, shared_storage
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.facts.infos import (
     ReservationInfo,
     rank_infos,
     reservation_info,
     shared_no_longer,
     shares_of,
 )
+from monarch_nb.client.pools.leasing.beside import checked
+from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, pool_named
-from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.presenting import panel_of, where_here
-from monarch_nb.client.reservations import arguments, sharing
+from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
 from monarch_nb.client.reservations.attachment import Attachment, TimeListener, all_end_here
-from monarch_nb.client.reservations.elastic import Elastic
-from monarch_nb.client.reservations.extending import extend
-from monarch_nb.client.reservations.finding import find
-from monarch_nb.client.reservations.jobs import JobRequest, nodes_of_job
+from monarch_nb.client.reservations.known.finding import find
 from monarch_nb.client.reservations.meshes import Meshes
+from monarch_nb.client.reservations.nodes.elastic import Elastic
+from monarch_nb.client.reservations.nodes.extending import extend
 from monarch_nb.client.reservations.placing import main_of, synced_files
-from monarch_nb.client.reservations.taking import give_back, taken
+from monarch_nb.client.reservations.reserving import arguments
+from monarch_nb.client.reservations.reserving.jobs import JobRequest, nodes_of_job
+from monarch_nb.client.reservations.reserving.taking import give_back, taken
 from monarch_nb.client.runs.printed import shown_here
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.client.scripts.script import Script

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.leasing.releasing import release
 from monarch_nb.client.pools.pool import Pool, Progress, pool_named
-from monarch_nb.client.pools.releasing import release
 from monarch_nb.client.presenting import where_here
-from monarch_nb.client.reservations.jobs import end_job_of
-from monarch_nb.client.reservations.lists import elsewhere
+from monarch_nb.client.reservations.known.lists import elsewhere
+from monarch_nb.client.reservations.reserving.jobs import end_job_of
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,

@@ -9,8 +9,8 @@ from typing import Any
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.tree import FollowedThrough
-from monarch_nb.client.runs.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupt_report import InterruptReport, place_of
+from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import MeshNotFound, MonarchNbError

@@ -9,7 +9,7 @@ from monarch_nb.client.curves.plot import Plot
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.client.logs.metrics import Columns
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.infos import ReservationInfo
+from monarch_nb.client.pools.facts.infos import ReservationInfo
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.shape import Extent

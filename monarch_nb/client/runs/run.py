@@ -16,17 +16,17 @@ from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, result_event
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.presenting import name_here, served_notebook
-from monarch_nb.client.runs.absences import Absences
-from monarch_nb.client.runs.freeing import Freeing
-from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
-from monarch_nb.client.runs.lone_training import LoneTraining
+from monarch_nb.client.runs.interrupts.freeing import Freeing
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.client.runs.needs import HeldMesh, PrintedOfRun
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
 from monarch_nb.client.runs.stops import RunStops
 from monarch_nb.client.runs.submission import Submission
 from monarch_nb.client.runs.values import RunValues
-from monarch_nb.client.runs.waits_watch import WaitsWatch
+from monarch_nb.client.runs.watching.absences import Absences
+from monarch_nb.client.runs.watching.lone_training import LoneTraining
+from monarch_nb.client.runs.watching.waits_watch import WaitsWatch
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,

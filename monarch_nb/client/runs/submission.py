@@ -10,7 +10,7 @@ from monarch_nb.branches.layout import earlier_run
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.listeners import RunListener
 from monarch_nb.client.connections.tree import TreeConnection
-from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.proto import allocator_pb2 as pb

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from monarch_nb.client.files.fetch import list_files
-from monarch_nb.client.pools.conflicts import start_directory
+from monarch_nb.client.pools.facts.conflicts import start_directory
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import FilesError, UsageError

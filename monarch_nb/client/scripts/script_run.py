@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S
-from monarch_nb.client.runs.freeing import STOP_WAIT_S
+from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import ABORT_AFTER_S, Run
 from monarch_nb.client.runs.values import RunValues

@@ -36,8 +36,8 @@ from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.infos import RunInfo
-    from monarch_nb.client.runs.interrupt_report import InterruptReport
+    from monarch_nb.client.pools.facts.infos import RunInfo
+    from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
     from monarch_nb.client.runs.run import OnError, Run
     from monarch_nb.client.scripts.script import Script
     from monarch_nb.config import OnBreakpoint

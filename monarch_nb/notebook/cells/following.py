@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.runs.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, left_by_kernel
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.times import duration

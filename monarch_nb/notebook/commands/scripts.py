@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from monarch_nb.client.reservations.arguments import environment_option
+from monarch_nb.client.reservations.reserving.arguments import environment_option
 from monarch_nb.client.scripts import torchrun_flags
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.notebook.cells.answering import on_breakpoint

@@ -60,7 +60,7 @@ from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.infos import ReservationInfo
+    from monarch_nb.client.pools.facts.infos import ReservationInfo
     from monarch_nb.client.reservations.reservation import Reservation
 
 

@@ -9,9 +9,7 @@ placing     which row of others' a rank's new row is equal to, and where it goes
 rows        what is shown once for a set of ranks
 values      what many ranks return: numbers and tensors fold, and are drawn as a grid
 render      rows become HTML and text of bounded size
-pieces      what that is made of: both at once, and the labels of ranks
-ansi        colours in text become HTML
-mime        displays become HTML, or text
+html        HTML of what ranks print and display
 logs        lines from the logs on disk, folded run after run
 tables      calm lines, tables and stacks: what `%mesh` says itself
 """

@@ -23,7 +23,7 @@ from monarch_nb.provision.jobs import trouble
 if TYPE_CHECKING:
     from monarch_nb.client.logs.records import LogRecord
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.infos import RunInfo
+    from monarch_nb.client.pools.facts.infos import RunInfo
 
 
 def shown_logs(

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.notebook.output import ansi, mime
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.pieces import (
+from monarch_nb.notebook.output.html import ansi, mime
+from monarch_nb.notebook.output.html.pieces import (
     PRE,
     QUIET,
     Piece,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import display
 
-from monarch_nb.client.pools.infos import line_sentence
+from monarch_nb.client.pools.facts.infos import line_sentence
 from monarch_nb.ground import escapes
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
@@ -22,9 +22,9 @@ from monarch_nb.times import duration
 if TYPE_CHECKING:
     from monarch_nb.client.doctor.diagnosis import Diagnosis
     from monarch_nb.client.meshes.mesh import Mesh
-    from monarch_nb.client.pools.actor_infos import ActorInfo
-    from monarch_nb.client.pools.infos import RankInfo, RunInfo
-    from monarch_nb.client.reservations.lists import Holdings
+    from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+    from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
+    from monarch_nb.client.reservations.known.lists import Holdings
 
 _MUTED = "color:var(--jp-ui-font-color2,#666)"
 _ALARM = "color:var(--jp-error-color1,#b00020)"

@@ -13,7 +13,7 @@ from copy import deepcopy
 from itertools import groupby
 
 from monarch_nb.ground import escapes
-from monarch_nb.notebook.output import ansi
+from monarch_nb.notebook.output.html import ansi
 
 MAX_LINE_CHARACTERS = 2_000
 """Longer lines are cut; the log has them whole."""

@@ -19,7 +19,7 @@ from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.live import Deliver, Subscription
 from monarch_nb.panel.refusal import Refused
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.provision.known import no_such_pool
 
 LEASE_S = 100.0

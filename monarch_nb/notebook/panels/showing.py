@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from monarch_nb.notebook.panels.widget import PanelWidget
     from monarch_nb.panel.panels import Panels as PoolPanels
     from monarch_nb.panel.requests import Panel
-    from monarch_nb.panel.view import Json
+    from monarch_nb.panel.shown.view import Json
 
 VIEW_TIMEOUT_S = 5.0
 _REPRESENTED = (

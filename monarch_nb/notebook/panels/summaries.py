@@ -1,7 +1,7 @@
 """What stands in the place of a live panel: a reservation or a pool as it was, in HTML and in plain text.
 
-It is made of the same View as the panel (see monarch_nb.panel.view). The HTML reads well where styles are stripped:
-states are written as words, and marked with the shapes that the panel has.
+It is made of the same View as the panel (see monarch_nb.panel.shown.view). The HTML reads well where styles are
+stripped: states are written as words, and marked with the shapes that the panel has.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.notebook.output.tables import Shown
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.sizes import size
 from monarch_nb.times import duration, time_of_day
 

@@ -13,7 +13,7 @@ import traitlets
 
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 MARK = {"monarch_nb": {"panel": True}}
 """By this metadata JupyterLab's extension knows what it may show as it was, when the kernel has ended."""

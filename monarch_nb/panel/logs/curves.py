@@ -12,11 +12,11 @@ from monarch_nb.client.curves.drawing import Drawing, newest_with
 from monarch_nb.client.curves.names import is_step, suggested
 from monarch_nb.client.curves.told import curves_json
 from monarch_nb.client.logs.metrics import RunMetrics
-from monarch_nb.client.pools.held import HeldReservation, MeshParts
-from monarch_nb.client.pools.infos import RunInfo, run_infos
+from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
+from monarch_nb.client.pools.facts.infos import RunInfo, run_infos
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunNotFound
 from monarch_nb.ground.code_names import run_name
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 
 MAX_KEPT = 16

@@ -18,7 +18,7 @@ from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.panel.logs.folding import OPEN_LINES, Row, RunTable
 from monarch_nb.panel.logs.reading import Place, Reader, line_facts
-from monarch_nb.panel.view import Json, below
+from monarch_nb.panel.shown.view import Json, below
 
 LINES_AT_ONCE = 20_000
 MAX_ROWS = 1_000

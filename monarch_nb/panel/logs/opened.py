@@ -8,7 +8,7 @@ from collections.abc import Callable
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.logs.log import Log, LogRequest
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 OPEN_WAIT_S = 0.8
 """How long opening a log waits for all of it; more comes afterwards."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from monarch_nb.client.logs.lines import LogLine
 from monarch_nb.lines.logged import is_alike, is_shown_as
 from monarch_nb.panel.logs.reading import LINES_AT_ONCE, Place, Reader, line_facts
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 REACH_LINES = 64
 """So far before and behind its number a line is looked for."""

@@ -14,7 +14,7 @@ from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.lines.logged import MAX_FOLDED_BYTES, final_text, may_differ
 from monarch_nb.lines.spreads import spread
 from monarch_nb.lines.templates import FoldBy, key_of
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 READ_S = 5.0
 """How long a node may take for a window: it is a matter of milliseconds."""

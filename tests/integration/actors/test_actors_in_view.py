@@ -10,7 +10,7 @@ from integration.live import Gate, eventually
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.panel.live import Live
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 SPAWN = """
 import monarch_nb

@@ -15,7 +15,7 @@ from integration.faults.patched import patch_allocators
 from integration.live import eventually
 from leaks import processes_of
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools.held import HeldReservation
+from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
 from monarch_nb.config import NodePaths

@@ -12,7 +12,7 @@ import pytest
 
 from kubernetes_cluster import IMAGE, Cluster, cluster
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision import kubernetes
+from monarch_nb.provision.kubernetes import launcher as kubernetes
 from network import why_no_hosts
 
 

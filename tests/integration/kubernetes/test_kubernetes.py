@@ -25,9 +25,10 @@ from monarch_nb.client.reservations.reservation import Reservation, reserve
 from monarch_nb.config import TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.provision import jobs, kubernetes, launchers
-from monarch_nb.provision.kubernetes import KubernetesLauncher, Place
-from monarch_nb.provision.kubernetes_manifests import allocator_words
+from monarch_nb.provision import jobs, launchers
+from monarch_nb.provision.kubernetes import launcher as kubernetes
+from monarch_nb.provision.kubernetes.launcher import KubernetesLauncher, Place
+from monarch_nb.provision.kubernetes.manifests import allocator_words
 from monarch_nb.provision.launchers import Ask, Job, Offer, offer_of, options_of
 from monarch_nb.trust.pools import make_paths
 

@@ -14,10 +14,11 @@ from integration.ways import AnyWay
 from monarch_nb.client.reservations.reservation import reserve
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
-from monarch_nb.provision import jobs, skypilot
+from monarch_nb.provision import jobs
 from monarch_nb.provision.helpers import Helper
 from monarch_nb.provision.launchers import Ask, Offer, launcher, offer_of
 from monarch_nb.provision.remote.preparation import Preparation
+from monarch_nb.provision.skypilot import launcher as skypilot
 
 if TYPE_CHECKING:
     from integration.sky.conftest import Sky

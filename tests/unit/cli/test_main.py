@@ -11,9 +11,9 @@ from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.main import main, make_parser
 from monarch_nb.cli.run import exit_status, take_name
 from monarch_nb.client.connections.events import Result
-from monarch_nb.client.pools.missing import not_found
-from monarch_nb.client.reservations import lists
-from monarch_nb.client.reservations.lists import Holdings
+from monarch_nb.client.pools.facts.missing import not_found
+from monarch_nb.client.reservations.known import lists
+from monarch_nb.client.reservations.known.lists import Holdings
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, VERSION
 from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb

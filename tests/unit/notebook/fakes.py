@@ -17,11 +17,11 @@ from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference
 from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
 from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.infos import EndedReservation, RankInfo, RunInfo, StackReport
-from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
+from monarch_nb.client.pools.facts.infos import EndedReservation, RankInfo, RunInfo, StackReport
+from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
-from monarch_nb.client.reservations.lists import Holdings
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.reservations.known.lists import Holdings
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.errors import (
     MonarchNbError,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.infos import EndedReservation
-from monarch_nb.client.pools.releasing import KeptFiles, ReleasedLater
+from monarch_nb.client.pools.facts.infos import EndedReservation
+from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
 from monarch_nb.errors import NodeUnreachable, UsageError
 from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted

@@ -7,7 +7,7 @@ import pytest
 
 from monarch_nb.client.connections.events import Text
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.errors import RankFailure, RunFailed, UsageError
 from monarch_nb.notebook import load_ipython_extension

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb import config
-from monarch_nb.client.reservations.memory import Memory, choose, choose_unnamed, recall, remember
+from monarch_nb.client.reservations.known.memory import Memory, choose, choose_unnamed, recall, remember
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook import session as session_module
 from monarch_nb.notebook.session import Session, bounded, notebook_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from unit.panel.fake_pool import Inbox
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.late_releases import LateReleases
-from monarch_nb.client.reservations import waiting
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.leasing.late_releases import LateReleases
+from monarch_nb.client.reservations.reserving import waiting
 from monarch_nb.errors import NodeUnreachable
-from monarch_nb.panel import actions, live, requests, ways
+from monarch_nb.panel import actions, live, requests
+from monarch_nb.panel.forms import ways
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -9,9 +9,9 @@ import pytest
 
 from monarch_nb.allocator.state.limits import released
 from monarch_nb.client.connections.connection import ALLOCATOR_DOWN
-from monarch_nb.client.pools.choosing import Shape, choose_nodes
-from monarch_nb.client.pools.missing import not_found
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes
+from monarch_nb.client.pools.facts.missing import not_found
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.errors import CapacityError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.proto import allocator_pb2 as pb

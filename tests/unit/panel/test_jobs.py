@@ -11,7 +11,7 @@ import pytest
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError
 from monarch_nb.panel.jobs import MAX_KEPT, Jobs, Say
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 
 class Told:

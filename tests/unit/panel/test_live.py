@@ -14,7 +14,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.panel import live as live_module
-from monarch_nb.panel import ways
+from monarch_nb.panel.forms import ways
 from monarch_nb.panel.live import Live, Subscription
 from monarch_nb.panel.panels import Panels
 from monarch_nb.panel.requests import Panel

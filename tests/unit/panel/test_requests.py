@@ -11,13 +11,13 @@ import pytest
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogLines
-from monarch_nb.client.pools.held import HeldReservation
-from monarch_nb.client.pools.releasing import Released, ReleasedLater
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.leasing.releasing import Released, ReleasedLater
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.panel import actions
 from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.requests import Panel
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.panel.asking import ask, finished, refused
 from unit.panel.fake_pool import FakeNode, FakePool, Inbox, panel_on

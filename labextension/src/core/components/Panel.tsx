@@ -9,9 +9,9 @@ import { Boundary, Button, Mark, Section } from './basics';
 import { CurvesViewer } from './CurvesViewer';
 import { FormView } from './FormView';
 import { Jobs, Notices } from './Jobs';
-import { LogViewer } from './LogViewer';
+import { LogViewer } from './logs/LogViewer';
 import { PoolView, poolSummary } from './PoolView';
-import { ReservationCard, TimeLeft } from './ReservationCard';
+import { ReservationCard, TimeLeft } from './reservation/ReservationCard';
 
 /** Jobs whose card says already how they go. */
 const SHOWN_ELSEWHERE = new Set(['extend']);

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.notebook.output import ansi, mime
-from monarch_nb.notebook.output.pieces import (
+from monarch_nb.notebook.output.html import ansi, mime
+from monarch_nb.notebook.output.html.pieces import (
     MAX_LABEL_CHARACTERS,
     PRE,
     PROMPT,

@@ -11,7 +11,7 @@ from typing import Any
 from monarch_nb.actor.engine.outside import Address, CallState
 from monarch_nb.client.actors.behind import Behind, behind
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.pools.actor_infos import ActorInfo, grouped
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
 
 
 def call(*ranks: int) -> CallState:

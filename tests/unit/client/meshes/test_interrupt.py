@@ -9,7 +9,7 @@ import pytest
 
 from monarch_nb.client.meshes import interrupt_actors
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2

@@ -11,7 +11,7 @@ import pytest
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.infos import RankInfo
+from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError
 from monarch_nb.notebook.output import logs
 from monarch_nb.proto import allocator_pb2 as pb

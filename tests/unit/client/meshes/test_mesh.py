@@ -12,7 +12,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes import past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh, _title
-from monarch_nb.client.pools.infos import (
+from monarch_nb.client.pools.facts.infos import (
     RankInfo,
     ReservationInfo,
     RunInfo,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.client.pools import asked, attempts
 from monarch_nb.client.pools import pool as pools
-from monarch_nb.client.pools.choosing import Shape
+from monarch_nb.client.pools.answering import asked
+from monarch_nb.client.pools.facts.choosing import Shape
+from monarch_nb.client.pools.leasing import attempts
 from monarch_nb.client.pools.pool import Pool, SpawnOptions, Terms
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations import reservation as module
-from monarch_nb.client.reservations import taking, waiting
 from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reserving import taking, waiting
 
 
 def test_a_released_reservation_watches_no_files_and_is_used_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

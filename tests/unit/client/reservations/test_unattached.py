@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.releasing import Released, ReleasedLater
+from monarch_nb.client.pools.leasing.releasing import Released, ReleasedLater
 from monarch_nb.client.presenting import where_here
-from monarch_nb.client.reservations import taking, unattached
+from monarch_nb.client.reservations import unattached
+from monarch_nb.client.reservations.reserving import taking
 from monarch_nb.client.reservations.unattached import release_unattached
 from monarch_nb.errors import (
     AccessDenied,

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections import events
-from monarch_nb.client.runs import freeing, waits_watch
 from monarch_nb.client.runs import run as run_module
+from monarch_nb.client.runs.interrupts import freeing
 from monarch_nb.client.runs.run import Run
+from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.deaths import signal_name
 from monarch_nb.errors import MeshNotFound, PickleError, ProcessGroupAborted, RunFailed, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from monarch_nb.client.runs.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.ground import interrupting
 from monarch_nb.notebook.cells.following import RunInterrupted

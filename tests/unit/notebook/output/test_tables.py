@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
-from monarch_nb.client.pools.actor_infos import ActorInfo
-from monarch_nb.client.pools.infos import RankInfo, ReservationInfo, RunInfo
-from monarch_nb.client.reservations.lists import Holdings
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.facts.infos import RankInfo, ReservationInfo, RunInfo
+from monarch_nb.client.reservations.known.lists import Holdings
 from monarch_nb.notebook.output.tables import reservations_table, stacks_view, status_table, table
 
 

@@ -17,7 +17,7 @@ from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.panels.messages import Panel, PanelMessages, PoolsMessages, Send
 from monarch_nb.notebook.panels.showing import _asked
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 WAIT_S = 10.0
 

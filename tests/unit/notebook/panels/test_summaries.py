@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from monarch_nb.client.pools.held import current_owner
+from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.notebook.panels.summaries import Part, pool_summary, reservation_summary
-from monarch_nb.panel.view import Before, Json, NodeAnswer, build_view, no_view
+from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
 from unit.panel.replies import NOW, hold, node, run

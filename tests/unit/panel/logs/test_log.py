@@ -20,7 +20,7 @@ from monarch_nb.panel.logs import opened as opened_module
 from monarch_nb.panel.logs import reading
 from monarch_nb.panel.logs.log import Log, LogRequest
 from monarch_nb.panel.logs.opened import Logs
-from monarch_nb.panel.view import Json
+from monarch_nb.panel.shown.view import Json
 
 
 class FakeLines:

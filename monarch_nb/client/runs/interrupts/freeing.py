@@ -1,0 +1,174 @@
+"""Freeing the ranks of a run without costing their memory: interrupted, waited for, and named when they do not stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Protocol
+
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.connection import GAP_S
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of, unstopped_lines
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.client.runs.results import RunResults
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.ground.flag import Flag
+
+STOP_WAIT_S = 4.0
+"""How long ranks may take to stop after an interrupt before they are called stuck."""
+
+
+class FreedRun(Protocol):
+    """A run whose ranks are freed.
+
+    Attributes:
+        is_interrupted: it has been, by somebody who waits for that.
+        is_stuck: ranks did not stop after the last interrupt, although they have had the time to.
+    """
+
+    id: str
+    number: int
+    ranks: tuple[int, ...]
+    results: RunResults
+    finished_before: frozenset[int]
+    is_script: bool
+    is_interrupted: bool
+    is_stuck: bool
+
+    @property
+    def mesh(self) -> HeldMesh: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def is_completing(self) -> bool: ...
+
+    def left(self) -> list[int]: ...
+
+    def send_interrupt(self) -> None: ...
+
+    def emit(self, event: events.Event) -> None: ...
+
+
+class Freeing:
+    """Interrupts of one run. Everything here runs on the background loop.
+
+    Attributes:
+        freed: set when nothing that can be reached goes on.
+        news: a rank has finished, or a node answers no more.
+    """
+
+    def __init__(self, run: FreedRun, nodes: RunNodes) -> None:
+        self._run, self._nodes = run, nodes
+        self.freed, self.news = Flag(), asyncio.Event()
+        self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+
+    async def interrupt(self, kill_stuck: bool) -> InterruptReport:
+        """Interrupt what goes on, and wait a few seconds for it.
+
+        Args:
+            kill_stuck: kill and restart the ranks instead.
+        """
+        run = self._run
+        if not run.done:
+            self.freed.clear()
+        before = run.results.keys() | run.finished_before
+        left = [rank for rank in run.ranks if rank not in before]
+        restarted: tuple[int, ...] = ()
+        if kill_stuck:
+            restarted = tuple(self._nodes.reachable(left))
+            if restarted and run.is_script:
+                await run.mesh.core.kill_script(run.id, restarted)
+            elif restarted:
+                await run.mesh.core.restart(restarted)
+        else:
+            run.send_interrupt()
+        await self._wait_stopped(left)
+        self._stop_by_s = None
+        stuck, unreachable = await self._unstopped()
+        ended = {rank: run.results[rank].outcome for rank in left if rank in run.results and rank not in restarted}
+        unbegun = tuple(rank for rank, outcome in ended.items() if outcome == "cancelled")
+        ahead: tuple[str, ...] = ()
+        with contextlib.suppress(MonarchNbError):  # nobody has to know that
+            ahead = await run.mesh.core.names_running_on(unbegun)
+        return InterruptReport(
+            stopped=tuple(rank for rank in ended if rank not in unbegun),
+            free=tuple(sorted(before)),
+            unbegun=unbegun,
+            ahead=ahead,
+            stuck=stuck,
+            unreachable=unreachable,
+            aborted=tuple(result.rank for result in run.results.notable if result.group_aborted),
+            restarted=restarted,
+            is_script=run.is_script,
+        )
+
+    async def _wait_stopped(self, ranks: Iterable[int]) -> None:
+        """Wait a few seconds for ranks to finish. Nodes that do not answer have the time to start an allocator."""
+        is_patient = True
+
+        def lose_patience() -> None:
+            nonlocal is_patient
+            is_patient = False
+            self.news.set()
+
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(GAP_S, lose_patience)
+        if self._stop_by_s is None:  # who presses again and again does not give them more time each time
+            self._stop_by_s = loop.time() + STOP_WAIT_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._stop_by_s):
+                while not self._run.done:
+                    left = set(ranks) - self._run.results.keys()
+                    if not self._run.is_completing and not (left if is_patient else self._nodes.reachable(left)):
+                        break
+                    self.news.clear()
+                    await self.news.wait()
+        timer.cancel()
+
+    async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
+        run = self._run
+        reachable = self._nodes.reachable(run.left())
+        where = await run.mesh.core.where(reachable, run.id) if reachable else {}
+        left = run.left()  # some have stopped meanwhile
+        reachable = self._nodes.reachable(left)
+        stuck = {rank: place_of(where.get(rank)) for rank in reachable}
+        unreachable = {rank: self._nodes.name_of(rank) for rank in left if rank not in reachable}
+        run.is_stuck = bool(stuck)
+        if run.number:  # they have been told: not again when a link breaks
+            for connection in self._nodes.connections(stuck):
+                connection.withdraw_cancel(run.id)
+        if left:
+            text = "; ".join(unstopped_lines(stuck, unreachable, is_script=run.is_script))
+            run.emit(events.Notice(text, key="stuck"))
+        if unreachable and not stuck:
+            await self.let_go()
+        return stuck, unreachable
+
+    def is_over(self) -> bool:
+        """Whether what did not stop after an interrupt has stopped by now, or its node is away, so none is stuck."""
+        run = self._run
+        if not run.is_stuck or run.done or self._nodes.reachable(run.left()):
+            return False
+        run.is_stuck = False
+        return True
+
+    async def let_go(self) -> None:
+        """All that can be reached is free. The rest goes on: it is not interrupted when its node is there again, for
+        nobody waits for that any more."""
+        run = self._run
+        if run.number:  # a run that may not have begun must not begin later
+            run.is_interrupted = False
+            for connection in self._nodes.connections():
+                connection.withdraw_cancel(run.id)
+        if any(result.group_aborted for result in run.results.notable):
+            await self.abort_groups()
+        self.freed.set()
+
+    async def abort_groups(self) -> None:
+        """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
+        await self._run.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self._run.number)

@@ -1,0 +1,6 @@
+"""HTML of what ranks print and display.
+
+pieces  what that is made of: both at once, and the labels of ranks
+ansi    colours in text become HTML
+mime    displays become HTML, or text
+"""

@@ -1,0 +1,496 @@
+"""What Kubernetes is asked for, as plain dictionaries: a job whose pods run allocators, and what these need.
+
+Pure: nothing here talks to a cluster. The same is printed by `monarch-nb manifest`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from monarch_nb.config import DEFAULT_PORT
+from monarch_nb.errors import UsageError
+from monarch_nb.provision.kubernetes.pods import quantity
+
+Manifest = dict[str, Any]
+
+CERTIFICATE_DIRECTORY = "/run/monarch-nb"
+CERTIFICATE = f"{CERTIFICATE_DIRECTORY}/node.pem"
+STATE = "/tmp/monarch-nb"
+MASTER_PORT = 29500
+"""Where torchrun of the first pod listens, when a script is the pods' command."""
+GONE_AFTER_S = 60
+"""A job that has ended, and all that it owns, is removed so long after."""
+GRACE_S = 30
+"""So long pods have to end their ranks."""
+INSTANCE = "app.kubernetes.io/instance"
+"""The label by which the pods of a job are found, whatever made them."""
+POOL = "monarch-nb/pool"
+"""The label by which the pods of a pool know each other: it may have several jobs."""
+INDEX = "batch.kubernetes.io/job-completion-index"
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SHELL = re.compile(r"[|&;<>()$`*?\[\]{}~\n]")
+"""What a shell does not take as it is written."""
+_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([KMGTPE]i|[mkMGTP]|[eE]\d+)?")
+_LEAST_MEMORY_BYTES = 1 << 20
+"""Who asks for less has forgotten the unit, or written m for M."""
+_RUNTIME = "torch-distributed"
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of job.
+
+    Attributes:
+        group, version, plural: as the API calls it.
+        container: what the container of a pod has to be called.
+        says_where: whether its controller tells pods of each other in PET_* and torchrun's environment.
+        goes_by_itself: whether it is removed some time after its end, and its deadline can be moved before that.
+        needs: what has to be installed in the cluster; empty when every cluster has it.
+    """
+
+    name: str
+    group: str
+    version: str
+    plural: str
+    container: str
+    says_where: bool = True
+    goes_by_itself: bool = True
+    needs: str = ""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}"
+
+
+KINDS = {
+    kind.name.lower(): kind
+    for kind in (
+        Kind("Job", "batch", "v1", "jobs", "node", says_where=False),
+        Kind(
+            *("TrainJob", "trainer.kubeflow.org", "v1alpha1", "trainjobs", "node"),
+            goes_by_itself=False,
+            needs="Kubeflow Trainer 2.2 or later",
+        ),
+        Kind("PyTorchJob", "kubeflow.org", "v1", "pytorchjobs", "pytorch", needs="Kubeflow's training operator (v1)"),
+    )
+}
+
+
+class _Flags(argparse.ArgumentParser):
+    """Reads flags; what is wrong with them is an error of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; Kubernetes takes {_usage()}")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what can be said of pods."""
+    parser.add_argument("--kind", metavar="KIND", default="Job", help="Job (default), TrainJob or PyTorchJob")
+    parser.add_argument("--namespace", metavar="NAME", default="", help="where (default: that of the kubeconfig)")
+    image = "has monarch_nb and torch (default: that of the pod in which this runs)"
+    parser.add_argument("--image", metavar="IMAGE", default="", help=image)
+    parser.add_argument("--image-pull-secret", metavar="NAME", default="", help="for a private registry")
+    parser.add_argument("--cpu", metavar="N", default="", help="CPUs of a pod (default: one for each CPU rank)")
+    parser.add_argument("--memory", metavar="SIZE", default="", help="of a pod, as in 64Gi")
+    resource = "what GPUs are called (default: %(default)s)"
+    parser.add_argument("--gpu-resource", metavar="NAME", default="nvidia.com/gpu", help=resource)
+    parser.add_argument("--node-selector", metavar="KEY=VALUE", action="append", default=[], help="only such machines")
+    toleration = "machines with this taint as well; EFFECT and =VALUE can be left out"
+    parser.add_argument("--toleration", metavar="KEY=VALUE:EFFECT", action="append", default=[], help=toleration)
+    volume = "a volume claim that all pods have at PATH, for --shared"
+    parser.add_argument("--volume", metavar="CLAIM:PATH", action="append", default=[], help=volume)
+    parser.add_argument(
+        "--label", metavar="KEY=VALUE", action="append", default=[], help="of the job: a queue of Kueue"
+    )
+    parser.add_argument("--priority-class", metavar="NAME", default="", help="of the pods")
+    user = "run as this user, not as the image's, and as restricted namespaces demand"
+    parser.add_argument("--user", metavar="UID", type=int, help=user)
+    parser.add_argument("--runtime", metavar="NAME", default="", help=f"of a TrainJob (default: {_RUNTIME})")
+
+
+def parse_flags(words: Sequence[str]) -> argparse.Namespace:
+    """Read what stands after ` -- `.
+
+    Raises:
+        UsageError: an unknown flag, or one whose value can not be.
+    """
+    parser = _Flags(prog="--on k8s", add_help=False, allow_abbrev=False)
+    add_flags(parser)
+    options = parser.parse_args(list(words))
+    check_flags(options)
+    return options
+
+
+def check_flags(options: argparse.Namespace) -> None:
+    """Refuse values that can not be.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if options.kind.lower() not in KINDS:
+        raise UsageError(f"--kind {options.kind}: it is Job, TrainJob or PyTorchJob")
+    if options.runtime and options.kind.lower() != "trainjob":
+        raise UsageError(f"--runtime {options.runtime}: only a TrainJob has one: --kind TrainJob")
+    if options.cpu and not _amount(options.cpu):
+        raise UsageError(f"--cpu {options.cpu}: it is a number of CPUs, as in 8 or 500m")
+    if options.memory and _amount(options.memory) < _LEAST_MEMORY_BYTES:
+        raise UsageError(f"--memory {options.memory}: it is a size of 1Mi at least, with its unit, as in 64Gi or 512Mi")
+    for flag in ("node_selector", "label"):
+        _pairs(flag, getattr(options, flag))
+    for text in options.toleration:
+        _toleration(text)
+    for text in options.volume:
+        _claim(text)
+
+
+def _amount(text: str) -> Decimal:
+    """Read a quantity of the user's; 0 when it is none."""
+    return quantity(text) if _QUANTITY.fullmatch(text) else Decimal(0)
+
+
+def _usage() -> str:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser)
+    return ", ".join(flag for action in parser._actions for flag in action.option_strings)
+
+
+def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--{flag.replace('_', '-')} {text}: it is KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def _toleration(text: str) -> Manifest:
+    """Read a toleration.
+
+    Example:
+        >>> _toleration("nvidia.com/gpu:NoSchedule")
+        {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
+    """
+    pair, _, effect = text.partition(":")
+    key, equals, value = pair.partition("=")
+    if not key or (effect and effect not in _EFFECTS):
+        raise UsageError(f"--toleration {text}: it is KEY=VALUE:EFFECT, where EFFECT is {', '.join(_EFFECTS)}")
+    made = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    return {**made, "effect": effect} if effect else made
+
+
+def _claim(text: str) -> tuple[str, str]:
+    claim, _, path = text.partition(":")
+    if not claim or not path.startswith("/"):
+        raise UsageError(f"--volume {text}: it is CLAIM:PATH, as in --volume team-data:/data")
+    return claim, path
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of Kubernetes.
+
+    Attributes:
+        name: of the job, its service, secret and network policy.
+        namespace: where; empty for that of whoever applies it.
+        nodes: pods. procs: CPU ranks of each, 0 with GPUs. gpus: of each, 0 with CPU ranks.
+        command: of the container.
+        options: what `parse_flags` returned.
+        longest_s: until Kubernetes ends the job; 0 when it does not.
+        notes: annotations of the job.
+        pool: what only the jobs of one pool have, as a label of their pods; empty for a job that stands alone.
+        has_allocators: whether pods are nodes of a pool, with its secret of that name; else they run a script, and
+            stay, with their logs, until somebody deletes the job.
+    """
+
+    name: str
+    namespace: str
+    nodes: int
+    procs: int
+    gpus: int
+    command: Sequence[str]
+    options: argparse.Namespace
+    longest_s: int = 0
+    notes: tuple[tuple[str, str], ...] = ()
+    pool: str = ""
+    has_allocators: bool = True
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UsageError(f"{self.name!r} can not be the name of a service: it begins with a letter of a to z")
+        if not self.options.image:
+            raise UsageError(
+                "which image do pods run? One that has monarch_nb and torch, as in --image registry/monarch-nb:1 "
+                "(deploy/Containerfile makes one)"
+            )
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS[self.options.kind.lower()]
+
+
+def allocator_words(command: Sequence[str], certificate: str) -> list[str]:
+    """Return the command of an allocator as a pod runs it: with its own Python, address and name.
+
+    Args:
+        command: as it would run here. certificate: in it.
+    """
+    words = ["python3", *(CERTIFICATE if word == certificate else word for word in command[1:])]
+    return [*words, "--node-id", "$(POD_NAME)", "--toward", "$(POD_IP)", "--port", str(DEFAULT_PORT)]
+
+
+def script_words(text: str) -> list[str]:
+    """Return the command of a script as a pod runs it: by bash what means something to a shell. Bash makes
+    way for a last command with exec, which signals reach then: as the first process of a pod it would not heed them.
+
+    Raises:
+        UsageError: a quote has no end.
+
+    Example:
+        >>> script_words("torchrun train.py -v"), script_words("cd /data && torchrun train.py")
+        (['torchrun', 'train.py', '-v'], ['bash', '-c', 'cd /data && torchrun train.py'])
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--command {text}: {str(error).lower()}") from None
+    if not words:
+        raise UsageError("--command: which? As in --command 'torchrun train.py'")
+    if not _SHELL.search(text) and "=" not in words[0]:
+        return words
+    return ["bash", "-c", text.replace("$$", "$$$$")]  # Kubernetes makes one of two
+
+
+def manifests(wanted: Wanted) -> list[Manifest]:
+    """Return the job, the first of them, and what it owns apart from the certificate."""
+    made = [_job(wanted), _network_policy(wanted)]
+    return made if wanted.kind.says_where else [*made, _service(wanted)]
+
+
+def secret(wanted: Wanted, certificate: bytes) -> Manifest:
+    """Return what holds the certificate of the nodes, with its key."""
+    data = {"node.pem": base64.b64encode(certificate).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": _facts(wanted), "type": "Opaque", "data": data}
+
+
+def owned(manifest: Manifest, owner: Manifest) -> Manifest:
+    """Return a manifest of what goes when its owner, as the API has returned it, goes."""
+    facts = {key: owner[key] for key in ("apiVersion", "kind")}
+    reference = {**facts, "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [reference]}}
+
+
+def _labels(wanted: Wanted) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "monarch-nb", INSTANCE: wanted.name}
+
+
+def _pod_labels(wanted: Wanted) -> dict[str, str]:
+    return _labels(wanted) | ({POOL: wanted.pool} if wanted.pool else {})
+
+
+def _facts(wanted: Wanted) -> Manifest:
+    facts: Manifest = {"name": wanted.name, "labels": _labels(wanted)}
+    return {**facts, "namespace": wanted.namespace} if wanted.namespace else facts
+
+
+def _service(wanted: Wanted) -> Manifest:
+    """Return what gives pods names: also before they are ready, since they wait for each other."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _labels(wanted),
+        "ports": [{"name": "allocator", "port": DEFAULT_PORT, "protocol": "TCP"}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _facts(wanted), "spec": spec}
+
+
+def _network_policy(wanted: Wanted) -> Manifest:
+    """Return what keeps others from the stores and collectives of the pods, which ask nobody who he is."""
+    own = {"matchLabels": _labels(wanted)}
+    friends = {"matchLabels": {POOL: wanted.pool}} if wanted.pool else own
+    ingress = [{"from": [{"podSelector": friends}]}, {"ports": [{"protocol": "TCP", "port": DEFAULT_PORT}]}]
+    spec = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _facts(wanted), "spec": spec}
+
+
+def _job(wanted: Wanted) -> Manifest:
+    facts = _facts(wanted)
+    facts["labels"] = {**facts["labels"], **_pairs("label", wanted.options.label)}
+    if wanted.notes:
+        facts["annotations"] = dict(wanted.notes)
+    spec = {"Job": _indexed_job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job}[wanted.kind.name](wanted)
+    return {"apiVersion": wanted.kind.api_version, "kind": wanted.kind.name, "metadata": facts, "spec": spec}
+
+
+def _indexed_job(wanted: Wanted) -> Manifest:
+    """A pod that fails leaves the others alone, and is not replaced."""
+    return {
+        "completionMode": "Indexed",
+        "completions": wanted.nodes,
+        "parallelism": wanted.nodes,
+        "backoffLimitPerIndex": 0,
+        **_removal(wanted),
+        **_deadline(wanted),
+        "template": {"metadata": {"labels": _pod_labels(wanted)}, "spec": _pod(wanted)},
+    }
+
+
+def _pytorch_job(wanted: Wanted) -> Manifest:
+    """The first pod is the master, and all end with it; the operator ends all when one fails."""
+    template = {"metadata": {"labels": _pod_labels(wanted)}, "spec": _pod(wanted)}
+    one = {"restartPolicy": "Never", "template": template}
+    workers = {"Worker": {"replicas": wanted.nodes - 1, **one}} if wanted.nodes > 1 else {}
+    removed = "All" if wanted.has_allocators else "Running"
+    policy = {"cleanPodPolicy": removed, "backoffLimit": 0, **_removal(wanted), **_deadline(wanted)}
+    return {
+        "nprocPerNode": str(wanted.gpus or wanted.procs),
+        "runPolicy": policy,
+        "pytorchReplicaSpecs": {"Master": {"replicas": 1, **one}, **workers},
+    }
+
+
+def _train_job(wanted: Wanted) -> Manifest:
+    """What a TrainJob has no place for is a patch of its runtime's pods."""
+    pod, container = _pod(wanted), _container(wanted)
+    parts = ("volumes", "nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
+    patch: Manifest = {part: pod[part] for part in parts if part in pod}
+    own = {part: container[part] for part in ("name", "volumeMounts", "securityContext") if part in container}
+    patch["containers"] = [own]
+    template = {"metadata": {"labels": _pod_labels(wanted)}, "spec": patch}
+    node = {"name": "node", "template": {"spec": {"template": template}}}
+    runtime_spec = {"template": {"spec": {"replicatedJobs": [node]}}}
+    return {
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": wanted.options.runtime or _RUNTIME,
+        },
+        "trainer": {
+            "image": container["image"],
+            "command": container["command"],
+            "env": container["env"],
+            "numNodes": wanted.nodes,
+            "numProcPerNode": wanted.gpus or wanted.procs,
+            **({"resourcesPerNode": container["resources"]} if "resources" in container else {}),
+        },
+        **_deadline(wanted),
+        "runtimePatches": [{"manager": "monarch-nb/client", "trainingRuntimeSpec": runtime_spec}],
+    }
+
+
+def _removal(wanted: Wanted) -> Manifest:
+    return {"ttlSecondsAfterFinished": GONE_AFTER_S} if wanted.has_allocators else {}
+
+
+def _deadline(wanted: Wanted) -> Manifest:
+    return {"activeDeadlineSeconds": wanted.longest_s} if wanted.longest_s else {}
+
+
+def _pod(wanted: Wanted) -> Manifest:
+    options = wanted.options
+    made: Manifest = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_S,
+        "automountServiceAccountToken": False,  # ranks have no business with the cluster
+        "enableServiceLinks": False,
+        "containers": [_container(wanted)],
+        "volumes": _volumes(wanted),
+    }
+    if not wanted.kind.says_where:
+        made["subdomain"] = wanted.name
+    if options.node_selector:
+        made["nodeSelector"] = _pairs("node_selector", options.node_selector)
+    if options.toleration:
+        made["tolerations"] = [_toleration(text) for text in options.toleration]
+    if options.image_pull_secret:
+        made["imagePullSecrets"] = [{"name": options.image_pull_secret}]
+    if options.priority_class:
+        made["priorityClassName"] = options.priority_class
+    if options.user is not None:
+        made["securityContext"] = {
+            "runAsUser": options.user,
+            "runAsGroup": options.user,
+            "runAsNonRoot": options.user != 0,
+            "fsGroup": options.user,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    return made
+
+
+def _container(wanted: Wanted) -> Manifest:
+    options = wanted.options
+    mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if wanted.has_allocators:
+        mounts.append({"name": "certificate", "mountPath": CERTIFICATE_DIRECTORY, "readOnly": True})
+    paths = [_claim(text)[1] for text in options.volume]
+    made: Manifest = {
+        "name": wanted.kind.container,
+        "image": options.image,
+        "command": list(wanted.command),
+        "env": _environment(wanted),
+        "ports": [{"name": "allocator", "containerPort": DEFAULT_PORT, "protocol": "TCP"}],
+        "volumeMounts": [*mounts, *({"name": f"shared-{at}", "mountPath": path} for at, path in enumerate(paths))],
+    }
+    if resources := _resources(wanted):
+        made["resources"] = resources
+    if options.user is not None:
+        made["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return made
+
+
+def _volumes(wanted: Wanted) -> list[Manifest]:
+    """The certificate is its user's alone; of a user that is not root, root's and the group's, which is the pod's own.
+    Shared memory is as large as the memory: 64 MB, as without a volume, are too few for NCCL and data loaders."""
+    mode = 0o400 if not wanted.options.user else 0o440
+    made: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if wanted.has_allocators:
+        made.append({"name": "certificate", "secret": {"secretName": wanted.name, "defaultMode": mode}})
+    claims = [_claim(text)[0] for text in wanted.options.volume]
+    return made + [
+        {"name": f"shared-{at}", "persistentVolumeClaim": {"claimName": claim}} for at, claim in enumerate(claims)
+    ]
+
+
+def _resources(wanted: Wanted) -> Manifest:
+    """CPUs are asked for, and may be exceeded; memory and GPUs may not."""
+    options = wanted.options
+    cpu = options.cpu or (str(wanted.procs) if wanted.procs else "")
+    limits = {options.gpu_resource: str(wanted.gpus)} if wanted.gpus else {}
+    limits |= {"memory": options.memory} if options.memory else {}
+    requests = {"cpu": cpu, **limits} if cpu else dict(limits)
+    return {name: value for name, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _environment(wanted: Wanted) -> list[Manifest]:
+    """Return what tells a pod of itself, and, where no controller does, of the others: as torchrun reads it (PET_*),
+    and as a script reads it that is one process on each pod."""
+    own = {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
+    made = [_of_pod(name, field) for name, field in own.items()] + [{"name": "MONARCH_NB_HOME", "value": STATE}]
+    if wanted.kind.says_where:
+        return made
+    master, port = f"{wanted.name}-0.{wanted.name}", str(MASTER_PORT)
+    index = f"metadata.annotations['{INDEX}']"
+    said = {
+        "PET_NNODES": str(wanted.nodes),
+        "PET_NPROC_PER_NODE": str(wanted.gpus or wanted.procs),
+        "PET_MASTER_ADDR": master,
+        "PET_MASTER_PORT": port,
+        "MASTER_ADDR": master,
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(wanted.nodes),
+    }
+    made += [_of_pod("PET_NODE_RANK", index), _of_pod("RANK", index)]
+    return [*made, *({"name": name, "value": value} for name, value in said.items())]
+
+
+def _of_pod(name: str, field: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}

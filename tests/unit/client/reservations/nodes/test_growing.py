@@ -1,0 +1,248 @@
+"""How many nodes are asked for, which go, and what is started on those that come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.reservations.nodes.growing import (
+    Resized,
+    check_is_more,
+    mesh_to_shrink,
+    places_to_leave,
+    specs_of,
+    total_of,
+    wanted_mesh,
+    words,
+)
+from monarch_nb.errors import NoSuchMesh, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+
+NAMES = {0: "host1", 1: "host2", 2: "3"}
+
+
+class TestTotalOf:
+    @pytest.mark.parametrize(("asked", "total"), [(4, 4), ("4", 4), (" 1 ", 1), ("+2", 5), ("-2", 1), ("+0", 3)])
+    def test_all_or_as_seen_from_those_that_there_are(self, asked: int | str, total: int) -> None:
+        assert total_of(asked, 3) == total
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ("four", "--nodes four: give the number"),
+            ("+", "give the number"),
+            (0, "at least one node"),
+            ("-3", "at least one"),
+        ],
+    )
+    def test_what_makes_no_sense(self, asked: int | str, said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            total_of(asked, 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (2, "--nodes 2: dev has 3 nodes already, and grow is for more.*%mesh shrink dev --nodes 2 leaves 2"),
+        ("-1", r"--nodes -1: dev has 3 .* --nodes \+1; %mesh shrink dev --nodes 2 leaves 2"),
+        (-1, "%mesh shrink dev --nodes 2 leaves 2"),
+        ("-3", "%mesh release gives all back"),
+    ],
+)
+def test_who_asks_for_fewer_is_told_how(asked: int | str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_is_more("dev", 3, asked)
+    for more in (3, "+0", "-0", 4):
+        check_is_more("dev", 3, more)
+
+
+def test_one_node_is_no_list_of_letters() -> None:
+    assert words("node9") == ["node9"]
+    assert words(2) == [2]
+    assert words(["a", 1], "b") == ["a", 1, "b"]
+    assert words(()) == []
+
+
+class TestPlacesToLeave:
+    @pytest.mark.parametrize(
+        ("absent", "nodes", "named", "leave"),
+        [
+            ([], 2, [], [2]),
+            ([], "-2", [], [1, 2]),
+            ([0], 2, [], [0]),
+            ([0], 1, [], [0, 2]),
+            ([], 3, [], []),
+            ([1], None, ["host1", 2], [0, 2]),
+            ([], None, ["3"], [2]),
+            ([], None, ["host2", "1"], [1]),
+        ],
+    )
+    def test_those_that_are_named_else_those_that_do_not_answer_and_the_last(
+        self, absent: list[int], nodes: int | str | None, named: list[str | int], leave: list[int]
+    ) -> None:
+        assert places_to_leave(NAMES, absent, nodes, named) == leave
+
+    @pytest.mark.parametrize(
+        ("nodes", "named", "said"),
+        [
+            (None, [], "give the number of nodes to keep"),
+            (
+                2,
+                ["host1"],
+                "--nodes 2 is the number of nodes to keep, --node host1 a node to give back: use one of them",
+            ),
+            ("-3", [], "--nodes -3, of 3 nodes, leaves none: a reservation has at least one"),
+            (4, [], "there are 3 nodes: %mesh grow --nodes 4 is for more"),
+            (0, [], "at least one node"),
+            (None, ["host9", 7], "no node host9, 7 in this reservation: it has host1, host2, 3"),
+            (None, [0, 1, 2], "no node would be left of host1, host2, 3"),
+        ],
+    )
+    def test_what_makes_no_sense(self, nodes: int | None, named: list[str | int], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            places_to_leave(NAMES, [], nodes, named)
+
+
+def held(nodes: int, meshes: dict[str, list[int]], absent: Sequence[int] = ()) -> HeldReservation:
+    """What there is: two ranks in each of the places of each mesh."""
+    there: dict[int, Any] = {}
+    for place in range(nodes):
+        status = pb.ReservationStatus(name="dev", nodes=nodes, procs=2)
+        for name, places in meshes.items():
+            if place in places:
+                number, hosts = places.index(place), len(places)
+                spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, world_size=2 * hosts)
+                spec.environment["OF"] = name
+                spec.extent.extend([pb.Axis(name="hosts", size=hosts), pb.Axis(name="procs", size=2)])
+                status.meshes.add(mesh_id=name, name=name, spec=spec)
+        there[place] = SimpleNamespace(name=f"host{place + 1}"), status
+    away = {place: there.pop(place)[0] for place in absent}
+    return HeldReservation("r", there, absent=away)
+
+
+class TestWantedMesh:
+    def test_a_new_one_as_the_main_mesh(self) -> None:
+        made = wanted_mesh(held(2, {"main": [0, 1]}), 2, "", "")
+        assert made is not None
+        assert (made.spec.name, dict(made.places), dict(made.spec.environment)) == ("grown", {}, {"OF": "main"})
+        assert made.spec.mesh_id != "main"
+        named = wanted_mesh(held(2, {"main": [0, 1], "grown": [0, 1]}), 2, "", "all")
+        assert named is not None
+        assert named.spec.name == "all"
+
+    def test_nothing_is_to_be_done(self) -> None:
+        assert wanted_mesh(held(2, {"main": [0, 1]}), 0, "", "") is None
+        assert wanted_mesh(held(2, {"main": [0, 1]}), 0, "main", "") is None
+        assert wanted_mesh(held(2, {"main": [0], "grown": [0, 1]}), 0, "", "") is None
+        assert wanted_mesh(held(2, {"main": [0], "all": [0, 1]}), 0, "", "all") is None
+
+    def test_the_nodes_are_there_and_a_mesh_over_them_is_not(self) -> None:
+        """It was stopped, or its client died when the nodes had joined."""
+        assert wanted_mesh(held(2, {"main": [0]}), 0, "", "") is not None
+        assert wanted_mesh(held(2, {"main": [0, 1]}), 0, "", "all") is not None
+
+    def test_one_that_is_there_is_over_more_nodes_only_when_that_is_said(self) -> None:
+        there = held(3, {"main": [0], "grown": [0, 1, 2]})
+        again = wanted_mesh(there, 1, "grown", "")
+        assert again is not None
+        assert (again.spec.mesh_id, dict(again.places)) == ("grown", {0: 0, 1: 1, 2: 2})
+        with pytest.raises(UsageError, match=r"dev has grown already, on 3 nodes: --into grown .*--mesh NAME makes"):
+            wanted_mesh(there, 1, "", "")
+
+    @pytest.mark.parametrize("missing", [0, 1])
+    def test_one_that_is_on_some_nodes_is_over_all_when_that_is_said(self, missing: int) -> None:
+        there = held(3, {"main": [0], "grown": [0, 1, 2], "one": [2]})
+        for name, places in {"main": {0: 0}, "one": {0: 2}}.items():
+            wanted = wanted_mesh(there, missing, name, "")
+            assert wanted is not None
+            assert (wanted.spec.mesh_id, dict(wanted.places)) == (name, places)
+            assert there.places_without(name) == {0, 1, 2} - set(places.values())
+
+    def test_what_is_left_of_one_leaves_its_name_to_others(self) -> None:
+        """A node was given back that had a part of it."""
+        there = held(2, {"main": [0], "all": [0, 9], "grown": [9, 1, 8]})
+        assert {mesh.spec.name: mesh.lost for mesh in there.meshes.values()} == {"main": 0, "all": 1, "grown": 2}
+        for name in ("grown", "all"):
+            made = wanted_mesh(there, 0, "", name)
+            assert made is not None
+            assert (made.spec.name, made.places) == (name, {})
+            assert made.spec.mesh_id != name
+
+    def test_what_makes_no_sense(self) -> None:
+        there = held(2, {"main": [0, 1]})
+        with pytest.raises(
+            NoSuchMesh, match="--into evals: no mesh of dev has this name: it has main; --mesh evals makes one"
+        ):
+            wanted_mesh(there, 1, "evals", "")
+        with pytest.raises(UsageError, match="use one of them"):
+            wanted_mesh(there, 1, "main", "all")
+        with pytest.raises(UsageError, match="--mesh main: dev has that one; --into main starts"):
+            wanted_mesh(there, 1, "", "main")
+
+
+def test_nodes_that_join_have_the_next_ranks_of_a_larger_world() -> None:
+    main = held(2, {"main": [0, 1]}, absent=[1]).meshes["main"]
+    specs = specs_of(main, [2, 3], 4)
+    assert [(place, one.node_rank, one.first_rank) for place, [one] in specs.items()] == [(2, 2, 4), (3, 3, 6)]
+    for [one] in specs.values():
+        assert (one.world_size, [(axis.name, axis.size) for axis in one.extent]) == (8, [("hosts", 4), ("procs", 2)])
+        assert (one.mesh_id, dict(one.environment)) == ("main", {"OF": "main"})
+    assert main.spec.world_size == 4
+
+
+class TestMeshToShrink:
+    def test_nobody_uses_the_nodes(self) -> None:
+        there = held(4, {"main": [0, 1], "one": [1]})
+        assert mesh_to_shrink(there, [2, 3], "") is None
+        assert mesh_to_shrink(there, [2, 3], "main") is None, "its ranks stay as they are"
+
+    def test_the_main_mesh_starts_anew_only_when_that_is_said(self) -> None:
+        there = held(3, {"main": [0, 1, 2]})
+        smaller = mesh_to_shrink(there, [1], "main")
+        assert smaller is not None
+        assert smaller.spec.name == "main"
+        with pytest.raises(
+            UsageError,
+            match=r"host2, host3 would be given back \(1 node left\), but ranks 2-5 of main are there: --into main",
+        ):
+            mesh_to_shrink(there, [1, 2], "")
+
+    def test_one_beside_it_ends_first_or_starts_anew(self) -> None:
+        there = held(4, {"main": [0, 1], "grown": [0, 1, 2, 3]})
+        smaller = mesh_to_shrink(there, [2, 3], "grown")
+        assert smaller is not None
+        assert smaller.spec.name == "grown"
+        with pytest.raises(
+            UsageError, match=r"\(2 nodes left\), but grown has ranks there: %mesh stop grown ends them, --into gr"
+        ):
+            mesh_to_shrink(there, [2, 3], "")
+        with pytest.raises(UsageError, match=r"host2, host3 .* grown has ranks there: %mesh stop grown ends them$"):
+            mesh_to_shrink(there, [1, 2], "")
+        with pytest.raises(UsageError, match=r"host2 would .* ranks 2-3 of main are there: --into main"):
+            mesh_to_shrink(there, [1], "grown")
+        with pytest.raises(UsageError, match=r"host2 would .* grown has ranks there: %mesh stop grown ends them$"):
+            mesh_to_shrink(there, [1], "main")
+
+    def test_one_that_is_on_some_nodes_starts_anew_on_all_that_are_left(self) -> None:
+        there = held(4, {"main": [0, 1]})
+        for leaving in ([1], [3], [0, 1]):
+            smaller = mesh_to_shrink(there, leaving, "main")
+            assert smaller is not None
+            assert smaller.spec.name == "main"
+
+
+def test_what_came_of_it() -> None:
+    assert str(Resized("dev", 2)) == "dev has 2 nodes already"
+    assert str(Resized("dev", 1, left=("host2",))) == "dev has 1 node: host2 is given back"
+    assert str(Resized("dev", 4, ("host3", "host4"), mesh="grown", ranks=8, is_new_mesh=True)).splitlines() == [
+        "dev has 4 nodes: host3, host4 are new",
+        "grown has 8 ranks on all of them: %%mesh --mesh grown runs a cell there; main stays as it is",
+    ]
+    assert str(Resized("dev", 1, left=("host2",), mesh="main", ranks=2)).splitlines() == [
+        "dev has 1 node: host2 is given back",
+        "main has 2 ranks, all new: run the cells that define their variables",
+    ]

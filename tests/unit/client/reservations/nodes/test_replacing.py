@@ -1,0 +1,131 @@
+"""Which nodes are replaced, and what is started in their places."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.pool import Pool
+from monarch_nb.client.reservations.nodes.replacing import Replaced, places_to_fill, specs_by_place
+from monarch_nb.errors import UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.files_pb2 import Peer
+
+NAMES = {0: "host1", 1: "host2", 2: "3"}
+
+
+class TestPlacesToFill:
+    @pytest.mark.parametrize(
+        ("absent", "asked", "filled"),
+        [
+            ([1], [], [1]),
+            ([2, 1], [], [1, 2]),
+            ([1], ["host1"], [0]),
+            ([], [2, "0"], [0, 2]),
+            ([], ["3"], [2]),
+            ([1], ["host2", "1"], [1]),
+        ],
+    )
+    def test_those_that_are_named_else_those_that_do_not_answer(
+        self, absent: list[int], asked: list[str | int], filled: list[int]
+    ) -> None:
+        assert places_to_fill(NAMES, absent, asked) == filled
+
+    @pytest.mark.parametrize(
+        ("absent", "asked", "said"),
+        [
+            ([], [], r"all nodes answer \(host1, host2, 3\): to replace one of them"),
+            ([1], ["host9", 7], "no node host9, 7 in this reservation: it has host1, host2, 3"),
+            ([1, 2], [0], "no node would be left"),
+            ([], [0, 1, 2], "no node would be left"),
+        ],
+    )
+    def test_what_makes_no_sense(self, absent: list[int], asked: list[str | int], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            places_to_fill(NAMES, absent, asked)
+
+
+def held(nodes: int, there: dict[int, dict[str, int]], hosts: dict[str, int]) -> HeldReservation:
+    """Return a reservation.
+
+    Args:
+        there: by place of a node that answers, the number of its part of each mesh.
+        hosts: how many nodes each mesh has.
+    """
+    made: dict[int, Any] = {}
+    for place, parts in there.items():
+        meshes = []
+        for name, number in parts.items():
+            spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, first_rank=2 * number)
+            spec.world_size = 2 * hosts[name]
+            meshes.append(pb.MeshStatus(mesh_id=name, name=name, spec=spec))
+        made[place] = (SimpleNamespace(name=f"host{place}"), pb.ReservationStatus(nodes=nodes, meshes=meshes))
+    absent: dict[int, Any] = {place: SimpleNamespace() for place in range(nodes) if place not in there}
+    return HeldReservation("r", made, absent)
+
+
+def told(specs: dict[int, list[pb.SpawnRequest]]) -> dict[int, list[tuple[str, int, int]]]:
+    return {place: [(spec.name, spec.node_rank, spec.first_rank) for spec in parts] for place, parts in specs.items()}
+
+
+class TestSpecsByPlace:
+    def test_the_part_of_each_mesh_that_the_lost_node_had(self) -> None:
+        there = {0: {"main": 0, "all": 0}, 2: {"main": 2, "all": 2}}
+        specs = specs_by_place(held(3, there, {"main": 3, "all": 3}), [1])
+        assert told(specs) == {1: [("main", 1, 2), ("all", 1, 2)]}
+
+    def test_a_node_that_answers_says_itself_what_it_has(self) -> None:
+        there = {0: {"main": 0}, 1: {"main": 1, "one": 0}, 2: {"main": 2}}
+        specs = specs_by_place(held(3, there, {"main": 3, "one": 1}), [1])
+        assert told(specs) == {1: [("main", 1, 2), ("one", 0, 0)]}
+
+    def test_a_mesh_on_some_nodes_of_which_one_is_lost(self) -> None:
+        there = {0: {"main": 0}, 2: {"main": 2, "two": 1}}
+        specs = specs_by_place(held(3, there, {"main": 3, "two": 2}), [1])
+        assert told(specs) == {1: [("main", 1, 2), ("two", 0, 0)]}
+
+    def test_nobody_says_which_of_two_lost_nodes_had_a_part(self) -> None:
+        there = {2: {"main": 2, "two": 1}}
+        specs = specs_by_place(held(3, there, {"main": 3, "two": 2}), [0, 1])
+        assert told(specs) == {0: [("main", 0, 0)], 1: [("main", 1, 2)]}
+
+
+def test_what_is_said() -> None:
+    assert str(Replaced(1, "host2", "host4", (2, 3))) == (
+        "host4 has the place of host2: ranks 2-3 are new there, run the cells that define their variables"
+    )
+    assert "rank 1 is new there" in str(Replaced(1, "host2", "host4", (1,)))
+
+
+class Node(SimpleNamespace):
+    """A connection, as much of it as is looked at."""
+
+    __hash__ = object.__hash__
+
+
+class TestPutTogether:
+    """What nodes say of a reservation, when some do not know the newest."""
+
+    def told(self, name: str, node_rank: int, members: str, revision: int) -> tuple[Any, pb.StatusReply]:
+        connection = Node(name=name, node_address=f"{name}:1", address=f"{name}:1", identity=None)
+        status = pb.ReservationStatus(reservation_id="r", node_rank=node_rank, nodes=2, revision=revision)
+        status.members.extend(Peer(node_id=member, address=f"{member}:1") for member in members)
+        return connection, pb.StatusReply(reservations=[status])
+
+    def names(self, *told: tuple[Any, pb.StatusReply]) -> dict[int, str]:
+        [made] = Pool("lab").put_together(told)
+        assert not made.absent
+        return {place: connection.name for place, (connection, _) in sorted(made.nodes.items())}
+
+    def test_a_node_that_was_replaced_and_does_not_know_it(self) -> None:
+        others = [self.told("a", 0, "ac", 1), self.told("c", 1, "ac", 1)]
+        assert self.names(self.told("b", 1, "ab", 0), *others) == {0: "a", 1: "c"}
+        assert self.names(*others, self.told("b", 1, "ab", 0)) == {0: "a", 1: "c"}
+
+    def test_a_node_that_is_just_coming(self) -> None:
+        others = [self.told("a", 0, "ab", 0), self.told("b", 1, "ab", 0)]
+        assert self.names(self.told("c", 1, "", 0), *others) == {0: "a", 1: "b"}
+        assert self.names(*others, self.told("c", 1, "", 0)) == {0: "a", 1: "b"}

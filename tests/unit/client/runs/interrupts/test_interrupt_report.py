@@ -1,0 +1,84 @@
+"""What there is to say of ranks that were interrupted."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+
+
+class TestInterruptReport:
+    @pytest.mark.parametrize(
+        ("report", "says"),
+        [
+            (InterruptReport(), "nothing was running"),
+            (InterruptReport(stopped=(0, 1, 2)), "interrupted ranks 0-2"),
+            (
+                InterruptReport(stopped=(0,), aborted=(0,)),
+                (
+                    "interrupted rank 0; process group aborted: call dist.init_process_group() again and wrap DDP "
+                    "models again"
+                ),
+            ),
+            (
+                InterruptReport(stuck={3: "at train.py:7"}),
+                "rank 3 does not stop (at train.py:7): interrupt again to kill and restart it",
+            ),
+            (InterruptReport(restarted=(3,)), "killed and restarted rank 3: their variables are lost"),
+            (
+                InterruptReport(unbegun=(0, 1), ahead=("run 34, cell [3]",)),
+                "not begun: removed from the queue; run 34, cell [3] goes on",
+            ),
+            (
+                InterruptReport(stopped=(0, 1), unbegun=(2,), ahead=("run 3", "run 4")),
+                "interrupted ranks 0-1; not begun on rank 2: removed from the queue; run 3; run 4 go on",
+            ),
+            (
+                InterruptReport.of(
+                    {"run 12, cell [3]": InterruptReport(stopped=(0, 1)), "run 13": InterruptReport(stopped=(2,))},
+                    dropped=["run 14, cell [4]", "run 15, cell [5] of eval.ipynb"],
+                ),
+                (
+                    "interrupted run 12, cell [3], on ranks 0-1 and run 13 on rank 2; "
+                    "dropped 2 that waited: run 14, cell [4]; run 15, cell [5] of eval.ipynb"
+                ),
+            ),
+            (
+                InterruptReport(dropped=tuple(f"run {number}" for number in range(1, 13))),
+                "dropped 12 that waited: run 1; run 2; run 3; and 9 more",
+            ),
+            (
+                InterruptReport(stuck={3: "at a.py:7", 4: "at b.py:1", 5: "at a.py:7"}),
+                "ranks 3-5 do not stop (in 2 places: %mesh stacks): interrupt again to kill and restart them",
+            ),
+            (
+                InterruptReport(unreachable={1: "host2"}),
+                "rank 1 can not be reached and goes on: host2 does not answer (%mesh status)",
+            ),
+            (
+                InterruptReport(unreachable={1: "host2", 2: "host3"}),
+                "ranks 1-2 can not be reached and go on: host2 and 1 more node do not answer (%mesh status)",
+            ),
+        ],
+    )
+    def test_it_reads_well(self, report: InterruptReport, says: str) -> None:
+        assert str(report) == says
+
+    @pytest.mark.parametrize("is_aborted", [False, True])
+    def test_an_interrupted_cell_says_two_lines_at_most(self, is_aborted: bool) -> None:
+        stuck = {rank: f"in all_reduce at train.py:{rank}" for rank in range(4)} if not is_aborted else {}
+        unreachable = {rank: f"host{rank}" for rank in range(8, 64)}
+        report = InterruptReport(
+            stopped=(4, 5), free=(6, 7), stuck=stuck, unreachable=unreachable, aborted=(4, 5) if is_aborted else ()
+        )
+        assert len(f"KeyboardInterrupt: {report}") <= 2 * 130, str(report)
+
+    def test_several_are_told_as_one(self) -> None:
+        first = InterruptReport(stopped=(0, 1), free=(5,), stuck={2: "at a.py:1"}, unreachable={3: "node1"})
+        both = first.then(InterruptReport(free=(0, 1, 5), restarted=(2,), unreachable={3: "node1"}))
+        assert (both.stopped, both.free, both.stuck, both.restarted) == ((0, 1), (5,), {}, (2,))
+        assert both.unreachable == {3: "node1"}
+
+    def test_ranks_that_finished_since_are_neither_stuck_nor_out_of_reach(self) -> None:
+        report = InterruptReport(stopped=(0,), stuck={1: "at a.py:1"}, unreachable={2: "node1", 3: "node1"})
+        assert report.as_of([0, 1, 2]) == InterruptReport(stopped=(0, 1, 2), unreachable={3: "node1"})

@@ -1,0 +1,139 @@
+"""More nodes and fewer: what is said before, what it costs, and what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monarch_nb.panel import actions
+from monarch_nb.panel.requests import Panel
+from monarch_nb.panel.shown.view import Json
+from monarch_nb.proto import allocator_pb2 as pb
+from unit.panel.asking import ask, finished, refused
+from unit.panel.fake_pool import FakeNode, FakePool
+from unit.panel.replies import hold, node, run
+
+
+def resized(panel: Panel, nodes: object, mesh: str = "main") -> Json:
+    """What the form says."""
+    return ask(panel, "check", action="resize", reservation="id-dev", values={"nodes": nodes, "mesh": mesh})
+
+
+def test_more_nodes_and_fewer_are_named_before(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    pool.fakes.append(FakeNode(node("node2")))
+    assert resized(panel, 3) == {"ok": True, "message": "node2 besides; main has 6 ranks then, all new"}
+    assert resized(panel, 3, "all")["message"] == "node2 besides; all has 6 ranks then, others stay"
+    assert resized(panel, 1) == {"ok": True, "message": "node1 given back; main has 2 ranks then, all new"}
+    assert resized(panel, 2)["errors"] == {"nodes": "dev has 2 nodes already"}
+    assert resized(panel, 0)["errors"] == {"nodes": "at least 1"}
+    monkeypatch.setattr(pool, "prospect", lambda *_, **__: "")
+    assert not (answer := resized(panel, 4))["ok"]
+    assert "but only 1 of 1 node can take 2 procs" in answer["errors"]["nodes"]
+    left = pool.fakes.pop()
+    alone = "the pool has no other node that answers: Add nodes… (at Nodes) makes it larger"
+    panel.live.wake()
+    assert resized(panel, 4)["errors"] == {"nodes": alone}
+    pool.fakes.append(left)
+    monkeypatch.setattr(pool, "prospect", lambda *_, **__: "4 nodes × 4 procs")
+    becomes = "the local pool becomes 4 nodes × 4 procs for it"
+    assert resized(panel, 4)["message"] == f"{becomes}; main has 8 ranks then, all new"
+
+
+def test_a_node_that_does_not_answer_is_the_first_to_be_given_back(panel: Panel, pool: FakePool) -> None:
+    pool.fakes.append(FakeNode(node("node2")))
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    ask(panel, "view")
+    pool.fakes[0].alive = False
+    panel.live.wake()
+    assert resized(panel, 2)["message"] == "node0 given back; main has 4 ranks then, all new"
+    away = {"nodes": "node0 does not answer: Replace nodes… first, or have fewer nodes"}
+    assert resized(panel, 4)["errors"] == away
+    assert refused(panel, "resize", reservation="id-dev", values={"nodes": 4})["errors"] == away
+
+
+def beside(fake: FakeNode, name: str, *ranks: int) -> None:
+    """Let a node have a part of another mesh."""
+    mesh = fake.reply.reservations[0].meshes.add(mesh_id=f"mesh-{name}", name=name)
+    mesh.spec.extent.add(name="procs", size=len(ranks))
+    for rank in ranks:
+        mesh.ranks.add(rank=rank, pid=5000 + rank, state=pb.Rank.STATE_IDLE)
+
+
+def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(panel: Panel, pool: FakePool) -> None:
+    pool.fakes.append(FakeNode(node("node2")))
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    first, second, third = pool.fakes
+    del third.reply.reservations[0].meshes[:]  # it came later
+    assert resized(panel, 2)["message"] == "node2 given back"
+    text = ask(panel, "lost", action="resize", reservation="id-dev", values={"nodes": 2})["text"]
+    assert text.startswith("Nothing is lost: all ranks stay as they are. Logs of ranks on node2 are deleted")
+    beside(third, "eval", 0)
+    panel.live.wake()
+    lonely = "eval has ranks on node2, but not on all nodes: %mesh stop eval ends them first"
+    assert resized(panel, 2)["errors"] == {"nodes": lonely}
+    for fake, rank in ((first, 1), (second, 2)):
+        beside(fake, "eval", rank)
+    panel.live.wake()
+    assert resized(panel, 2)["message"] == "node2 given back; eval has 2 ranks then, all new"
+    assert resized(panel, 3, "main")["message"].startswith("no node besides; main has "), "it is not on node2"
+    assert resized(panel, 3, "eval")["errors"] == {"nodes": "dev has 3 nodes already"}
+    several = "main and eval have ranks on node1, node2: %mesh stop eval ends those of one first"
+    assert resized(panel, 1)["errors"] == {"nodes": several}
+
+
+def test_what_more_or_fewer_nodes_would_cost(panel: Panel, pool: FakePool) -> None:
+    (first, _) = hold([fake.reply for fake in pool.fakes], procs=2)
+    run([first], running_s=180.0)
+
+    def lost(nodes: int) -> list[str]:
+        body = {"action": "resize", "reservation": "id-dev", "values": {"nodes": nodes, "mesh": "main"}}
+        text: str = ask(panel, "lost", **body)["text"]
+        return text.splitlines()
+
+    assert lost(3) == [
+        "All ranks of main start anew: 6 ranks, on 3 nodes.",
+        "You lose:",
+        "• the variables of 4 ranks",
+        "• run 1 (train()), which has run for 3 min",
+        "Logs and files stay.",
+    ]
+    assert (
+        lost(1)[-1] == "Logs of ranks on node1 are deleted. Files that they wrote are kept, and the panel says where."
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "mesh", "asked"),
+    [
+        (3, "main", ("grow", 3, {"into": "main", "mesh": ""})),
+        (3, "all", ("grow", 3, {"into": "", "mesh": "all"})),
+        (1, "all", ("shrink", 1, {"into": "main"})),
+    ],
+)
+def test_resizing_is_what_the_client_does(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch, nodes: int, mesh: str, asked: tuple[Any, ...]
+) -> None:
+    hold([fake.reply for fake in pool.fakes], procs=2)
+    done: list[tuple[Any, ...]] = []
+
+    class Attached:
+        """A reservation that remembers what it was asked for."""
+
+        def grow(self, total: int, *, progress: Callable[[str], None], **options: str) -> str:
+            done.append(("grow", total, options))
+            return "grown"
+
+        def shrink(self, total: int, *, progress: Callable[[str], None], **options: str) -> str:
+            done.append(("shrink", total, options))
+            return "shrunk"
+
+        def detach(self) -> None: ...
+
+    monkeypatch.setattr(actions, "Reservation", lambda *_: Attached())
+    job = finished(panel, "resize", reservation="id-dev", values={"nodes": nodes, "mesh": mesh})
+    assert (job["state"], done) == ("done", [asked])
+    assert job["title"] == ("Growing dev to 3 nodes" if nodes == 3 else "Shrinking dev to 1 node")
+    assert job["result"]["text"] in ("grown", "shrunk")
