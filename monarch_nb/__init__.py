@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from monarch_nb import errors
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.reservations.known.lists import list_ended, list_everywhere, list_reservations
-    from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+    from monarch_nb.client.reservations.reservation import Reservation
+    from monarch_nb.client.reservations.reserve import attach, reserve
     from monarch_nb.client.runs.run import Run
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import MonarchNbError
@@ -43,7 +44,8 @@ __all__ = [
 _HOMES = {
     "monarch_nb.client.meshes.mesh": ("Mesh",),
     "monarch_nb.client.reservations.known.lists": ("list_ended", "list_everywhere", "list_reservations"),
-    "monarch_nb.client.reservations.reservation": ("Reservation", "attach", "reserve"),
+    "monarch_nb.client.reservations.reservation": ("Reservation",),
+    "monarch_nb.client.reservations.reserve": ("attach", "reserve"),
     "monarch_nb.client.runs.run": ("Run",),
     "monarch_nb.errors": ("MonarchNbError",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),

@@ -74,7 +74,7 @@ class TestCommands:
             dev.run(command, timeout_s=TIMEOUT_S)
         [failure, other] = sorted(caught.value.failures.values(), key=lambda each: each.is_consequence)
         assert (failure.rank, failure.exit_code) == (4, 3)
-        assert failure.host == dev._connections[1].name
+        assert failure.host == dev.node_names[1]
         assert str(caught.value).startswith(
             f"node {failure.host}: ProcessEnded: exited with code 3; node {other.host}: "
         )

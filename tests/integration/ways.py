@@ -96,8 +96,8 @@ class AnyWay:
     def test_a_node_that_fails_is_named_and_the_other_goes_on(self, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jobs, "END_S", 2.0)  # a node that was lost never says that it has ended
         dev = reserve("dev", nodes=2, procs=1, preload=[], on=way.on, on_arguments=way.flags)
-        lost = dev._connections[1].name
-        assert lost != dev._connections[0].name
+        lost = dev.node_names[1]
+        assert lost != dev.node_names[0]
         dev.mesh.run("kept = 42")
         way.lose(lost)
         eventually(lambda: any(f"; {lost} " in info.absence for info in dev.mesh.status()))

@@ -24,9 +24,11 @@ class MeshHolder(Holder, Protocol[M_co]):
 
     owner: str
     notebook: str
-    nodes: int
     procs: int
     shared: str
+
+    @property
+    def nodes(self) -> int: ...
 
     @property
     def is_mine(self) -> bool: ...

@@ -1,7 +1,8 @@
 """What a user holds: taken, found again, attached to, released.
 
 known        which reservations there are: listed, found by name, remembered
-reservation  `reserve` and `attach`; a Reservation with its mesh and files
+reserve      `reserve` and `attach`
+reservation  a Reservation, with its nodes, its mesh and files
 mmt          machines of Lightning AI, in the form of its MMT
 placing      where its nodes have its files
 nodes        a reservation whose nodes change: others, more, fewer, or for a longer time

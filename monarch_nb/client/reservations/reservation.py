@@ -1,4 +1,4 @@
-"""Reservations: taken once, found again by any later process, released by name."""
+"""A reservation, as its holder sees it: nodes, their ranks and files, until it is released."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import dataclasses
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from weakref import WeakMethod
 
-from monarch_nb import config
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import HostMesh, ProcMesh
 from monarch_nb.client.connections.bridge import background_loop, call
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.doctor.diagnosis import Diagnosis
 from monarch_nb.client.doctor.doctor import examine
 from monarch_nb.client.doctor.environments import PipReport
@@ -26,30 +24,29 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.facts.choosing import Shape
-from monarch_nb.client.pools.facts.conflicts import Asked, shared_storage
+from monarch_nb.client.pools.facts.conflicts import shared_storage
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.facts.infos import (
     ReservationInfo,
     rank_infos,
     reservation_info,
-    shared_no_longer,
     shares_of,
 )
 from monarch_nb.client.pools.leasing.beside import checked
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
-from monarch_nb.client.pools.pool import Pool, Progress, SpawnOptions, Terms, pool_named
+from monarch_nb.client.pools.pool import Pool, Progress
 from monarch_nb.client.presenting import panel_of, where_here
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.actors import LiveActors
-from monarch_nb.client.reservations.attachment import Attachment, TimeListener, all_end_here
-from monarch_nb.client.reservations.known.finding import find
+from monarch_nb.client.reservations.attachment import TimeListener
 from monarch_nb.client.reservations.meshes import Meshes
-from monarch_nb.client.reservations.nodes.elastic import Elastic
 from monarch_nb.client.reservations.nodes.extending import extend
+from monarch_nb.client.reservations.nodes.further import Asking
+from monarch_nb.client.reservations.nodes.growing import Resized, words
+from monarch_nb.client.reservations.nodes.members import Members
+from monarch_nb.client.reservations.nodes.replacing import Replaced
 from monarch_nb.client.reservations.placing import main_of, synced_files
 from monarch_nb.client.reservations.reserving import arguments
-from monarch_nb.client.reservations.reserving.jobs import JobRequest, nodes_of_job
-from monarch_nb.client.reservations.reserving.taking import give_back, taken
 from monarch_nb.client.runs.printed import shown_here
 from monarch_nb.client.runs.run import Listener, Run
 from monarch_nb.client.scripts.script import Script
@@ -60,10 +57,8 @@ from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.membership import doubt
 
-DEFAULT_NAME = "main"
 
-
-class Reservation(Elastic):
+class Reservation:
     """A reservation: nodes, slots on each node, and a main mesh of ranks that live until `release()`.
 
     `reserve` and `attach` return it.
@@ -85,8 +80,7 @@ class Reservation(Elastic):
         facts = held.facts
         self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook
-        self.nodes, self.procs, self.gpus = facts.nodes, facts.procs, facts.gpus
-        self._connections, self._revision = held.connections, held.revision
+        self.procs, self.gpus = facts.procs, facts.gpus
         main = main_of(held)
         self.shared = shared_storage(held)
         self.spec = main.spec
@@ -98,10 +92,8 @@ class Reservation(Elastic):
         self.mesh = Mesh(main.spec.mesh_id, MAIN_MESH, main.extent, self, main.connections(held), dead)
         self.meshes = Meshes(self, held)
         self.files = synced_files(held)
-        on_change = WeakMethod(self._on_members_changed)
-        self._attachment = Attachment(
-            self._connections, self.id, self.name, self.files.record, pool.note_end, on_change
-        )
+        self._members = Members(pool, held, self.meshes, self.files)
+        self._attachment = self._members.attachment
         self._detach = weakref.finalize(self, self._attachment.close)
         self._detach.atexit = False  # the session ends with the process
         _in_use.append(weakref.ref(self))
@@ -126,10 +118,136 @@ class Reservation(Elastic):
 
     async def held(self, *, memory: bool = False) -> HeldReservation:
         """Return the answers of its nodes as they are. Call it on the background loop."""
-        held = await self._pool.held(self.id, self.name, memory=memory)
-        if over := shared_no_longer(held.facts):
-            raise over
-        return held
+        return await self._members.held(memory=memory)
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return self._members.count
+
+    def replace(
+        self,
+        *nodes: str | int | Sequence[str | int],
+        wait: bool | Duration = False,
+        time: Duration | None = None,
+        progress: Progress | None = None,
+    ) -> list[Replaced]:
+        """Replace nodes by free nodes of the pool or by new nodes of its engine. New ranks have the same numbers.
+
+        The other ranks keep their variables, and lose their process groups. A replaced node ends its ranks when it
+        answers again.
+
+        Args:
+            nodes: names or numbers, or a list of them; by default the nodes that do not answer. A node that answers
+                loses its ranks at once.
+            wait: wait for what others hold, as for `reserve`. The client always waits for an engine; a time is the
+                longest.
+            time: how long to ask the engine for; by default what is left of the reservation's time.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            For each node the old and the new one, and the new ranks.
+
+        Raises:
+            UsageError: all nodes answer and you name none, or there is no such node.
+            CapacityError: no node has enough free. Nothing has changed.
+            ReservationConflict: another client has just replaced nodes of the reservation.
+            SpawnError: the ranks could not start.
+
+        Example:
+            >>> [(one.old, one.new) for one in dev.replace("host3")]  # doctest: +SKIP
+            [('host3', 'host4')]
+        """
+        return self._members.replace(words(*nodes), Asking(wait, time), progress or _silent)
+
+    def grow(
+        self,
+        nodes: int | str,
+        *,
+        into: str = "",
+        mesh: str = "",
+        wait: bool | Duration = False,
+        time: Duration | None = None,
+        progress: Progress | None = None,
+    ) -> Resized:
+        """Hold more nodes of the pool. If too few are free and an engine brings the nodes, it asks for another job.
+
+        All meshes stay on their nodes with their variables. A new mesh, `meshes["grown"]`, is over all nodes, with as
+        many ranks on each as the main mesh. With `into`, an existing mesh starts anew on all nodes instead.
+
+        Args:
+            nodes: how many to hold, or "+2" for two more. If you hold so many, and a mesh is over all of them, nothing
+                happens.
+            into: "main", or the name of another mesh. Its ranks start anew on all nodes, and lose their variables.
+            mesh: the name of the new mesh, instead of "grown".
+            wait: wait for what others hold, as for `reserve`. The client always waits for an engine; a time is the
+                longest.
+            time: how long to ask the engine for; by default what is left of the reservation's time.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            How many nodes you hold now, which are new, and what to run next.
+
+        Raises:
+            UsageError: a mesh has that name already, or you hold more nodes already.
+            NoSuchMesh: no mesh has the name `into`.
+            CapacityError: too few nodes have enough free. Nothing has changed.
+            NodeUnreachable: a node does not answer, so no ranks can start there.
+            ReservationConflict: another client has just changed the nodes.
+            SpawnError: ranks could not start on the new nodes. Nothing has changed.
+
+        Example:
+            >>> print(dev.grow(4))  # doctest: +SKIP
+            dev has 4 nodes: host3, host4 are new
+            grown has 16 ranks on all of them: %%mesh --mesh grown runs a cell there; main stays as it is
+            >>> dev.meshes["grown"].run("rank").values[-1]  # doctest: +SKIP
+            15
+        """
+        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _silent)
+
+    def shrink(
+        self,
+        nodes: int | str | None = None,
+        *,
+        node: str | int | Sequence[str | int] = (),
+        into: str = "",
+        progress: Progress | None = None,
+    ) -> Resized:
+        """Give nodes back. The mesh that `into` names starts anew on the nodes that are left, numbered in their order.
+
+        Args:
+            nodes: how many to keep, or "-1" for one less. Nodes that do not answer go first, then the last ones.
+            node: the name or number of the node to give back instead, or a list of them.
+            into: "main", or the name of another mesh. Its ranks start anew on all nodes that are left, and lose their
+                variables.
+            progress: called with a line that says what is being done.
+
+        Returns:
+            How many nodes you hold now, and what to run next.
+
+        Raises:
+            UsageError: a mesh has ranks there and `into` does not name it, or no node would be left.
+            NodeUnreachable: a node that you keep does not answer.
+            ReservationConflict: another client has just changed the nodes.
+
+        Example:
+            >>> print(dev.shrink(2, into="main"))  # doctest: +SKIP
+        """
+        return self._members.shrink(nodes, node, into, progress or _silent)
+
+    def stop_mesh(self, name: str) -> list[str]:
+        """End the ranks of a mesh beside the main mesh, and forget the mesh. You still hold its nodes.
+
+        Returns:
+            The names of nodes that do not answer. The ranks there end when the nodes are back.
+
+        Raises:
+            UsageError: it is the main mesh.
+            NoSuchMesh: no mesh has that name.
+        """
+        if name == MAIN_MESH:
+            raise UsageError(f"{MAIN_MESH} ends with its reservation: %mesh release {self.name}")
+        return call(self.meshes.stop(self.meshes[name].id))
 
     @property
     def hosts(self) -> HostMesh:
@@ -194,7 +312,7 @@ class Reservation(Elastic):
     @property
     def node_names(self) -> list[str]:
         """The names of its nodes, by number."""
-        return [self._connections[number].name for number in sorted(self._connections)]
+        return [self._members.connections[number].name for number in sorted(self._members.connections)]
 
     def extend(self, time: Duration, /) -> float:
         """Add to its time limit, and return how many seconds are left now.
@@ -287,6 +405,11 @@ class Reservation(Elastic):
             FilesError: a node could not take the files. Its files are unchanged.
         """
         return self.files.sync(overwrite=overwrite, progress=progress or _nothing)
+
+    def _node_of(self, rank: int) -> Connection:
+        """Return the node of a rank of the main mesh. Nodes that came later, and have none, come after these."""
+        core = self.mesh.core
+        return self._members.connections.get(rank // core.ranks_per_node) or core.connection_of(rank)
 
     def list_files(self, path: str = ".", *, rank: int = 0) -> list[FileInfo]:
         """Return the files at `path` on a rank's node. A relative path starts in the rank's directory.
@@ -384,7 +507,7 @@ class Reservation(Elastic):
         copied = {connection.name for connection in self.files.connections.values()}
         return examine(
             f"{self.name}: {Shape(self.nodes, self.procs, self.gpus)}",
-            [self._connections[rank] for rank in sorted(self._connections)],
+            [self._members.connections[rank] for rank in sorted(self._members.connections)],
             python=self.spec.python,
             shared=self.shared,
             directory=self.files.root or ("" if copied else self.spec.directory),
@@ -427,7 +550,7 @@ class Reservation(Elastic):
         self._pool.revive(progress or _silent)
         job = jobs.job_of_pool(self._pool.name)
         with self._attachment.ends_here():
-            released = call(release(self._connections.values(), self.id, self.owner, by=where_here()))
+            released = call(release(self._members.connections.values(), self.id, self.owner, by=where_here()))
         self.files.close()
         self.meshes.close()
         self.detach()
@@ -439,7 +562,9 @@ class Reservation(Elastic):
                 raise PoolError("\n".join(told)) from None
             return [*released.kept, *map(ReleasedLater, untold)]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
-        exist_names = {connection.name for connection in self._connections.values() if connection.address in exist}
+        exist_names = {
+            connection.name for connection in self._members.connections.values() if connection.address in exist
+        }
         for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist_names:
                 raise error
@@ -453,165 +578,6 @@ def in_use() -> list[Reservation]:
     """Return the reservations that this process uses, oldest first."""
     _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
     return [one for reference in _in_use if (one := reference()) is not None]
-
-
-def reserve(
-    name: str | None = None,
-    /,
-    *,
-    nodes: int = 1,
-    procs: int | None = None,
-    gpus: int | None = None,
-    pool: str | None = None,
-    on: str | None = None,
-    on_arguments: Sequence[str] = (),
-    python: str | None = None,
-    env: Mapping[str, str | None] | None = None,
-    preload: Sequence[str] | None = None,
-    directory: str | os.PathLike[str] | None = None,
-    files: str | os.PathLike[str] | bool = True,
-    reload: bool | None = None,
-    shared: str | os.PathLike[str] | None = None,
-    time: Duration | None = None,
-    idle: Duration | None = None,
-    force_busy: bool = False,
-    wait: bool | Duration = False,
-    replace: bool = False,
-    share: Mapping[str, str] | None = None,
-    notebook: str | None = None,
-    progress: Progress | None = None,
-) -> Reservation:
-    """Reserve nodes and start a rank in every slot. The same call again returns the same live reservation.
-
-    It starts the local pool when it is not up. A local pool that started by itself gets the missing nodes. A local pool
-    that holds nothing takes the shape that you ask for.
-
-    Args:
-        name: of the reservation, by which you find it again.
-        nodes: number of nodes.
-        procs: CPU ranks per node. gpus: GPUs per node, one rank each. Give exactly one of the two.
-        pool: name of an existing pool. Only the default local pool starts by itself.
-        on: the engine to ask for nodes instead, such as "slurm" or "ssh:lab". The nodes come as a job, which
-            `release()` ends. In an allocation that has enough, the nodes of the allocation are taken.
-        on_arguments: flags for that engine, as in `["--partition=a100"]`.
-        python: the path of the ranks' Python; by default this one.
-        env: variables to add to the ranks' environment; None takes this process's value.
-        preload: modules that are imported before ranks are forked; by default torch.
-        directory: where ranks start; by default the notebook's directory, else the current one.
-        files: the directory whose files ranks use. Ranks start there when the notebook is not in it. True means the
-            project that contains `directory`, False means none. A home directory is never copied: nodes that do not
-            see it then have no files.
-        reload: whether ranks reload changed modules before each run; by default as the project says, else True. It also
-            changes that of a reservation that you hold already, for all its kernels.
-        shared: the path of storage that all nodes see, for data sets and checkpoints. Ranks have it as
-            `$MONARCH_NB_SHARED`.
-        time: how long to hold it: "8h", a timedelta or seconds; by default until you release it. When the time is up it
-            is released, also while a cell runs. A reservation that you hold already keeps its limits.
-        idle: how long to hold it while no cell runs and no client is attached; a time, as above.
-        force_busy: also take GPUs on which other people's programs compute, when no others are free.
-        wait: wait for what others hold: True, or a time as above, the longest. First come, first served; `progress`
-            gets your place in the line.
-        replace: release a reservation of the same name first.
-        share: the rights of other people by name: "read" to see it, "run" to run cells too.
-        notebook: path of the notebook that holds it. The notebook finds the reservation by it.
-        progress: called with a line that says what is being done.
-
-    Returns:
-        The reservation, with all its ranks ready.
-
-    Raises:
-        UsageError: the arguments make no sense.
-        NoSuchPool: no pool is called `pool`. The message lists the pools that exist.
-        CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: you hold the name with another shape, `python`, `env`, `preload`, `directory`, `files` or
-            `shared`. Arguments that you do not give can not conflict.
-        SharedStorageError: a node does not see `shared`. Nothing is reserved.
-        SpawnError: ranks could not start. PreloadError: a preload failed.
-        NodeUnreachable: you hold it, and one of its nodes does not answer.
-
-    Example:
-        >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4, idle="2h")  # doctest: +SKIP
-        >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
-        [0, 2, 4, 6, 8, 10, 12, 14]
-    """
-    name = arguments.checked_name(name or DEFAULT_NAME)
-    shape = arguments.checked_shape(nodes, procs, gpus)
-    time_s, idle_s = arguments.limit_of(time, "time"), arguments.limit_of(idle, "idle")
-    say = progress or _silent
-    grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
-    longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
-    start = arguments.working_directory(directory, notebook)
-    root, reloads = arguments.project_of(start, files, reload)
-    if root and not Path(start).is_relative_to(root):
-        if directory is not None:
-            raise UsageError(f"ranks are to start in {start}, which is not below {root}")
-        start = root
-    options = SpawnOptions(
-        directory=start,
-        root=root,
-        reload=reloads,
-        python=python or "",
-        preload=config.DEFAULT_PRELOAD if preload is None else tuple(preload),
-        environment=arguments.environment_option(env) | arguments.shared_option(shared),
-    )
-    asked = Asked(
-        shape,
-        python=python,
-        environment=env,
-        preload=preload,
-        directory=None if directory is None else start,
-        files=None if files is True else root,
-        shared=options.shared if shared is not None else None,
-    )
-    request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace, tuple(options.preload))
-    with nodes_of_job(request, pool, say) as (in_pool, most_s):
-        chosen = pool_named(in_pool)
-        options = dataclasses.replace(options, python=python or chosen.default_python)
-        terms = Terms(notebook or "", most_s, idle_s, force_busy)
-        here = [one for one in in_use() if one.is_mine and (one.pool, one.name) == (chosen.name, name)]
-        known = {one.id: list(one._connections.values()) for one in here}
-        with all_end_here(one._attachment for one in here if replace):
-            held, is_new = taken(chosen, name, asked, options, terms, replace, wait is not False, longest_s, known, say)
-        try:
-            reservation = Reservation(chosen, held)
-            if reload is not None:
-                reservation.files.record.set_reload(reload)
-            if grants:
-                call(sharing.share(chosen, reservation.id, name, grants))
-                for doubtful in filter(None, (doubt(chosen.name, to) for to in grants)):
-                    say(doubtful)
-        except BaseException:
-            call(give_back((held, is_new)))
-            raise
-    return reservation
-
-
-def attach(name: str | None = None, /, *, pool: str | None = None, notebook: str | None = None) -> Reservation:
-    """Find a live reservation again.
-
-    It starts allocators of the pool that died again, and they adopt their ranks. `status()` of the mesh names nodes
-    that do not answer: their ranks are unreachable, you can use the others, and `replace` and `release` work.
-
-    Args:
-        name: of the reservation, or OWNER/NAME of one that somebody shares with you. Without a name it is the
-            notebook's reservation, else the only one.
-        pool: name of its pool. notebook: path of the notebook that holds it.
-
-    Raises:
-        ReservationNotFound: there is none, or there are several. The message lists them.
-        AccessDenied: somebody else owns it and does not share it with you.
-        NodeUnreachable: none of its nodes answers.
-        NoSuchPool: no pool is called `pool`. PoolError: no pool is up.
-
-    Example:
-        >>> dev = monarch_nb.attach("dev")  # doctest: +SKIP
-        >>> dev.mesh.extent  # doctest: +SKIP
-        {hosts: 2, procs: 4}
-    """
-    job = jobs.job_of(name) if name and pool is None else None
-    chosen = pool_named(job.pool if job else pool)
-    chosen.revive(_silent)
-    return Reservation(chosen, find(chosen, name, notebook))
 
 
 def _silent(_: str) -> None:

@@ -53,7 +53,7 @@ def nothing_is_left(cluster: Cluster) -> None:
 def test_a_job_has_its_certificate_its_limit_and_its_owner(standin: Cluster) -> None:
     dev = pods_of_lab(time="20m")
     [job], [secret], [pod] = standin.of("jobs"), standin.of("secrets"), standin.of("pods")
-    assert dev._connections[0].name == pod["metadata"]["name"], "nodes are called as Kubernetes calls them"
+    assert dev.node_names[0] == pod["metadata"]["name"], "nodes are called as Kubernetes calls them"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
     assert [each["metadata"]["ownerReferences"] for each in standin.of("services") + standin.of("networkpolicies")] == [
         secret["metadata"]["ownerReferences"]
@@ -136,7 +136,7 @@ def test_the_role_has_the_rights_that_are_needed_and_no_other(
 def test_a_pod_that_is_preempted_is_named(standin: Cluster) -> None:
     dev = pods_of_lab(nodes=2)
     assert "activeDeadlineSeconds" not in standin.of("jobs")[0]["spec"], "it stays until it is released"
-    name = dev._connections[1].name
+    name = dev.node_names[1]
     standin.take_away(name, "PreemptionByScheduler", "to make room for pod 7")
     said = f"{name} was preempted (PreemptionByScheduler: to make room for pod 7)"
     eventually(lambda: any(said in info.absence for info in dev.mesh.status()))

@@ -31,7 +31,7 @@ def test_what_stands_after_the_dashes_is_for_bsub_and_the_run_limit_is_the_limit
     told = (way.directory / "jobs" / "1" / "told").read_text()
     assert told == "-J monarch-nb-dev -n 4 -R span[ptile=2] -W 20 -o /dev/null -q gpu -P a b"
     assert 17 * 60 < dev.status().time_left_s < 20 * 60
-    assert sorted(dev._connections[node].name for node in range(2)) == ["h1", "h2"], "as LSF calls them"
+    assert sorted(dev.node_names[node] for node in range(2)) == ["h1", "h2"], "as LSF calls them"
     dev.extend("21m")
     assert (way.directory / "jobs" / "1" / "limit").read_text() == "41"
     with pytest.raises(UsageError, match=r"does not let you extend job 1 \(.*hard limit.*bmod -W 999 1, or save"):
@@ -98,7 +98,7 @@ INSIDE = """
 import monarch_nb
 dev = monarch_nb.reserve("dev", nodes=2, procs=1, preload=[], on="lsf")
 print(dev.mesh.run("import os\\nos.environ['LSB_JOBID']").values)
-print(sorted(dev._connections[node].name for node in range(2)))
+print(sorted(dev.node_names[node] for node in range(2)))
 monarch_nb.attach("dev").release()
 print("released")
 """

@@ -77,7 +77,7 @@ def test_an_actor_that_is_killed_takes_its_node_along(way: Ray) -> None:
     dev = reserve("dev", nodes=2, procs=1, preload=[], on="ray")
     dev.mesh.run("kept = 42")
     pids = dev.mesh.run("import os\nos.getpid()").values
-    lost = dev._connections[1].name
+    lost = dev.node_names[1]
     actors = [actor for actor in way.cluster.state().actor_table(None).values() if actor["State"] == "ALIVE"]
     [pid] = [actor["Pid"] for actor in actors if actor["Name"].endswith("node1")]
     assert [actor["IsDetached"] for actor in actors] == [True, True]
@@ -93,7 +93,7 @@ def test_what_a_killed_allocator_has_left_is_ended(way: Ray) -> None:
     dev = reserve("dev", procs=1, preload=[], on="ray")
     [rank] = dev.mesh.run("import os\nos.getpid()").values
     [allocator] = [one.pid for one in processes_of(way.home) if "monarch_nb.allocator" in one.command]
-    name = dev._connections[0].name
+    name = dev.node_names[0]
     os.kill(allocator, signal.SIGKILL)
     wait_for_end(rank, TIMEOUT_S)
     eventually(lambda: not way.left())  # it was the last, so the nodes are given back

@@ -53,7 +53,7 @@ def test_what_stands_after_the_dashes_is_for_sbatch_and_the_wall_time_is_the_lim
     dev = reserve("dev", nodes=2, procs=1, preload=[], time="20m", on="slurm", on_arguments=flags)
     assert squeue("--format=%P %D %k %l") == "main 2 a b 20:00"
     assert 18 * 60 < dev.status().time_left_s < 20 * 60
-    assert sorted(dev._connections[node].name for node in range(2)) == ["n1", "n2"], "as Slurm calls them"
+    assert sorted(dev.node_names[node] for node in range(2)) == ["n1", "n2"], "as Slurm calls them"
     dev.extend("21m")
     assert squeue("--format=%l") == "41:00"
     dev.release()

@@ -1,6 +1,6 @@
 """A reservation whose nodes change: others, more, fewer, or for a longer time.
 
-elastic    the nodes of a Reservation: replaced, more, fewer
+members    the nodes of a Reservation: what it has, and follows when others change
 replacing  puts free nodes in the places of some
 growing    lets it have more nodes, or fewer
 changing   lets it have other nodes, all or nothing

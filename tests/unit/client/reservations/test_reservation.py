@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.reservations import reservation as module
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations import reserve as reserve_module
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.reservations.reserving import taking, waiting
 
 
 def test_a_released_reservation_watches_no_files_and_is_used_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     released: Any = Reservation.__new__(Reservation)
-    released.id, released.owner, released._connections = "r", "alice", {}
+    released.id, released.owner, released._members = "r", "alice", SimpleNamespace(connections={})
     released._pool = SimpleNamespace(name="local", revive=lambda say: None)
     released.files = SimpleNamespace(close=lambda: closed.append("files"))
     released.meshes = SimpleNamespace(close=lambda: None)
@@ -47,10 +49,10 @@ def test_a_ctrl_c_just_after_it_was_made_gives_it_back(
     pool.namesakes = ""
     steady = SimpleNamespace(steady=lambda **_: nullcontext())
     monkeypatch.setattr(waiting, "provisioner_of", lambda _: steady)
-    monkeypatch.setattr(module, "pool_named", lambda name: pool)
+    monkeypatch.setattr(reserve_module, "pool_named", lambda name: pool)
     monkeypatch.setattr(taking, "_reserve", made)
     monkeypatch.setattr(taking, "release", release)
-    monkeypatch.setattr(module, "Reservation", interrupted)
+    monkeypatch.setattr(reserve_module, "Reservation", interrupted)
     with pytest.raises(KeyboardInterrupt):
         reserve("dev", procs=1)
     assert released == given_back
