@@ -15,7 +15,8 @@ from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, who_hold
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.facts.missing import not_whole
 from monarch_nb.client.pools.leasing.releasing import ReleasedLater, release
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.reservations.reserving.arguments import checked_name
 from monarch_nb.client.reservations.reserving.waiting import fits_when_idle
 from monarch_nb.config import default_pool

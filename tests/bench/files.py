@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from monarch_nb.client.files.sync_report import SyncReport
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from tests.bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
 
 FILES = 10_000

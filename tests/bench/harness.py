@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
 from tests.bench.rivals import rival_python

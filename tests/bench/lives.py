@@ -9,7 +9,7 @@ import time
 
 from monarch_nb.client.connections.events import Event, Text
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from tests.bench.harness import (
     RANKS,
     Bench,

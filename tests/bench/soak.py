@@ -13,7 +13,7 @@ import psutil
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.run import Run
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

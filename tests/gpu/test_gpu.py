@@ -16,7 +16,8 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import CapacityError, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node

@@ -17,7 +17,8 @@ from integration.live import HAS_FAILED, Gate
 from integration.pools import PoolOfMany, make_whole
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 

@@ -9,7 +9,7 @@ import pytest
 
 from integration.live import Recorder, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

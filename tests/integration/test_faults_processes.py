@@ -13,7 +13,8 @@ import pytest
 from integration.live import TIMEOUT_S, Gate, command_of, kill, lives, open_files, parent_of, pids_of, started
 from leaks import wait_for_end
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

@@ -21,7 +21,8 @@ from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import (
     CapacityError,
     PreloadError,

@@ -14,7 +14,8 @@ import pytest
 from integration.live import Recorder, pids_of, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

@@ -12,7 +12,8 @@ from integration.live import Gate, Recorder, eventually, kill, started
 from integration.pools import PoolOfMany
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogLines, LogWindow
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.notebook.output.logs import shown_logs
 from monarch_nb.provision import Node

@@ -16,7 +16,8 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.logs.lines import LogChange, LogLines, LogPart, LogWindow
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.presenting import serve_notebook
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import home_directory
 from monarch_nb.errors import NodeUnreachable, ReservationReleased, UsageError
 from monarch_nb.notebook.output.logs import shown_logs

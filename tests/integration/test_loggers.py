@@ -18,7 +18,7 @@ from integration.live import TIMEOUT_S, started
 from leaks import wait_for_end
 from lightning_service import Service, service
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 

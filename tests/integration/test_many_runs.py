@@ -18,7 +18,8 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection, close_all
 from monarch_nb.client.logs.lines import LogLines, LogWindow
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import NodePaths
 from monarch_nb.provision import Node

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import CapacityError, UsageError
 from monarch_nb.provision import launchers

@@ -17,7 +17,7 @@ from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, rank_infos, run_infos
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import CapacityError, RunFailed
 from monarch_nb.notebook.output.tables import status_table

@@ -16,7 +16,8 @@ from leaks import wait_for_end
 from monarch_nb.client.connections import connection, events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import NodeUnreachable, RunFailed, RunNotFound
 from monarch_nb.provision import Node

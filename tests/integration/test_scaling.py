@@ -12,7 +12,8 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, client, eventually
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.scaling.report import ScalingReport
 from monarch_nb.provision import Node
 

@@ -13,7 +13,7 @@ from gpus import FakeGpus
 from integration.live import TIMEOUT_S, Gate, kill, started
 from integration.servers import Server
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import MOST_NODES, Node
 
 VALUES = {"name": "dev", "nodes": 2, "kind": "procs", "per_node": 2, "time": "2h", "idle": "1h"}

@@ -18,7 +18,8 @@ from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.known.lists import list_ended, list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationExpired, UsageError
 from monarch_nb.provision import Node

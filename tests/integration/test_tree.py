@@ -16,7 +16,8 @@ from leaks import leaks_of
 from monarch_nb.client.connections import events, tree
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.errors import NodeUnreachable, RunFailed
 from monarch_nb.provision.local import LocalProvisioner

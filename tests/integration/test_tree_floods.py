@@ -15,7 +15,7 @@ from leaks import leaks_of
 from monarch_nb.branches.folding import FLOOD_RANKS
 from monarch_nb.client.connections import events, tree
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
 

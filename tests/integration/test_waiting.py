@@ -17,7 +17,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import LINE_NOTICE, Notice
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import CapacityError
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -10,7 +10,7 @@ import pytest
 
 from integration.kernels import Kernel
 from integration.live import eventually
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import CapacityError
 from monarch_nb.notebook.session import attached_line
 from monarch_nb.provision import jobs, launchers

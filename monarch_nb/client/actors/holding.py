@@ -11,7 +11,8 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.pool import known_connections
 from monarch_nb.client.presenting import held_by_notebook
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, attach, in_use, reserve
+from monarch_nb.client.reservations.reservation import Reservation, in_use
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import MonarchNbError, PoolError
 
 OWN_IDLE_S = 600.0

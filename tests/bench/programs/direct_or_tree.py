@@ -11,7 +11,7 @@ from processor_time import used_s
 
 from monarch_nb.client.connections import tree
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 
 CELLS = 5
 CHAIN_NODES = 16

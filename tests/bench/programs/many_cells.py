@@ -13,7 +13,7 @@ from processor_time import used_s
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision import provisioner
 
 FEW = 8

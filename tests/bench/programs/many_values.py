@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.notebook.output.publishing import call_later
 from monarch_nb.notebook.output.view import RunView
 from monarch_nb.provision import provisioner

@@ -12,7 +12,8 @@ import pytest
 from integration.live import TIMEOUT_S
 from integration.terminals import AtTerminal
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision import Node
 
 GREETER = """

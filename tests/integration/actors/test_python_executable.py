@@ -11,7 +11,8 @@ import pytest
 
 from integration.live import TIMEOUT_S
 from monarch_nb.actor import Actor, endpoint, this_host
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import SpawnError
 from monarch_nb.provision import Node
 

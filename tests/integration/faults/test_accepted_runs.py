@@ -13,7 +13,7 @@ from integration.faults.patched import patch_allocators
 from integration.live import TIMEOUT_S, Gate, Recorder, client
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.usefixtures("without_torch")

@@ -14,7 +14,7 @@ from integration.live import TIMEOUT_S, Gate, client, eventually, kill, started
 from leaks import processes_of
 from monarch_nb import config
 from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import VersionMismatch
 from monarch_nb.provision.local import LocalProvisioner
 

@@ -17,7 +17,8 @@ from leaks import processes_of
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.pool import pool_named
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.provision.local import LocalProvisioner
 

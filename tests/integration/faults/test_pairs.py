@@ -16,7 +16,8 @@ from integration.servers import Server
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

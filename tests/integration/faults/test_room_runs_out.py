@@ -16,7 +16,8 @@ from integration.faults.room import full_disk, little_memory, no_descriptors, no
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, attach, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError, RunFailed
 from monarch_nb.provision import Node

@@ -10,7 +10,7 @@ import pytest
 
 from integration.faults.patched import patch_allocators
 from integration.live import TIMEOUT_S, Recorder, client, eventually
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.usefixtures("without_torch")

@@ -13,7 +13,8 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, kill, pids_of, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.proto.state_pb2 import MeshRecord
 from monarch_nb.provision import Node

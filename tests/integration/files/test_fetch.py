@@ -11,7 +11,8 @@ from integration.files.copies import copies, module, names_in
 from integration.live import TIMEOUT_S
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.files.fetch import FetchReport
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.proto import files_pb2 as pb

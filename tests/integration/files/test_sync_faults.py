@@ -22,7 +22,8 @@ from integration.live import client, eventually, kill
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.files import local_tree
 from monarch_nb.client.files.reading import open_file
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.proto import files_pb2 as pb

@@ -21,7 +21,8 @@ from integration.ways import AnyWay
 from kubernetes_cluster import IMAGE, NAMESPACE, TIME, TOKEN, Cluster
 from monarch_nb.cli.main import make_parser
 from monarch_nb.cli.manifest import manifest
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import TrustPaths, config_directory
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible

@@ -13,7 +13,7 @@ import pytest
 
 from integration.live import TIMEOUT_S, eventually
 from integration.ways import AnyWay
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.provision import launchers

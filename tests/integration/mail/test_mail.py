@@ -13,7 +13,8 @@ from integration.mail.echoes import IN_RANKS, TIMEOUT_S, Caller, Lost, Refused
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call as on_loop
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation, reserve
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner

@@ -6,7 +6,7 @@ import pytest
 
 from integration.mail.echoes import IN_RANKS, Caller
 from monarch_nb import config
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision import Node
 
 pytestmark = pytest.mark.usefixtures("without_torch")

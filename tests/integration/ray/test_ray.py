@@ -18,7 +18,7 @@ from integration.live import TIMEOUT_S, eventually
 from integration.ray.conftest import Ray
 from integration.ways import AnyWay
 from leaks import processes_of, wait_for_end
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.ground.interrupting import Interrupt, interruptible

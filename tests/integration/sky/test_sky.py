@@ -11,7 +11,7 @@ import pytest
 
 from integration.live import eventually
 from integration.ways import AnyWay
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.provision import jobs

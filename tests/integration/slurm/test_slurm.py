@@ -18,7 +18,7 @@ from integration.slurm.conftest import Slurm
 from integration.ways import AnyWay
 from monarch_nb.cli.main import main
 from monarch_nb.client.reservations.known.lists import list_everywhere
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.client.reservations.reserving.jobs import end_job_of
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError

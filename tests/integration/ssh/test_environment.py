@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import PoolError
 from monarch_nb.provision.remote.environment import requirements
 from sshd import SshLab

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.live import TIMEOUT_S, eventually
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, SSH_VARIABLE
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible

@@ -15,7 +15,7 @@ import pytest
 from integration.live import TIMEOUT_S, eventually
 from leaks import wait_for_end
 from monarch_nb.cli.main import main
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.trust.pools import paths_of
 from sshd import SshLab

@@ -8,7 +8,7 @@ import pytest
 
 from integration.live import eventually
 from integration.ways import AnyWay
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import SSH_VARIABLE, config_directory
 from monarch_nb.provision import jobs
 from monarch_nb.provision.remote import preparing

@@ -13,7 +13,7 @@ import mac
 from integration.live import eventually
 from integration.ways import ALL_REDUCE
 from monarch_nb.cli.main import main
-from monarch_nb.client.reservations.reservation import attach, reserve
+from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import SSH_VARIABLE
 from monarch_nb.trust.pools import paths_of, read_all_hosts
 from sshd import SshLab

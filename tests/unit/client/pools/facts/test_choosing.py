@@ -10,7 +10,7 @@ import pytest
 from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes
 from monarch_nb.client.pools.facts.missing import not_found, not_whole
 from monarch_nb.client.pools.pool import HeldReservation
-from monarch_nb.client.reservations.reservation import reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.reservations.reserving.arguments import environment_option, working_directory
 from monarch_nb.errors import CapacityError, NodeUnreachable, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
