@@ -27,6 +27,7 @@ from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.lines.templates import FOLDS_BY
+from monarch_nb.notebook.syntax import holding
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -159,12 +160,13 @@ def make_parser() -> argparse.ArgumentParser:
     release = command("release", release_command.run, *release_command.SUMMARY)
     release_command.add_arguments(release)
 
-    replace = command("replace", nodes_command.replace, *nodes_command.REPLACE)
-    nodes_command.add_replace_arguments(replace)
-    grow = command("grow", nodes_command.grow, *nodes_command.GROW)
-    nodes_command.add_grow_arguments(grow)
-    shrink = command("shrink", nodes_command.shrink, *nodes_command.SHRINK)
-    nodes_command.add_shrink_arguments(shrink)
+    for run_it, declared, required in (
+        (nodes_command.replace, holding.REPLACE, ""),
+        (nodes_command.grow, holding.GROW, "--nodes"),
+        (nodes_command.shrink, holding.SHRINK, ""),
+    ):
+        changes = command(declared.name, run_it, *nodes_command.about(declared))
+        nodes_command.add_declared(changes, declared, required)
 
     stop = command("stop", nodes_command.stop, *nodes_command.STOP)
     nodes_command.add_stop_arguments(stop)

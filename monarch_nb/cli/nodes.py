@@ -6,47 +6,32 @@ import argparse
 import sys
 
 from monarch_nb.cli.hints import typed_here
+from monarch_nb.notebook.syntax.command_line import Command
 from monarch_nb.times import seconds_of
 
-REPLACE = ("put free nodes in the places of nodes that never come back", "replace dev", "replace dev --node host3")
-GROW = ("hold more nodes", "grow dev --nodes 4", "grow dev --nodes +1 --into main --wait 2h")
-SHRINK = (
-    "give some of the nodes of a reservation back",
-    "shrink dev --nodes 2 --into main",
-    "shrink dev --node host3 --into main",
-)
 STOP = ("end a mesh beside main; you keep its nodes", "stop dev --mesh grown")
-"""What a command does, and examples."""
+"""What it does, and an example."""
 
 
-def add_replace_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `replace` takes."""
+def about(declared: Command) -> tuple[str, ...]:
+    """Return what a command does that is declared as a subcommand of `%mesh`, and examples."""
+    return declared.summary, *(line.removeprefix(declared.magic) for line, _ in declared.examples)
+
+
+def add_declared(parser: argparse.ArgumentParser, declared: Command, required: str = "") -> None:
+    """Declare that a command takes what the subcommand of `%mesh` takes; the flag `required` can not be left out."""
     _add_name(parser)
-    replaced = "a node by name or number, even one that answers (default: all that do not)"
-    parser.add_argument("--node", action="append", default=[], metavar="N", help=replaced)
-    _add_wait(parser)
-    _add_time(parser)
-
-
-def add_grow_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `grow` takes."""
-    _add_name(parser)
-    parser.add_argument("--nodes", required=True, metavar="N", help="the new number of nodes, or +2 for two more")
-    new = "name of the new mesh over all nodes (default: grown); other meshes stay as they are"
-    parser.add_argument("--mesh", metavar="NAME", default="", help=new)
-    _add_into(parser)
-    _add_wait(parser)
-    _add_time(parser)
-
-
-def add_shrink_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `shrink` takes."""
-    _add_name(parser)
-    left = "how many nodes to keep: those that do not answer go first, then the last"
-    parser.add_argument("--nodes", metavar="N", help=left)
-    node = "a node to give back, by name or number"
-    parser.add_argument("--node", action="append", default=[], metavar="N", help=node)
-    _add_into(parser)
+    for flag in declared.flags:
+        parser.add_argument(
+            flag.name,
+            metavar=flag.value,
+            help=typed_here(flag.help),
+            required=flag.name == required,
+            action="append" if flag.repeat else "store",
+            nargs="?" if flag.optional else None,
+            const="" if flag.optional else None,
+            default=[] if flag.repeat else None,
+        )
 
 
 def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,21 +42,6 @@ def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
-
-
-def _add_into(parser: argparse.ArgumentParser) -> None:
-    into = "main or another mesh: gets fresh ranks on all nodes; its variables are lost"
-    parser.add_argument("--into", metavar="MESH", default="", help=into)
-
-
-def _add_wait(parser: argparse.ArgumentParser) -> None:
-    in_line = "wait in line for nodes that others hold, without limit or at most T: 2h"
-    parser.add_argument("--wait", nargs="?", const="", metavar="T", help=in_line)
-
-
-def _add_time(parser: argparse.ArgumentParser) -> None:
-    asked = "the time to ask the engine for (default: the rest of the reservation's)"
-    parser.add_argument("--time", metavar="T", help=asked)
 
 
 def replace(options: argparse.Namespace) -> int:
@@ -89,7 +59,7 @@ def grow(options: argparse.Namespace) -> int:
     from monarch_nb import attach
 
     reservation = attach(options.name, pool=options.pool)
-    into, mesh, wait = options.into, options.mesh, _wait(options)
+    into, mesh, wait = options.into or "", options.mesh or "", _wait(options)
     _tell(reservation.grow(options.nodes, into=into, mesh=mesh, wait=wait, time=options.time, progress=_say))
     return 0
 
@@ -99,7 +69,7 @@ def shrink(options: argparse.Namespace) -> int:
     from monarch_nb import attach
 
     reservation = attach(options.name, pool=options.pool)
-    _tell(reservation.shrink(options.nodes, node=options.node, into=options.into, progress=_say))
+    _tell(reservation.shrink(options.nodes, node=options.node, into=options.into or "", progress=_say))
     return 0
 
 
