@@ -82,8 +82,8 @@ def _release_of(name: str, pool: str) -> int:
     """Somebody else's, OWNER/NAME: who made the pool may."""
     from monarch_nb.client.reservations.known.lists import release_of
 
+    kept = release_of(name, pool)
     owner, _, short = name.partition("/")
-    kept = release_of(owner, short, pool)
     print("\n".join([f"released {short} of {owner}", *map(str, kept)]))
     return 0
 

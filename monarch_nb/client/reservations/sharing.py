@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
+from monarch_nb.client.pools.facts.held import HeldReservation, current_owner, is_called
 from monarch_nb.client.pools.facts.infos import RIGHTS
 from monarch_nb.client.pools.pool import Pool
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound, UsageError
@@ -44,8 +44,8 @@ def shared(name: str, held: Iterable[HeldReservation]) -> list[HeldReservation]:
         AccessDenied: somebody holds that, and does not share it.
         ReservationNotFound: several do.
     """
-    owner, _, short = name.rpartition("/")
-    called = [one for one in held if one.facts.name == short and owner in ("", one.facts.owner)]
+    short = name.rpartition("/")[2]
+    called = [one for one in held if is_called(name, one.facts.name, one.facts.owner)]
     found = [one for one in called if one.facts.right in RIGHTS]
     if len(found) > 1:
         names = ", ".join(f"{one.facts.owner}/{short}" for one in found)

@@ -258,7 +258,7 @@ class Subcommands:
         return "\n".join([line, *map(str, kept)])
 
     def _replace(self, parsed: Parsed) -> None:
-        reservation = self._named(parsed)
+        reservation = self._named(parsed.word)
         wait = parsed.seconds("wait") or parsed.switch("wait")
         with Progress(is_notebook(self._shell)) as progress:
             try:
@@ -295,13 +295,11 @@ class Subcommands:
         )
 
     def _stop(self, parsed: Parsed) -> None:
-        of, name = parsed.text("of"), parsed.words[0]
-        held = self._session.client.attach(of, pool=self._session.pool) if of else None
-        reservation = held or self._session.current()
+        name, reservation = parsed.words[0], self._named(parsed.text("of"))
         show(calm_line(stopped_line(reservation.name, name, reservation.stop_mesh(name))))
 
     def _resize(self, parsed: Parsed, change: Callable[[Reservation, Progress], object]) -> None:
-        reservation = self._named(parsed)
+        reservation = self._named(parsed.word)
         with Progress(is_notebook(self._shell)) as progress:
             try:
                 progress.done(str(change(reservation, progress)))
@@ -312,10 +310,9 @@ class Subcommands:
         """Return the part of a mesh that a command is for."""
         return self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
 
-    def _named(self, parsed: Parsed) -> Reservation:
-        """Return the reservation that a command names, else the notebook's."""
-        held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
-        return held or self._session.current()
+    def _named(self, name: str | None) -> Reservation:
+        """Return the reservation of a name, else the notebook's."""
+        return self._session.client.attach(name, pool=self._session.pool) if name else self._session.current()
 
     def _extend(self, parsed: Parsed) -> None:
         reservation = self._session.current()
@@ -330,8 +327,7 @@ class Subcommands:
             raise UsageError("say one of --read, --run and --end")
         if not to and any(map(parsed.switch, ("read", "run", "end"))):
             raise UsageError("name the user: --to NAME, as in the pool's certificates")
-        held = self._session.client.attach(parsed.word, pool=self._session.pool) if parsed.word else None
-        reservation = held or self._session.current()
+        reservation = self._named(parsed.word)
         if not to:
             shares = ", ".join(f"{name} ({right})" for name, right in reservation.shares.items())
             show(calm_line(f"{reservation.name}: shared with {shares or 'nobody'}"))
@@ -511,8 +507,7 @@ def push_items(words: Sequence[str]) -> list[tuple[str, str | None]]:
 
 def is_called(reservation: Reservation, name: str) -> bool:
     """Whether a name means a reservation: NAME alone is one's own."""
-    owner, _, short = name.rpartition("/")
-    return reservation.name == short and (owner == reservation.owner or (not owner and reservation.is_mine))
+    return name in (reservation.full_name, f"{reservation.owner}/{reservation.name}")
 
 
 def _shares(texts: Iterable[str]) -> dict[str, str]:

@@ -23,6 +23,17 @@ def current_owner(identity: Identity | None = None) -> str:
     return identity.name if identity else getpass.getuser()
 
 
+def is_called(name: str, called: str, owner: str) -> bool:
+    """Whether NAME or OWNER/NAME means what its owner has called so.
+
+    Example:
+        >>> [is_called(name, "dev", "alice") for name in ("dev", "alice/dev", "bob/dev")]
+        [True, True, False]
+    """
+    whose, _, short = name.rpartition("/")
+    return called == short and whose in ("", owner)
+
+
 @dataclass(frozen=True)
 class MeshParts:
     """A mesh of a reservation: each of its nodes has a part of it.

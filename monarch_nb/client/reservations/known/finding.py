@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.facts import missing
-from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.client.pools.facts.held import HeldReservation, is_called
 from monarch_nb.client.pools.pool import Pool
 from monarch_nb.client.reservations import sharing
 from monarch_nb.client.reservations.known.lists import elsewhere
@@ -39,7 +39,6 @@ def find(pool: Pool, name: str | None, notebook: str | None) -> HeldReservation:
 def _matching(held: list[HeldReservation], name: str | None, notebook: str | None) -> list[HeldReservation]:
     mine = [one for one in held if one.is_mine]
     if name:
-        return [
-            one for one in mine if name in (one.facts.name, f"{one.facts.owner}/{one.facts.name}")
-        ] or sharing.shared(name, held)
+        called = [one for one in mine if is_called(name, one.facts.name, one.facts.owner)]
+        return called or sharing.shared(name, held)
     return [one for one in mine if notebook and one.facts.notebook == notebook] or (mine if len(mine) == 1 else [])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.facts.held import is_called
 from monarch_nb.client.pools.facts.infos import EndedReservation, ReservationInfo, ended_reservation, reservation_info
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.pools.others import how_to_name
@@ -157,8 +158,7 @@ def _held_in_others(pool: str) -> list[ReservationInfo]:
 
 def _is_meant(info: ReservationInfo, name: str) -> bool:
     """Whether we may use it, and it is called NAME or OWNER/NAME."""
-    owner, _, short = name.rpartition("/")
-    return bool(info.right) and info.name == short and owner in ("", info.owner)
+    return bool(info.right) and is_called(name, info.name, info.owner)
 
 
 async def _ask_pools(pools: Iterable[str], *, memory: bool = False, timeout_s: float | None = None) -> Holdings:
@@ -204,9 +204,9 @@ def list_ended(pool: str | None = None) -> list[EndedReservation]:
     return [ended_reservation(one) for one in call(chosen.ended())]
 
 
-def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles | ReleasedLater]:
-    """End what somebody else holds, as who made the pool may; return what its ranks wrote into copies of files, and
-    which nodes did not answer, and are told when they do.
+def release_of(name: str, pool: str | None = None) -> list[KeptFiles | ReleasedLater]:
+    """End what somebody else holds, OWNER/NAME, as who made the pool may; return what its ranks wrote into copies of
+    files, and which nodes did not answer, and are told when they do.
 
     Raises:
         ReservationNotFound: that owner holds no such.
@@ -214,9 +214,10 @@ def release_of(owner: str, name: str, pool: str | None = None) -> list[KeptFiles
         NodeUnreachable: no node answers.
     """
     for held in call(pool_named(pool).reservations()):
-        if (held.facts.owner, held.facts.name) == (owner, name):
+        if is_called(name, held.facts.name, held.facts.owner):
             released = call(release(held.connections.values(), held.reservation_id, by=where_here()))
             if released.failed:
                 raise released.failed[0]
             return released.leftovers
-    raise ReservationNotFound(f"{owner} holds no {name}")
+    owner, _, short = name.partition("/")
+    raise ReservationNotFound(f"{owner} holds no {short}")
