@@ -1,6 +1,7 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
-jobs       nodes that an engine is asked for: a pool for each job, waited for, found again, ended
+jobs       nodes that an engine is asked for: a pool for each job, found again, ended
+waiting    until the nodes of a job serve
 prices     what reservations in these cost
 slurm      an engine: jobs of Slurm
 lsf        an engine: jobs of LSF

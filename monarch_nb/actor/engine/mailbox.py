@@ -1,4 +1,4 @@
-"""Where an actor's messages wait, in their order, until its thread has time."""
+"""An actor's messages, and where they wait, in their order, until its thread has time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,48 @@ import contextlib
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from monarch_nb.actor.engine.handles import Place
+from monarch_nb.actor.engine.messages import Value
+from monarch_nb.actor.engine.outside import Address, Runs
+from monarch_nb.actor.engine.ports import Port
 
 Item = TypeVar("Item")
+
+
+class Message:
+    """A call of an endpoint, in an actor's mailbox.
+
+    Attributes:
+        endpoint: its name; "" asks only whether the actor was made.
+        place: what part of the mesh was addressed; None for all of it.
+        value: the arguments.
+        sender, call: where the answer goes, and to what; 0 when none is wanted.
+        port: what gets the response instead of the sender.
+        caller, runs: as Execution's.
+    """
+
+    __slots__ = ("call", "caller", "endpoint", "place", "port", "runs", "sender", "value")
+
+    def __init__(
+        self,
+        endpoint: str,
+        place: Place | None,
+        value: Value,
+        sender: Address,
+        call: int,
+        port: Port[Any] | None,
+        caller: str,
+        runs: Runs,
+    ) -> None:
+        self.endpoint, self.place, self.value = endpoint, place, value
+        self.sender, self.call, self.port = sender, call, port
+        self.caller, self.runs = caller, runs
+
+    def is_of(self, run_id: str) -> bool:
+        """Whether it is sent in the name of a run; any when the id is empty."""
+        return not run_id or any(run_id == each for each, *_ in self.runs.values())
 
 
 class Mailbox(Generic[Item]):

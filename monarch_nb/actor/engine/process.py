@@ -13,7 +13,7 @@ from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, L
 from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, died, gone, stopped
 from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
-from monarch_nb.actor.engine.mailbox import Mailbox
+from monarch_nb.actor.engine.mailbox import Mailbox, Message
 from monarch_nb.actor.engine.messages import (
     ANSWER,
     ASK,
@@ -43,7 +43,7 @@ from monarch_nb.actor.engine.outside import (
     Tag,
 )
 from monarch_nb.actor.engine.ports import Port
-from monarch_nb.actor.engine.runner import Message, Runner, Step, current_home, current_step
+from monarch_nb.actor.engine.runner import Runner, Step, current_home, current_step
 from monarch_nb.actor.supervision import MeshFailure, Told
 from monarch_nb.errors import ActorError
 from monarch_nb.proto.run_pb2 import Death

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, stopped
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, region_of
-from monarch_nb.actor.engine.mailbox import Mailbox
+from monarch_nb.actor.engine.mailbox import Mailbox, Message
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, Value
 from monarch_nb.actor.engine.methods import Declared, find_method
-from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Outside, Runs
+from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Outside
 from monarch_nb.actor.engine.ports import Port, Postman
 from monarch_nb.actor.engine.setting_up import SettingUp
 from monarch_nb.actor.supervision import MeshFailure
@@ -52,40 +52,6 @@ class Home(Postman, Protocol):
 
     def note_end(self, runner: Runner) -> bool:
         """Take note that an actor has ended; return whether it had failed."""
-
-
-class Message:
-    """A call of an endpoint, in an actor's mailbox.
-
-    Attributes:
-        endpoint: its name; "" asks only whether the actor was made.
-        place: what part of the mesh was addressed; None for all of it.
-        value: the arguments.
-        sender, call: where the answer goes, and to what; 0 when none is wanted.
-        port: what gets the response instead of the sender.
-        caller, runs: as Execution's.
-    """
-
-    __slots__ = ("call", "caller", "endpoint", "place", "port", "runs", "sender", "value")
-
-    def __init__(
-        self,
-        endpoint: str,
-        place: Place | None,
-        value: Value,
-        sender: Address,
-        call: int,
-        port: Port[Any] | None,
-        caller: str,
-        runs: Runs,
-    ) -> None:
-        self.endpoint, self.place, self.value = endpoint, place, value
-        self.sender, self.call, self.port = sender, call, port
-        self.caller, self.runs = caller, runs
-
-    def is_of(self, run_id: str) -> bool:
-        """Whether it is sent in the name of a run; any when the id is empty."""
-        return not run_id or any(run_id == each for each, *_ in self.runs.values())
 
 
 class Step:

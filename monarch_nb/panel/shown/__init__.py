@@ -1,6 +1,7 @@
 """What nodes said becomes the one value that is shown. Nothing here asks a node.
 
 view      what nodes said becomes the one value that is shown
+ranks     ranks and their runs, in that value
 actors    the actors of a reservation, in that value
 hangs     ranks that wait for others that will not come
 possible  what can not be done with a reservation as it is now, and why

@@ -10,19 +10,20 @@ from typing import Any
 
 from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
-from monarch_nb.client.pools.facts.infos import RIGHTS, RankInfo, RunInfo, infos_of_node, run_infos
+from monarch_nb.client.pools.facts.infos import RIGHTS, RankInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.known.memory import Memory, choose
 from monarch_nb.config import default_pool
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.shown.actors import actors_of, work_of
 from monarch_nb.panel.shown.hangs import Hangs
 from monarch_nb.panel.shown.possible import refusals
+from monarch_nb.panel.shown.ranks import MEMORY_STEP_BYTES, rank_shown, rounded, runs_shown
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
 
 Json = dict[str, Any]
 
-_MEMORY_STEP_BYTES, _NODE_MEMORY_STEP_BYTES = 1_000_000, 50_000_000
+_NODE_MEMORY_STEP_BYTES = 50_000_000
 
 
 @dataclass
@@ -259,7 +260,7 @@ def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings) -> Iterator[Json]:
         slot = _slot("gpu", gpu.index, gpu.name, *holders.get(gpu.index, (None, None)))
         if reading := read.get(gpu.index):
             slot["utilisation"] = round(reading.utilisation, 2) if reading.HasField("utilisation") else None
-            slot["memory"] = _memory(reading, _MEMORY_STEP_BYTES)
+            slot["memory"] = _memory(reading, MEMORY_STEP_BYTES)
             for key in ("temperature_c", "power_w", "power_limit_w"):
                 slot[key] = round(getattr(reading, key)) if reading.HasField(key) else None
             slot["error"] = reading.error or None
@@ -272,7 +273,7 @@ def _gpu_slots(answer: NodeAnswer, readings: pb.NodeReadings) -> Iterator[Json]:
 def _memory(reading: pb.NodeReadings | pb.GpuReading, step_bytes: int) -> Json | None:
     if not reading.HasField("memory_total_bytes"):
         return None
-    used = _rounded(reading.memory_used_bytes, step_bytes) if reading.HasField("memory_used_bytes") else None
+    used = rounded(reading.memory_used_bytes, step_bytes) if reading.HasField("memory_used_bytes") else None
     return {"used": used, "total": reading.memory_total_bytes}
 
 
@@ -434,19 +435,19 @@ def _mesh(mesh_id: str, nodes: list[_Part], owner: str) -> Json:
     spec = parts[0][1].spec
     work = {rank.rank: work_of(rank.actors) for _, mesh in parts for rank in mesh.ranks}
     ranks = {
-        info.rank: _rank(info, "" if answer.answers else answer.absence, work[info.rank])
+        info.rank: rank_shown(info, "" if answer.answers else answer.absence, work[info.rank])
         for answer, mesh in parts
         for info in infos_of_node(answer.node_id, mesh)
     }
     for rank in range(spec.world_size):
         if rank not in ranks:
-            ranks[rank] = _rank(RankInfo(rank, "", 0, "unreachable"), "its node has not answered yet", work=None)
+            ranks[rank] = rank_shown(RankInfo(rank, "", 0, "unreachable"), "its node has not answered yet", work=None)
     return {
         "id": mesh_id,
         "name": parts[0][1].name,
         "extent": {axis.name: axis.size for axis in spec.extent},
         "ranks": [ranks[rank] for rank in sorted(ranks)],
-        "runs": _runs(run_infos(((answer.node_id, mesh) for answer, mesh in parts), owner), ranks),
+        "runs": runs_shown(run_infos(((answer.node_id, mesh) for answer, mesh in parts), owner), ranks),
         "hang": None,
     }
 
@@ -472,103 +473,6 @@ def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], han
     hangs.keep(runs)
 
 
-def _rank(info: RankInfo, absence: str, work: tuple[str, str] | None) -> Json:
-    state, detail = _rank_state(info, absence, work)
-    return {
-        "rank": info.rank,
-        "node": info.host,
-        "state": state,
-        "detail": detail,
-        "trouble": info.trouble,
-        "pid": info.pid,
-        "run": info.run_id or None,
-        "running_s": info.running_s if info.run_id else None,
-        "memory": _rounded(info.memory_bytes, _MEMORY_STEP_BYTES) if info.memory_bytes else None,
-        "cpu": None if info.cpu is None else round(info.cpu, 2),
-        "gpu": info.gpu_indices[0] if info.gpu_indices else None,
-        "stderr_tail": list(info.stderr_tail),
-    }
-
-
-def _rank_state(info: RankInfo, absence: str, work: tuple[str, str] | None) -> tuple[str, str]:
-    """Return a rank's state and more on it.
-
-    Args:
-        absence: that its node does not answer; "" when it does.
-        work: what its actors do.
-    """
-    if info.state == "dead":
-        return "dead", info.death or ""
-    if absence:
-        return "unreachable", absence
-    if info.waits_in:
-        return "waiting", f"waits in {info.waits_in}"
-    if info.state == "idle" and work is not None:
-        return work
-    if info.state == "idle" and info.failure:
-        return "failed", info.failure
-    return info.state, ""
-
-
-def _runs(infos: Sequence[RunInfo], ranks: Mapping[int, Json]) -> list[Json]:
-    begun = {rank["run"] for rank in ranks.values()}
-    newest = max((info.number for info in infos), default=0)
-    told = []
-    for info in infos:
-        if info.done and info.collected and info.number != newest:
-            continue
-        fates = _fates(info, ranks if info.number == newest else {})
-        told.append(
-            {
-                "id": info.run_id,
-                "number": info.number,
-                "title": info.title,
-                "owner": info.owner,
-                "cell_number": info.cell_number,
-                "state": _run_state(info, begun),
-                "outcome": _outcome(info, fates) if info.done else "",
-                "ranks": format_ranks(info.ranks),
-                "submitted_at": info.submitted_at,
-                "running_s": info.running_s,
-                "finished": format_ranks(info.finished),
-                "failed": format_ranks(fates.get("failed", []) + fates.get("died", [])),
-            }
-        )
-    return told
-
-
-def _run_state(info: RunInfo, begun: Collection[str]) -> str:
-    """Return how far a run is.
-
-    Args:
-        begun: what some rank runs.
-    """
-    if info.done:
-        return "finished"
-    return "running" if info.finished or info.running or info.run_id in begun else "queued"
-
-
-def _fates(info: RunInfo, ranks: Mapping[int, Json]) -> dict[str, list[int]]:
-    """Return what became of ranks that did not come to the end of a run, in the words that their states have."""
-    fates: dict[str, list[int]] = {}
-    for rank in info.failed:
-        state = ranks[rank]["state"] if rank in ranks else "unreachable"
-        fate = {"failed": "failed", "unreachable": "failed", "dead": "died"}.get(state, "ended by a restart")
-        fates.setdefault(fate, []).append(rank)
-    if info.stopped:
-        fates["interrupted" if info.running_s else "cancelled"] = list(info.stopped)
-    return fates
-
-
-def _outcome(info: RunInfo, fates: Mapping[str, Sequence[int]]) -> str:
-    """Return "finished", "interrupted" or "failed on 3, interrupted on 0-2"."""
-    said = [
-        fate if len(ranks) == len(info.ranks) > 1 else f"{fate} on {format_ranks(ranks)}"
-        for fate, ranks in fates.items()
-    ]
-    return ", ".join(said) or "finished"
-
-
 def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
     ended = {
         one.reservation_id: one
@@ -587,8 +491,3 @@ def _ended(answers: Iterable[NodeAnswer], owner: str) -> list[Json]:
         }
         for one in sorted(ended.values(), key=lambda one: one.ended_at)
     ]
-
-
-def _rounded(count_bytes: int, step_bytes: int) -> int:
-    """What stands still should not look as if it moved."""
-    return round(count_bytes / step_bytes) * step_bytes

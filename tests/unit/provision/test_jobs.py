@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.provision import jobs, prices, provisioner_of
+from monarch_nb.provision import jobs, prices, provisioner_of, waiting
 from monarch_nb.provision.jobs import job_of, job_of_pool, obtain, pool_name
 from monarch_nb.provision.launchers import Ask, Job, Look
 from monarch_nb.trust.identity import load_identity
@@ -72,8 +72,8 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
     made = Engine()
     monkeypatch.setattr(jobs, "launcher", lambda _: made)
-    monkeypatch.setattr(jobs, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(jobs, "PUBLISHED_EVERY_S", 0.0)
+    monkeypatch.setattr(waiting, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(waiting, "PUBLISHED_EVERY_S", 0.0)
     return made
 
 
@@ -239,7 +239,7 @@ def test_what_makes_waiting_futile_ends_it(engine: Engine, look: Look, error: ty
 
 
 def test_allocators_that_do_not_come_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "START_S", 0.0)
+    monkeypatch.setattr(waiting, "START_S", 0.0)
     engine.comes_up = 1
     with pytest.raises(
         PoolError, match=r"1 of 2 allocators did not come up within .* it has left no log: do its nodes see"
