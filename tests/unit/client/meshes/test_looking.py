@@ -66,7 +66,7 @@ class MeshOf(Mesh):
     ranks: Any = ()
 
     def __init__(self, core: Core, ranks: Sequence[int] = (0, 1)) -> None:
-        self.core, self.ranks, self.id = core, tuple(ranks), "mesh"  # type: ignore[assignment]
+        self.core, self.ranks, self.id, self.name = core, tuple(ranks), "mesh", "main"  # type: ignore[assignment]
         self.reservation = SimpleNamespace(pool="engine-dev")  # type: ignore[assignment]
 
     def select(self, ranks: Any) -> Any:
