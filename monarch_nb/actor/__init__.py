@@ -7,9 +7,11 @@ Importing this imports neither torch nor grpc nor IPython: names are loaded when
 is not here says what to use instead (`left_out`).
 
 actor, endpoints     what users write: classes and their endpoints
+arguments            errors in what a call is given
 actor_mesh, future   what they call: meshes of actors, adverbs, results
 channel              ports, and responses one by one
 hosts, contexts      where actors are: hosts, processes, ranks
+bootstrap            what sets new processes up
 shape, value_mesh, ids, supervision   data
 engine/              mailboxes, threads and open calls
 """

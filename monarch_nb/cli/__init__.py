@@ -9,6 +9,8 @@ nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reserv
 release monarch-nb release: what is held is given back
 meshes  which mesh a command is for
 pool    monarch-nb pool: pools of hosts, and who may use them
+ssh_hosts  monarch-nb pool init --ssh: nodes on hosts that ssh reaches
+manifest  monarch-nb manifest: the YAML of pods
 hints   what to type in a terminal
 tables  columns, JSON
 """

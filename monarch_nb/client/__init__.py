@@ -3,7 +3,9 @@
 reservations/  what a user holds: taken, found again, attached to, released
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
 scaling/       one cell on more and more ranks, measured
+debug/         ranks that have stopped at breakpoints are answered
 doctor/        what differs between this process and the nodes
+actors/        actors, as a notebook or a script calls them
 scripts/       programs on a mesh, as torchrun would start them
 runs/          one execution on some ranks: followed, waited for, interrupted
 curves/        the numbers that ranks print, drawn

@@ -172,7 +172,7 @@ def test_nodes_are_added_and_given_back_when_that_is_what_one_wants(panel: Panel
     panel.fill(nodes="1")
     expect(verdict).to_have_text("node1 given back; main has 2 ranks then, all new")
     panel.submit()
-    expect(panel.question).to_contain_text("Logs of ranks on node1 go")
+    expect(panel.question).to_contain_text("Logs of ranks on node1 are deleted")
     panel.button("Shrink").click()
     expect(panel.rank(2)).to_have_count(0)
     panel.wait_for_state("idle", 0, 1)

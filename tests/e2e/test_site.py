@@ -10,9 +10,9 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import BrowserContext, Page, Request, expect
 
-from e2e.lab import REPOSITORY, running_browser
+from e2e.lab import REPOSITORY
 
 DRAWN = sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if "```mermaid" in path.read_text())
 
@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def page(site: str) -> Iterator[Page]:
+def page(site: str, browser_context: BrowserContext) -> Iterator[Page]:
     """A page of a browser that may ask this site alone."""
     outside: list[str] = []
 
@@ -51,10 +51,11 @@ def page(site: str) -> Iterator[Page]:
         if not request.url.startswith((site, "data:", "blob:")):
             outside.append(request.url)
 
-    with running_browser() as browser:
-        page = browser.new_page(color_scheme="dark")
-        page.on("request", note)
-        yield page
+    assert browser_context.browser is not None
+    page = browser_context.browser.new_page(color_scheme="dark")  # a process has one playwright at a time
+    page.on("request", note)
+    yield page
+    page.context.close()
     assert not outside
 
 

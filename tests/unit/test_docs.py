@@ -18,6 +18,7 @@ from monarch_nb.notebook.syntax.declarations import CELL, MESH
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ARCHITECTURE[1:]]
+ROOMS = [each.parent for each in sorted((ROOT / "monarch_nb").glob("*/**/__init__.py")) if "proto" not in each.parts]
 EVERYWHERE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -111,3 +112,11 @@ def test_commands_exist(page: Path) -> None:
                 assert {word for word in words[1:] if "=" not in word} <= targets
             elif words[:1] == ["monarch-nb"] and words[1:2] != ["allocator"]:
                 make_parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_rooms_name_what_is_in_them(room: Path) -> None:
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    inside = {each.stem for each in room.glob("*.py")} | {each.parent.name for each in room.glob("*/__init__.py")}
+    unnamed = {name for name in inside - {"__init__", "__main__"} if not re.search(rf"\b{name}\b", text)}
+    assert len(inside) < 4 or not unnamed

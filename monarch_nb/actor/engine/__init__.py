@@ -4,6 +4,7 @@ process    the engine of a process: what arrives, what is sent
 outside    what it and its surroundings (worker, client) say to each other
 runner     an actor: its thread, one message after the other
 setting_up whether actors may be made already
+delivery   what comes out of envelopes
 mailbox    where its messages wait
 calls      calls that are not answered yet; deaths
 outcomes   a result that comes once

@@ -2,7 +2,9 @@
 
 guard        stands in front of the service: nothing reaches it that was not let in
 wellformed   what every request must be like, whoever sends it
+revoked      certificates that count no longer
 access       says who may do what: one table for all methods
+network      where an allocator of a network listens, and with which certificate
 service      takes each request, calls the node or a file below, and packs the reply
 control      asks and interrupts ranks on behalf of clients
 describe     what the node, its reservations, ranks and runs are now

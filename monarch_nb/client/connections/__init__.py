@@ -5,6 +5,7 @@ connection  calls, and the session stream that comes back after every break
 listeners   who hears of what comes there
 asking      calls to many nodes at once
 tree        the same for the runs of a mesh on many nodes, through the first of them
+mail        messages to and from the processes of one node
 decoding    what allocators send becomes events and failures
 events      what a run tells its listeners
 """

@@ -5,6 +5,7 @@ drawing    reads on while the run goes on, about once a second
 names      which numbers are meant by a name, and which are drawn when nobody says
 svg        the picture for saved notebooks and files: small, light and dark
 characters the picture for terminals
+scales     from numbers to places in a picture
 told       the picture as browsers take it
 words      what stands there as text: the last values, and which names there are
 """

@@ -7,6 +7,7 @@ scales     what runs on more and more of its ranks
 looking    states, stacks and live names of ranks
 past       runs that others have submitted, and what ranks printed
 interrupt  what waits is dropped on every node, then what runs is interrupted
+interrupt_actors  the same for what actors execute
 printed    the part of Mesh that has what was printed: lines, and numbers in them
 pip        pip once in each environment of its nodes
 """

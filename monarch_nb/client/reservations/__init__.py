@@ -3,6 +3,9 @@
 known        which reservations there are: listed, found by name, remembered
 reserve      `reserve` and `attach`
 reservation  a Reservation, with its nodes, its mesh and files
+meshes       its main mesh, and those beside it
+actors       the actors that live on its ranks
+needs        what its meshes need of it
 mmt          machines of Lightning AI, in the form of its MMT
 placing      where its nodes have its files
 nodes        a reservation whose nodes change: others, more, fewer, or for a longer time

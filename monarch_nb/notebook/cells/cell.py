@@ -118,7 +118,8 @@ class CellRunner:
         Raises:
             RunFailed, RunInterrupted: as `run`.
         """
-        self._execute(partial(mesh.submit, code, want_value=False, sync=False), mesh.ranks)
+        submit = partial(mesh.submit, code, want_value=False, sync=False)
+        self._execute(submit, mesh.ranks, by=self._session.folds_by(len(mesh.ranks)))
 
     def run_script(
         self,

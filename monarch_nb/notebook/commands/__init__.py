@@ -4,5 +4,6 @@ subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
 plotting     plot
+debugging    debug
 looks        fold, show
 """

@@ -11,5 +11,6 @@ values      what many ranks return: numbers and tensors fold, and are drawn as a
 render      rows become HTML and text of bounded size
 html        HTML of what ranks print and display
 logs        lines from the logs on disk, folded run after run
+actors      the table of actors that `%mesh actors` shows
 tables      calm lines, tables and stacks: what `%mesh` says itself
 """
