@@ -128,8 +128,8 @@ class Look:
     Attributes:
         state: "waiting" for machines; "running", also when some have failed; "ended", whyever.
         text: for people, in one line: "Slurm job 12 waits: Resources, starts at about 14:02".
-        trouble: of a job that waits, why it will wait for ever; of one that runs, what has failed; of one that has
-            ended, why.
+        trouble: of a job that waits, why it will wait for ever; of one that runs, what has failed, a lost node by its
+            name first; of one that has ended, why.
         addresses: of the nodes, `host:port`, as far as they are known; empty where nodes publish themselves.
         ends_at: when the engine ends it, seconds since the epoch; 0 when it does not.
         price_per_hour: of all its nodes, in US dollars; 0 when the engine does not know.
