@@ -130,8 +130,6 @@ def _adapt(app: Sphinx, docname: str, source: list[str]) -> None:
         text += "\n```\n"
     if docname == "sections/guide":
         text += "".join(f"   /{name}\n" for name in _pages_of_the_guide(app.project.docnames))
-    if docname == "sections/internals" and not any(name.startswith("internals/") for name in app.project.docnames):
-        text = text.replace("   /internals/*\n", "")
     source[0] = text
 
 
