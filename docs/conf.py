@@ -65,7 +65,7 @@ html_theme_options = {
 
 _PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
-    r'<img alt="(?P<alt>[^"]*)" src="(?P<light>[^"]+)"(?: width="(?P<width>\d+)")?>\s*</picture>'
+    r'<img alt="(?P<alt>[^"]*)"\s+src="(?P<light>[^"]+)"(?:\s+width="(?P<width>\d+)")?>\s*</picture>'
 )
 _OUTSIDE = {
     "](../docs/": "](../",  # in notebooks, which are one folder deeper here
