@@ -53,7 +53,7 @@ def test_without_it_ranks_have_no_such_variable(shared_pool: list[Node], tmp_pat
 
 
 def test_a_node_that_does_not_see_it_is_named_and_nothing_stays_reserved() -> None:
-    with pytest.raises(SharedStorageError, match="what node0 writes there is not seen by node1") as refused:
+    with pytest.raises(SharedStorageError, match="a file that node0 writes there is not seen by node1") as refused:
         monarch_nb.reserve("dev", nodes=2, procs=1, shared=OF_EACH_NODE)
     assert refused.value.nodes == ["node1"]
     assert monarch_nb.list_reservations() == []

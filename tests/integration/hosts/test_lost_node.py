@@ -154,7 +154,7 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     for host in hosts:
         host.swallow()
     assert main(["list"]) == 1
-    held = "they held dev of yours when they last answered; what runs in dev goes on, and monarch-nb release dev has it"
+    held = "they held dev of yours when they last answered; the ranks of dev go on, and monarch-nb release dev"
     assert held in capsys.readouterr().err
     assert main(["release", "devv"]) == 1
     names = ", ".join(host.name for host in hosts)

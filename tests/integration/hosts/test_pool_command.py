@@ -50,7 +50,9 @@ def test_who_joins_with_an_invitation_that_was_revoked_is_told(
     monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "bob"))
     capsys.readouterr()
     assert main(["pool", "join", str(invitation)]) == 1
-    assert re.search(r"but its nodes refuse you: bob's certificate .* was revoked: ask who", capsys.readouterr().out)
+    assert re.search(
+        r"but its nodes refuse you: bob's certificate .* was revoked: ask the person who", capsys.readouterr().out
+    )
     monkeypatch.setenv(CONFIG_VARIABLE, mine)
 
 

@@ -56,7 +56,7 @@ def make_lab(no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) 
     left = [str(path) for path in config.glob("pools/*/*")]
     for job in jobs.jobs():
         jobs.end(job)
-    left += [each for lab in made for each in lab.left() if "/nodes/" in each]
+    left += [each for lab in made for each in lab.left() if "/nodes/" in each and "/code/" not in each]
     with contextlib.suppress(AssertionError):
         eventually(lambda: not any(lab.processes() for lab in made))
     for lab in made:
