@@ -39,7 +39,8 @@ def test_how_a_cell_scales_is_a_table_and_a_picture(open_notebook: OpenNotebook)
     shown = notebook.run(1)
     assert "tokens/s\tefficiency\n1\t" in shown
     assert "3 runs measured in" in shown
-    assert "1,000" not in shown, "what a run prints goes with it"
+    assert "[0-3] tokens: 1,000" in shown, "of the last run"
+    assert "[0-1] tokens" not in shown, "what earlier runs print goes with them"
     drawn = notebook.output(1).locator("img")
     expect(drawn).to_have_count(1)
     assert drawn.evaluate("image => image.naturalWidth") > 400
@@ -121,7 +122,7 @@ def test_a_flood_leaves_the_page_responsive_and_the_file_small(open_notebook: Op
     assert slowest_ms < RESPONSIVE_MS
     for rank in range(4):
         notebook.wait_for_text(1, f"line 199999 of rank {rank}")
-    assert re.search(r"… [\d,]+ lines on rank.* not shown; %mesh logs has them", notebook.text(1))
+    assert re.search(r"… [\d,]+ lines on rank.* not shown; %mesh logs --run \d+ -n 0 has them", notebook.text(1))
     notebook.save()
     assert notebook.path.stat().st_size < MAX_STORED_BYTES
 

@@ -163,7 +163,7 @@ def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: p
     assert main(["release", "dev"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("dev: no node of the pool lab answers; ")
-    assert said.endswith("for then the next command or panel here that asks the pool lab releases it\n")
+    assert said.endswith("then the next command or panel here that asks the pool lab releases it\n")
     assert main(["list"]) == 1
     assert "; dev is released as soon as they do" in capsys.readouterr().err
     hosts[1].pass_on()
