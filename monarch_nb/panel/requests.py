@@ -227,7 +227,7 @@ class Panel:
         if holder is None and view["pool"]["state"] != "up":
             raise Refused(503, view["pool"]["message"])
         if holder is None:
-            raise Refused(404, "there is no such mesh (any more): its logs went with its reservation")
+            raise Refused(404, "its mesh was released or stopped, and its logs went with it")
         return self._actions.held(view, holder["id"], to_look=True), mesh_id
 
     def _lines(self, held: Json, mesh_id: str) -> LogLines:

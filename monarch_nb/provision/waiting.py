@@ -83,12 +83,13 @@ def _check(way: Launcher, job: Job, look: Look) -> None:
 def nodes_of(job: Job, look: Look | None = None) -> list[str]:
     """Return the addresses of a job's nodes that serve."""
     if look and look.addresses:
-        return [address for address in look.addresses if _serves(address)]
+        return [address for address in look.addresses if serves(address)]
     started = [host.address for host in read_hosts(job.paths).ssh]
     return [node.address for node in published(job.paths.published) if not node.is_stale] + started
 
 
-def _serves(address: str) -> bool:
+def serves(address: str) -> bool:
+    """Return whether something takes connections at `host:port`, as far as can be seen from here."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()

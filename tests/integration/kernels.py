@@ -78,6 +78,12 @@ class Kernel:
         """What a cell shows now, without what was typed there."""
         return "\n".join(_text_of(output) for output in self._cells[cell] if output.get("name") != "stdin")
 
+    def answered(self, cell: str) -> str:
+        """What a cell shows below the line that was typed last."""
+        outputs = self._cells[cell]
+        typed = max(place for place, output in enumerate(outputs) if output.get("name") == "stdin")
+        return "\n".join(map(_text_of, outputs[typed + 1 :]))
+
     def keep(self, path: Path) -> None:
         """Keep a notebook of which this ran the cells, with what they show, where `make executed` asks for it."""
         notebook = nbformat.read(path, as_version=4)

@@ -40,10 +40,6 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in shown}
 
 
-SLACK = 500
-"""Rows above a prompt may become shorter meanwhile: late lines of other ranks join them."""
-
-
 def train_as_the_text_says(kernel: Kernel, text: str, code: str) -> tuple[str, dict[str, str]]:
     """Run the cell that stops at a breakpoint and type what the table before it says.
 
@@ -51,14 +47,15 @@ def train_as_the_text_says(kernel: Kernel, text: str, code: str) -> tuple[str, d
     """
     cell = kernel.start(code)
     shown = {}
-    prompt, before = DBG, len(kernel.asked(cell, DBG))
+    prompt = DBG
+    kernel.asked(cell, prompt)
     for line in re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE):
         kernel.answer(line)
         if line == "continue":
             break
         prompt = {"attach": PDB, "detach": DBG}.get(line.split()[0], prompt)
-        text = kernel.asked(cell, prompt)
-        shown[line], before = text[max(0, before - SLACK) :], len(text)
+        kernel.asked(cell, prompt)
+        shown[line] = kernel.answered(cell)
     return kernel.wait(cell, timeout_s=CELL_TIMEOUT_S), shown
 
 

@@ -1,6 +1,6 @@
 import { useCallback, useSyncExternalStore } from 'react';
 import { Connection, Transport, explain } from './transport';
-import { Forms, Job, LogGrown, Message, Notice, Patch, View } from './types';
+import { Forms, Job, LogGrown, Message, Notice, Patch, Reservation, View } from './types';
 
 /** A question about what a person wants, asked by a command and answered by the panel. */
 export interface Intent {
@@ -220,6 +220,14 @@ export function useStore<T>(store: Store, select: (state: State) => T): T {
   return useSyncExternalStore(
     store.subscribe,
     useCallback(() => select(store.state), [store, select])
+  );
+}
+
+/** A reservation as it is now; undefined when it is gone. */
+export function useReservation(store: Store, id: string): Reservation | undefined {
+  return useStore(
+    store,
+    useCallback((state: State) => state.view?.reservations[id], [id])
   );
 }
 

@@ -43,6 +43,7 @@ from monarch_nb.provision.kubernetes.pods import (
     why_suspended,
 )
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer, target_of
+from monarch_nb.provision.waiting import serves
 from monarch_nb.trust.private_files import read_private
 
 WAIT_S = 600
@@ -53,7 +54,6 @@ NEVER_S = 30.0
 """A pod for which so long no machine was found, and none is brought, is compared with those that there are."""
 LOG_AFTER_S = 10.0
 """Allocators that have run for so long and do not serve yet have their logs kept."""
-CONNECT_S = 1.0
 MOST_EXPLAINED = 4
 """Of so many pods it is asked why they wait: others wait for the same."""
 LOG_LINES = 20
@@ -392,21 +392,12 @@ def _is_late(pod: Pod, api: Api) -> bool:
 def _out_of_reach(pods: Sequence[Pod], logs: Mapping[str, str]) -> str:
     """Return which allocator serves, as its log says, but can not be reached from here."""
     for pod in pods:
-        if " serves on " in logs.get(pod.name, "") and not _is_reached(pod.address):
+        if " serves on " in logs.get(pod.name, "") and not serves(pod.address):
             return (
                 f"{pod.name} serves on {pod.address}, which can not be reached from here: run the notebook in the "
                 "cluster, where network policies let it reach pods (docs/kubernetes.md)"
             )
     return ""
-
-
-def _is_reached(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def _keep_logs(api: Api, place: Place, pods: Sequence[Pod], job: Job) -> dict[str, str]:

@@ -1,9 +1,9 @@
-import { useCallback, useEffect, useMemo, useReducer, useRef, useState } from 'react';
+import { useEffect, useMemo, useReducer, useRef, useState } from 'react';
 import { useSurroundings } from '../context';
 import { CurvesQuery, CurvesSource, MOST_NAMES, curvesQueryOf } from '../curveSource';
 import type { CurvesView } from '../curves';
 import { watchSeen } from '../seen';
-import { State, useStore } from '../store';
+import { useReservation } from '../store';
 import { CurvesFound, LogTarget } from '../types';
 import { RanksField } from './RanksField';
 import { Button, Mark } from './basics';
@@ -11,10 +11,7 @@ import { Button, Mark } from './basics';
 /** Curves of the numbers that the ranks of a mesh print, live while a run goes on. */
 export function CurvesViewer({ target, onClose }: { target: LogTarget; onClose?: () => void }) {
   const { store } = useSurroundings();
-  const reservation = useStore(
-    store,
-    useCallback((state: State) => state.view?.reservations[target.reservation], [target.reservation])
-  );
+  const reservation = useReservation(store, target.reservation);
   const [query, setQuery] = useState<CurvesQuery>(() => curvesQueryOf(target));
   const [, render] = useReducer((renders: number) => renders + 1, 0);
   const source = useMemo(() => new CurvesSource(store, render), [store]);

@@ -2,7 +2,7 @@ import { KeyboardEvent, useCallback, useEffect, useMemo, useReducer, useRef, use
 import { useSurroundings } from '../../context';
 import { count } from '../../format';
 import { LogQuery, LogSource, queryOf } from '../../logs';
-import { State, useStore } from '../../store';
+import { useReservation } from '../../store';
 import { explain } from '../../transport';
 import { Fold, LogRun, LogTarget, Streams } from '../../types';
 import { Lines } from './LogLines';
@@ -14,10 +14,7 @@ const FILTER_AFTER_MS = 300;
 /** The log of some ranks: any number of lines, of which those in sight are here. */
 export function LogViewer({ target, onClose }: { target: LogTarget; onClose?: () => void }) {
   const { store, host } = useSurroundings();
-  const reservation = useStore(
-    store,
-    useCallback((state: State) => state.view?.reservations[target.reservation], [target.reservation])
-  );
+  const reservation = useReservation(store, target.reservation);
   const [query, setQuery] = useState<LogQuery>(() => queryOf(target));
   const [, render] = useReducer((renders: number) => renders + 1, 0);
   const source = useMemo(() => new LogSource(store, render), [store]);
