@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from monarch_nb.client.curves.names import is_there, resolved
 from monarch_nb.client.curves.words import RunPictures
@@ -22,6 +23,8 @@ _SILENT_INTERVAL_S = 3.0
 _LOOK_FOR_NAMES_S = 0.3
 _LOOK_FOR_RUN_S = 0.4
 MAX_NAMES, MAX_RUNS = 12, 6
+_LOOKED_AT_RUNS = 20
+"""Where no run is named, so many of the newest are looked at for numbers."""
 
 
 class Drawing:
@@ -166,11 +169,12 @@ class Drawing:
         return notes
 
 
-async def newest_with(names: Sequence[str], newest_first: Sequence[RunMetrics]) -> RunMetrics:
+async def newest_with(names: Sequence[str], newest_first: Iterable[RunMetrics]) -> RunMetrics:
     """Return the newest run that has all of these names. Where none has all it is the newest that has most of them, and
-    where none has any the newest that has numbers at all."""
-    best, most = newest_first[0], -1
-    for run in newest_first:
+    where none has any the newest that has numbers at all. Old runs are not looked at."""
+    runs = [*islice(newest_first, _LOOKED_AT_RUNS)]
+    best, most = runs[0], -1
+    for run in runs:
         found = await run.names(_LOOK_FOR_RUN_S)
         known = [metric.name for metric in found.metrics if names or metric.count > 1]
         there = sum(is_there(name, known) for name in names)

@@ -23,9 +23,6 @@ from monarch_nb.ground.code_names import run_name
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.lines.choosing import canonical
 
-LOOKED_AT_RUNS = 20
-"""Where no run is named, so many of the newest are looked at for numbers."""
-
 
 class Printed:
     """The part of a mesh that has what was printed."""
@@ -165,10 +162,10 @@ class Printed:
         with telling_why(self.core, self.reservation.pool):
             if run is not None:
                 return self._numbers(run if isinstance(run, int) else run.number, ranks)
-            past_runs = self.past_runs()[: -LOOKED_AT_RUNS - 1 : -1]
+            past_runs = self.past_runs()
             if not past_runs:
                 raise RunNotFound("nothing has run here yet: there are no numbers to draw")
-            return call(newest_with(names, [self._numbers(info.number, ranks) for info in past_runs]))
+            return call(newest_with(names, (self._numbers(info.number, ranks) for info in reversed(past_runs))))
 
     def _numbers(self, number: int, ranks: int | Iterable[int] | None) -> RunMetrics:
         return RunMetrics(self.id, self.core.connections, self.core.ranks_per_node, number, self._chosen(ranks))

@@ -21,8 +21,6 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 MAX_KEPT = 16
 MAX_TOLD_RUNS, MAX_TOLD_NAMES = 50, 100
-LOOKED_AT_RUNS = 20
-"""Where no run is named, so many of the newest are looked at for numbers."""
 LISTING_BUDGET_S = 0.5
 RUNS_TIMEOUT_S = 5.0
 
@@ -113,7 +111,7 @@ class Curves:
         infos = (await numbers.runs())[::-1]
         if run is None and not infos:
             raise RunNotFound("nothing has run here yet: there are no numbers to draw")
-        newest = [numbers.of(info.number, ranks) for info in infos[:LOOKED_AT_RUNS]]
+        newest = (numbers.of(info.number, ranks) for info in infos)
         reader = numbers.of(run, ranks) if run is not None else await newest_with((), newest)
         found = await reader.names(LISTING_BUDGET_S)
         names = [
