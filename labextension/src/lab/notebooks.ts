@@ -42,6 +42,7 @@ export class Notebooks {
       const { code } = await transport.request<{ code: string }>('attach_lines', {
         reservation: reservation.id
       });
+      const loaded = await hasLoaded(panel); // before a cell is inserted: the kernel can have ended meanwhile
       const cell = findAttachCell(panel, reservation, code) ?? insertAtTop(panel, code);
       if (cell.model.getMetadata(ATTACHES) !== undefined && cell.model.sharedModel.getSource() !== code) {
         cell.model.sharedModel.setSource(code); // ours, for another reservation
@@ -49,7 +50,7 @@ export class Notebooks {
       panel.content.activeCellIndex = panel.content.widgets.indexOf(cell);
       // Loaded twice, it would only say so.
       const source = cell.model.sharedModel.getSource();
-      const reply = await execute(cell, panel, (await hasLoaded(panel)) ? withoutLoad(source) : source);
+      const reply = await execute(cell, panel, loaded ? withoutLoad(source) : source);
       if (reply && reply.content.status !== 'ok') {
         throw new Error(`${name} was not attached: its cell says why.`);
       }
@@ -168,7 +169,7 @@ export class Notebooks {
 /** The notebook's kernel; an error that says what to do when it has none. */
 function kernelOf(panel: NotebookPanel): Kernel.IKernelConnection {
   const kernel = panel.sessionContext.session?.kernel;
-  if (!kernel) {
+  if (!kernel || kernel.isDisposed) {
     throw new Error(`${panel.title.label} has no kernel: choose one with Kernel → Change Kernel…`);
   }
   return kernel;
@@ -196,13 +197,17 @@ function insertAtTop(panel: NotebookPanel, code: string): CodeCell {
 
 /** Whether a notebook's kernel has the extension; asked without leaving anything behind. */
 async function hasLoaded(panel: NotebookPanel): Promise<boolean> {
-  const reply = await kernelOf(panel).requestExecute({
+  const asked = kernelOf(panel).requestExecute({
     code: '',
     silent: true,
     store_history: false,
     allow_stdin: false,
     user_expressions: { loaded: "'monarch_nb' in get_ipython().extension_manager.loaded" }
-  }).done;
+  });
+  const reply = await asked.done.catch((reason: unknown) => {
+    kernelOf(panel); // a kernel that ended meanwhile takes its requests with it
+    throw reason;
+  });
   const { content } = reply as { content: { user_expressions?: Record<string, any> } };
   return content.user_expressions?.loaded?.data?.['text/plain'] === 'True';
 }
