@@ -15,6 +15,7 @@ from tests.bench import (
     actors,
     browser,
     calls,
+    compared,
     curves,
     files,
     flood,
@@ -36,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
     *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit"),
     *("slurm", "ray"),
-    *("hang", "flood", "fold", "push", "import"),
+    *("hang", "flood", "fold", "push", "import", "compared"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "curves", "nodes-64", "nodes-256", "nodes-1024", "values"),
@@ -49,6 +50,7 @@ ROWS = sorted(
         for rows in (
             actors,
             calls,
+            compared,
             curves,
             files,
             flood,

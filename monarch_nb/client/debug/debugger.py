@@ -108,7 +108,7 @@ class Debugger:
     async def _tell_all(
         self, stops: Iterable[StopInfo], action: DebugCommand.Action.ValueType, line: str = ""
     ) -> list[DebugAnswer | None]:
-        return list(await asyncio.gather(*(_tell(self._mesh, stop, action, line) for stop in stops)))
+        return list(await asyncio.gather(*(tell(self._mesh, stop, action, line) for stop in stops)))
 
 
 class Attached:
@@ -134,7 +134,7 @@ class Attached:
         return self._told(line or "\n")  # an empty one repeats the last command, or ends a block
 
     def _told(self, line: str) -> str:
-        answer = call(_tell(self._mesh, self.stop, DebugCommand.ACTION_LINE, line))
+        answer = call(tell(self._mesh, self.stop, DebugCommand.ACTION_LINE, line))
         if answer is None:
             self.state = "gone"
             return f"rank {self.stop.rank} does not answer\n"
@@ -147,7 +147,7 @@ class Attached:
         return answer.text
 
 
-async def _tell(
+async def tell(
     mesh: HeldMesh, stop: StopInfo, action: DebugCommand.Action.ValueType, line: str = ""
 ) -> DebugAnswer | None:
     """Return a rank's answer; None when it does not come."""

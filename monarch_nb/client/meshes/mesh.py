@@ -12,6 +12,7 @@ from typing import Any
 
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.actor.hosts import ProcMesh
+from monarch_nb.client.comparing.compares import Compares
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes import looking, past
@@ -43,7 +44,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Saves):
+class Mesh(Scales, Printed, Compares, Saves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

@@ -4,6 +4,7 @@ subcommands  all of them, by name
 files        sync, fetch, ls
 scripts      run
 plotting     plot
+comparing    diff
 debugging    debug
 looks        fold, show
 """

@@ -22,6 +22,7 @@ from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
+from monarch_nb.notebook.commands.comparing import diff
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
@@ -101,6 +102,7 @@ class Subcommands:
             declarations.FOLD: partial(fold, session),
             declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session),
+            declarations.DIFF: partial(diff, session, shell),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

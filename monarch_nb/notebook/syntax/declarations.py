@@ -372,6 +372,29 @@ SAVES = Command(
     flags=(_MESH,),
     examples=(("%mesh saves", ""), ("%mesh saves /data/me/checkpoints", "")),
 )
+DIFF = Command(
+    "diff",
+    "which ranks have another value than the rest: models, optimizers, configurations, random states",
+    usage="EXPRESSION [--over DIMENSION] [--when-idle] [-t T] | --rng | --env",
+    magic="%mesh ",
+    section="Look",
+    words=Words("EXPRESSION", "evaluated once on each rank", most=None, joined=True, completes="rank_name"),
+    flags=(
+        Flag("--over", "compare only ranks that differ in no other dimension of the mesh", value="DIMENSION"),
+        Flag("--rng", "compare the random states of Python, numpy and torch"),
+        Flag("--env", "compare packages, variables, torch's settings, the code's commit and GPUs"),
+        Flag("--when-idle", "wait until the ranks have finished what they compute"),
+        _TARGETS,
+        _MESH,
+    ),
+    notes="Ranks send digests, not tensors. Works on ranks that stand at a breakpoint() too: there the\n"
+    "expression means the variables that are seen there.",
+    examples=(
+        ("%mesh diff model", "its parameters and buffers, by name"),
+        ("%mesh diff optimizer", "its state and hyperparameters"),
+        ("%mesh diff config --over procs", "within each host of a mesh of hosts × procs"),
+    ),
+)
 SYNC = Command(
     "sync",
     "send changed files to the nodes now; every cell does so by itself",
@@ -476,7 +499,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
         *(RUN, SH),
-        *(PANEL, STATUS, STACKS, ACTORS, LOGS, PLOT, FOLD, SHOW, DEBUG, DOCTOR),
+        *(PANEL, STATUS, STACKS, ACTORS, LOGS, PLOT, DIFF, FOLD, SHOW, DEBUG, DOCTOR),
         *(PUSH, PULL, SAVE, LOAD, SAVES),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),

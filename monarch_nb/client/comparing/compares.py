@@ -1,0 +1,115 @@
+"""What a mesh has to say of values that its ranks have in common, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from monarch_nb.client.comparing.asking import Asking, check_not_computing
+from monarch_nb.client.comparing.differing import compare
+from monarch_nb.client.comparing.report import DiffReport
+from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.client.debug.stops import StopInfo
+from monarch_nb.client.pools.facts.infos import RankInfo
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.run import Run
+from monarch_nb.errors import TargetError, UsageError
+from monarch_nb.ground.rank_sets import listed
+from monarch_nb.proto import run_pb2
+from monarch_nb.shape import Extent
+
+
+class _Mesh(HeldMesh, Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    def select(self, ranks: Any) -> Any: ...
+
+    def status(self) -> list[RankInfo]: ...
+
+    def running(self) -> Iterator[Run]: ...
+
+    def _check_alive(self) -> None: ...
+
+
+class Compares:
+    """A part of `Mesh`: which of its ranks differ."""
+
+    def diff(
+        self: _Mesh,
+        expression: str = "",
+        *,
+        over: str = "",
+        rng: bool = False,
+        env: bool = False,
+        when_idle: bool = False,
+    ) -> DiffReport:
+        """Compare the value of an expression on all ranks, and say which ranks differ, where and how far.
+
+        Each rank sends digests of its tensors; only those that differ are looked at more closely. Parts are compared by
+        name: parameters and buffers of a module, `state_dict()` of an optimizer, keys of a dict, fields of a dataclass.
+        Shards of a DTensor are compared with the same shard on other ranks. On ranks that have stopped at a breakpoint
+        the expression means the variables that are seen there.
+
+        Args:
+            expression: a variable's name, or any expression. Each rank evaluates it once.
+            over: a dimension of the mesh, such as "procs". Only ranks that differ in no other dimension are compared.
+            rng: compare the random states of Python, numpy and torch instead.
+            env: compare packages, variables, torch's settings, the code's commit and the GPUs instead.
+            when_idle: wait until the ranks have finished what they compute. By default that is an error.
+
+        Returns:
+            The report. `report.equal` says whether nothing differs, and `report.differences` has each difference.
+
+        Raises:
+            UsageError: nothing, or more than one thing, is to be compared; or ranks compute now.
+            TargetError: the mesh has no such dimension.
+            RunFailed: the expression fails on some ranks, which the message names.
+            RankDead: a rank is dead.
+
+        Example:
+            >>> mesh.diff("model").equal  # doctest: +SKIP
+            True
+        """
+        if sum(map(bool, (expression, rng, env))) != 1:
+            raise UsageError("give one thing to compare: an expression such as model, --rng, or --env")
+        groups = groups_over(self.extent, self.ranks, over)
+        self._check_alive()
+        stops: dict[int, StopInfo] = {}
+        for stop in Debugger(self).stops():
+            stops.setdefault(stop.rank, stop)
+        if not when_idle:
+            computing = [info.rank for info in self.status() if info.run_id and info.rank not in stops]
+            check_not_computing(computing, next((run.name for run in self.running()), ""))
+        what = expression or ("the random states" if rng else "the environment")
+        begin = "begin_random_states()" if rng else "begin_environment()" if env else f"begin(({expression}\n))"
+
+        def pull(ranks: tuple[int, ...], code: str) -> dict[int, bytes]:
+            spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=code))
+            return dict(zip(ranks, self.select(ranks)._finish_quietly(spec, f"diff {what}"), strict=True))
+
+        return compare(Asking(self, stops, pull), groups, what, begin)
+
+
+def groups_over(extent: Extent, ranks: tuple[int, ...], over: str) -> list[tuple[int, ...]]:
+    """Return the ranks that are compared with each other.
+
+    Args:
+        extent: of the mesh. ranks: those of it that are meant.
+        over: the dimension in which the ranks of a group differ; empty: all are one group.
+
+    Raises:
+        TargetError: there is no such dimension.
+
+    Example:
+        >>> groups_over(Extent({"hosts": 2, "procs": 2}), (0, 1, 2, 3), "hosts")
+        [(0, 2), (1, 3)]
+    """
+    if not over:
+        return [ranks]
+    if over not in extent:
+        raise TargetError(f"no dimension {over!r}; this mesh has {listed(extent)}")
+    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank in ranks:
+        others = tuple((label, place) for label, place in extent.point(rank).items() if label != over)
+        groups.setdefault(others, []).append(rank)
+    return [tuple(group) for group in groups.values()]

@@ -1,0 +1,102 @@
+"""What the client asks when it compares ranks. It asks first for one digest, and for more only where these differ.
+
+The value of the expression is kept from the first question to `end`, because evaluating it again may give another one.
+Answers are bytes: a cell's value, or text that a stopped rank's debugger prints.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_nb.worker.comparing import digests, surroundings
+from monarch_nb.worker.comparing.leaves import Leaves, whole_digest
+
+PAGE_CHARACTERS = 150_000
+"""A debugger's answer is read in pages: the conversation keeps 200,000 characters."""
+
+_compared = Leaves(None)
+_printed = ""
+
+
+def begin(value: Any) -> bytes:
+    """Take a value in, and answer with the digest of the whole, and of how many parts it is."""
+    global _compared
+    _compared = Leaves(value)
+    return _packed((whole_digest(_compared.all), len(_compared.all), _compared.left_out))
+
+
+def begin_random_states() -> bytes:
+    """Like `begin`, for the random states of this process."""
+    return begin(surroundings.random_states())
+
+
+def begin_environment() -> bytes:
+    """Like `begin`, for what is around this process: packages, variables, code, devices."""
+    return begin(surroundings.environment())
+
+
+def leaves() -> bytes:
+    """Answer with all parts."""
+    return _packed([tuple(leaf) for leaf in _compared.all])
+
+
+def look_at(paths: Sequence[str]) -> bytes:
+    """Answer with the digests of the blocks of tensors, how many elements a block has, the shape, and how many
+    elements are nan and inf."""
+    found = {}
+    for path in paths:
+        tensor = _compared.tensors.get(path)
+        if tensor is not None:
+            not_finite = (int(tensor.isnan().sum()), int(tensor.isinf().sum()))
+            found[path] = (
+                digests.block_digests(tensor),
+                digests.elements_of_block(tensor),
+                list(tensor.shape),
+                not_finite,
+            )
+    return _packed(found)
+
+
+def elements(wanted: Sequence[tuple[str, int]]) -> bytes:
+    """Answer with the elements of blocks, as 64-bit numbers."""
+    return _packed([_numbers(path, block) for path, block in wanted])
+
+
+def end() -> bytes:
+    """Forget the value."""
+    begin(None)
+    digests.forget()
+    return _packed(None)
+
+
+def printed(answer: bytes, page: int = 0) -> None:
+    """Print a page of an answer, for who asks through a debugger; page 0 takes the answer in, later ones give none."""
+    global _printed
+    if page == 0:
+        _printed = base64.b64encode(answer).decode()
+    text = _printed[page * PAGE_CHARACTERS : (page + 1) * PAGE_CHARACTERS]
+    is_last = (page + 1) * PAGE_CHARACTERS >= len(_printed)
+    sys.stdout.write(f"<<{'last' if is_last else 'more'} {text}>>\n")
+    if is_last:
+        _printed = ""
+
+
+def _numbers(path: str, block: int) -> tuple[str, bytes]:
+    """Return the typecode of `array`, and the elements."""
+    import torch
+
+    found = digests.block_of(_compared.tensors[path], block)
+    if found.is_complex():
+        found = torch.view_as_real(found).reshape(-1)
+    is_whole = not found.is_floating_point()
+    numbers = found.to("cpu", torch.int64 if is_whole else torch.float64).contiguous()
+    return "q" if is_whole else "d", numbers.numpy().tobytes() if numbers.numel() else b""
+
+
+def _packed(answer: Any) -> bytes:
+    return zlib.compress(pickle.dumps(answer), 1)

@@ -1,0 +1,100 @@
+"""The contents of a tensor in a few bytes, made where the tensor is.
+
+A tensor in main memory is hashed by SHA-256. Elsewhere the device mixes 64-bit words and adds them up, so that only a
+few bytes leave it. A digest is compared only with those of tensors on the same type of device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_BYTES = 1 << 20
+"""A tensor is hashed in blocks of this size, so that two ranks find where theirs differ."""
+_DIGEST_BYTES = 16
+_WORD_BYTES = 8
+_SHIFTS = (31, 27)
+# splitmix64's multipliers (Steele, Lea, Flood: Fast splittable pseudorandom number generators), as signed numbers
+_MULTIPLIERS = (-4658895280553007687, -7723592293110705685)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Return the digest of a plain tensor's contents, in hexadecimal digits. Equal contents have equal digests: also
+    nan equals nan, bit by bit, and 0.0 is not -0.0."""
+    whole = hashlib.sha256()
+    for block in block_digests(tensor):
+        whole.update(block)
+    return whole.hexdigest()[: 2 * _DIGEST_BYTES]
+
+
+def block_digests(tensor: torch.Tensor) -> list[bytes]:
+    """Return the digest of each block of BLOCK_BYTES of a plain tensor."""
+    if tensor.device.type == "cpu":
+        return [hashlib.sha256(_memory(block)).digest()[:_DIGEST_BYTES] for block in _blocks(tensor)]
+    mixed = [_mixed(block) for block in _blocks(tensor)]
+    return [number.to_bytes(_WORD_BYTES, "big", signed=True) for number in _read(mixed)]
+
+
+def block_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """Return the elements of one block, in one dimension."""
+    size = elements_of_block(tensor)
+    return tensor.detach().contiguous().view(-1)[number * size : (number + 1) * size]
+
+
+def elements_of_block(tensor: torch.Tensor) -> int:
+    """Return how many elements one block has."""
+    return max(BLOCK_BYTES // tensor.element_size(), 1)
+
+
+def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the elements of each block, in the order of their indices, whatever the strides."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    size = elements_of_block(tensor)
+    yield from (flat[first : first + size] for first in range(0, flat.numel(), size))
+
+
+def _memory(block: torch.Tensor) -> Any:
+    size_bytes = block.numel() * block.element_size()
+    return (ctypes.c_char * size_bytes).from_address(block.data_ptr()) if size_bytes else b""
+
+
+def _mixed(block: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a block's 64-bit words, each mixed with its place: one number, on the block's device."""
+    import torch
+
+    content = block.view(torch.uint8)
+    if short := -content.numel() % _WORD_BYTES:
+        content = torch.cat([content, content.new_zeros(short)])
+    words = content.view(torch.int64)
+    words = words ^ _places(str(words.device))[: words.numel()]
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
+        words.bitwise_xor_(words >> shift)
+        words.mul_(multiplier)
+    words.bitwise_xor_(words >> _SHIFTS[0])
+    return words.sum()
+
+
+@cache
+def _places(device: str) -> torch.Tensor:
+    """Return a number for each place of a block, none like another."""
+    import torch
+
+    with torch.no_grad():
+        return torch.arange(1, BLOCK_BYTES // _WORD_BYTES + 1, dtype=torch.int64, device=device) * _MULTIPLIERS[0]
+
+
+def _read(numbers: list[torch.Tensor]) -> list[int]:
+    import torch
+
+    return torch.stack(numbers).tolist() if numbers else []
+
+
+def forget() -> None:
+    """Give back what was kept on devices."""
+    _places.cache_clear()

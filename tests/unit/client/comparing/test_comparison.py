@@ -1,0 +1,107 @@
+"""Which ranks have what, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.client.comparing.compares import groups_over
+from monarch_nb.client.comparing.comparison import compared
+from monarch_nb.client.comparing.differing import _index
+from monarch_nb.client.comparing.report import MOST_ROWS, DiffReport
+from monarch_nb.errors import TargetError
+from monarch_nb.shape import Extent
+from monarch_nb.worker.comparing.leaves import Leaf
+
+
+def weight(contents: str, path: str = "w", facts: str = "[2] float32 cpu", part: str = "") -> Leaf:
+    return Leaf(path, facts, contents, is_tensor=True, part=part)
+
+
+def number(contents: str, path: str = "lr") -> Leaf:
+    return Leaf(path, "float", contents)
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=2, max_size=2), min_size=1, max_size=6))
+def test_every_rank_is_in_one_version_of_each_difference(have: list[list[str]]) -> None:
+    told = {(rank,): [weight(one, "x"), weight(two, "y")] for rank, (one, two) in enumerate(have)}
+    found = compared(told)
+    for difference in found.differences:
+        ranks = [rank for version in difference.versions for rank in version.ranks]
+        assert sorted(ranks) == list(range(len(have)))
+        sizes = [len(version.ranks) for version in difference.versions]
+        assert sizes == sorted(sizes, reverse=True)
+    differing = {difference.path for difference in found.differences}
+    assert differing == {name for place, name in enumerate("xy") if len({each[place] for each in have}) > 1}
+
+
+def test_the_sentence_of_a_tensor() -> None:
+    group = compared({(0, 1, 3): [weight("a")], (2,): [weight("b")]})
+    (difference,) = group.differences
+    one, other = difference.versions
+    far = difference.with_versions([one, replace(other, distance="greatest |difference| 0.5 at [1]", nan=2)])
+    assert str(DiffReport("model", (replace(group, differences=(far,)),))) == (
+        "the tensor differs on ranks 0-3\n"
+        "  w  [2] float32 cpu: ranks 0-1,3 equal; rank 2 differs: greatest |difference| 0.5 at [1] (2 nan)"
+    )
+
+
+def test_other_shapes_values_and_what_is_missing() -> None:
+    told = {
+        (0, 1): [weight("a"), number("0.1"), number("1", "only")],
+        (2,): [weight("b", facts="[3] float32 cpu"), number("0.2")],
+    }
+    assert str(DiffReport("state", (compared(told),))) == (
+        "the tensor differs and 0 of 2 values are equal on ranks 0-2\n"
+        "  w     ranks 0-1: [2] float32 cpu; rank 2: [3] float32 cpu\n"
+        "  lr    ranks 0-1: 0.1; rank 2: 0.2\n"
+        "  only  ranks 0-1: 1; rank 2: not there"
+    )
+
+
+def test_equal_values_are_not_told_beside_tensors() -> None:
+    assert str(DiffReport("model", (compared({(0, 1): [weight("a"), number("1")]}),))) == (
+        "the tensor is equal on ranks 0-1"
+    )
+
+
+def test_shards_are_compared_with_the_same_shard() -> None:
+    told = {
+        (0,): [weight("a", part="0"), weight("x", "alone", part="0")],
+        (1,): [weight("b", part="1"), weight("y", "alone", part="1")],
+    }
+    apart = DiffReport("model", (compared(told),))
+    assert apart.equal
+    assert apart.notes() == ["2 tensors in shards: each rank has its own, there is nothing to compare"]
+    again = told | {(2,): [weight("a", part="0")], (3,): [weight("c", part="1")]}
+    (difference,) = compared(again).differences
+    assert [version.ranks for version in difference.versions] == [(1,), (3,)]
+
+
+def test_groups_of_which_the_same_is_true_are_told_once() -> None:
+    groups = (compared({(0, 1): [number("1")]}), compared({(2, 3): [number("2")]}))
+    assert str(DiffReport("lr", groups)) == "the value is equal within each of 2 groups: 0-1 | 2-3"
+
+
+def test_many_differences() -> None:
+    told = {(rank,): [number(str(rank), f"n{each}") for each in range(MOST_ROWS + 5)] for rank in range(9)}
+    report = DiffReport("config", (compared(told),))
+    assert len(report.rows()) == MOST_ROWS
+    assert report.notes() == ["5 more names differ: mesh.diff('config').differences has all"]
+    assert report.rows()[0][1] == "rank 0: 0; rank 1: 1; rank 2: 2; rank 3: 3; 5 versions more on ranks 4-8"
+
+
+def test_groups_over_a_dimension() -> None:
+    extent = Extent({"hosts": 2, "procs": 2})
+    assert groups_over(extent, (0, 1, 2, 3), "") == [(0, 1, 2, 3)]
+    assert groups_over(extent, (0, 1, 3), "procs") == [(0, 1), (3,)]
+    with pytest.raises(TargetError, match="no dimension 'dp'; this mesh has hosts, procs"):
+        groups_over(extent, (0, 1), "dp")
+
+
+def test_the_index_of_an_element() -> None:
+    assert _index(17 * 32 + 4, [64, 32]) == [17, 4]
+    assert _index(0, []) == []

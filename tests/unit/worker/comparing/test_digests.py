@@ -1,0 +1,47 @@
+"""Contents of tensors in a few bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.worker.comparing import digests
+
+WORDS = digests.BLOCK_BYTES // 8
+
+
+def test_a_block_that_differs_is_found() -> None:
+    one = torch.zeros(3 * digests.elements_of_block(torch.empty(0)) - 5)
+    other = one.clone()
+    other[-1] = 1
+    pairs = zip(digests.block_digests(one), digests.block_digests(other), strict=True)
+    assert [first == second for first, second in pairs] == [True, True, False]
+    assert digests.block_of(other, 2)[-1] == 1
+    assert digests.digest(one) != digests.digest(other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
+def test_any_type_of_numbers(dtype: torch.dtype) -> None:
+    one, other = torch.zeros(5, dtype=dtype), torch.zeros(5, dtype=dtype)
+    other[3] = 1
+    assert digests.digest(one) == digests.digest(one.clone())
+    assert digests.digest(one) != digests.digest(other)
+    assert int(digests._mixed(one)) != int(digests._mixed(other))
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 63)), min_size=1, max_size=4, unique=True))
+def test_what_a_device_adds_up_tells_any_flipped_bits_apart(flips: list[tuple[int, int]]) -> None:
+    """A sum of words times odd numbers would not: two flipped signs of 64-bit words would cancel each other."""
+    one = torch.arange(41, dtype=torch.int64)
+    other = one.clone()
+    for place, bit in flips:
+        other[place] ^= -(1 << 63) if bit == 63 else 1 << bit
+    assert int(digests._mixed(one)) != int(digests._mixed(other))
+
+
+def test_what_a_device_adds_up_depends_on_places() -> None:
+    one = torch.zeros(WORDS, dtype=torch.int64)
+    one[0] = 7
+    assert int(digests._mixed(one)) != int(digests._mixed(one.flip(0)))

@@ -1,0 +1,156 @@
+"""A value in named parts, and what of each is compared."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import zlib
+from collections import namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from monarch_nb.worker.comparing import answers, leaves
+from monarch_nb.worker.comparing.leaves import Leaf, Leaves, whole_digest
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Config:
+    lr: float
+    layers: tuple[int, ...]
+
+
+def named(value: Any) -> dict[str, str]:
+    return {leaf.path: f"{leaf.facts}: {leaf.contents}" for leaf in Leaves(value).all}
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    yield
+    answers.end()
+
+
+def test_containers_have_parts_at_any_depth() -> None:
+    value = {"a": [1, Config(0.1, (2, 3))], "b": Pair("x", None), 7: {3, 1}, "d": argparse.Namespace(e=True)}
+    assert named(value) == {
+        "a[0]": "int: 1",
+        "a[1].lr": "float: 0.1",
+        "a[1].layers[0]": "int: 2",
+        "a[1].layers[1]": "int: 3",
+        "b.left": "str: 'x'",
+        "b.right": "NoneType: None",
+        "[7]": "str: '1, 3'",
+        "d.e": "bool: True",
+    }
+
+
+def test_empty_ones_and_circles_are_told() -> None:
+    circle: list[Any] = [{}]
+    circle.append(circle)
+    assert named(circle) == {"[0]": "dict: (empty)", "[1]": "list: (contains itself)"}
+
+
+def test_addresses_and_long_texts() -> None:
+    assert named(object()) == {"": "object: <object object at 0x…>"}
+    assert named(Config)[""].endswith("test_leaves.Config")
+    one, other = "x" * 500 + "a", "x" * 500 + "b"
+    assert named(one) != named(other), "the digest of what is cut off"
+    assert len(named(one)[""]) < 250
+
+
+def test_a_module_and_its_optimizer() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    found = named(module)
+    assert found["0.weight"].startswith("[3, 2] float32 cpu requires_grad: ")
+    assert found["1.num_batches_tracked"].startswith("[] int64 cpu: ")
+    assert found["1.training"] == "bool: True"
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.5)
+    module(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    state = named(optimizer)
+    assert state["param_groups[0].lr"] == "float: 0.5"
+    assert "state[0].exp_avg" in state
+
+
+def test_contents_are_what_is_compared_not_strides() -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    assert named(tensor) == named(tensor.t().contiguous().t())
+    assert named(tensor) != named(tensor.t())
+    assert named(tensor) != named(tensor.double())
+    assert named(torch.tensor([float("nan")])) == named(torch.tensor([float("nan")]))
+    assert named(torch.tensor([0.0])) != named(torch.tensor([-0.0]))
+    assert named(torch.empty(0, 3))[""].startswith("[0, 3] float32 cpu: ")
+    assert named(torch.empty(2, device="meta"))[""].startswith("[2] float32 meta: ")
+
+
+def test_arrays() -> None:
+    assert named(numpy.arange(3)) == named(numpy.arange(6)[::2] // 2)
+    assert named(numpy.arange(3)) != named(numpy.arange(1, 4))
+    assert "object array" in named(numpy.array([None, "a"]))[""]
+
+
+def test_too_many_parts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaves, "MAX_LEAVES", 3)
+    found = Leaves(list(range(10)))
+    assert (len(found.all), found.left_out) == (3, 7)
+
+
+def test_one_digest_of_all() -> None:
+    assert whole_digest(Leaves({"a": 1}).all) == whole_digest(Leaves({"a": 1}).all)
+    assert whole_digest(Leaves({"a": 1}).all) != whole_digest(Leaves({"a": 1.0}).all)
+    assert whole_digest([Leaf("a", "int", "1")]) != whole_digest([Leaf("b", "int", "1")])
+
+
+# ---- questions and answers ----
+
+
+def opened(answer: bytes) -> Any:
+    return pickle.loads(zlib.decompress(answer))
+
+
+def test_the_questions_in_turn() -> None:
+    size = answers.digests.elements_of_block(torch.empty(0))
+    value = {"w": torch.arange(size + 2, dtype=torch.float32).index_fill(0, torch.tensor(1), float("nan"))}
+    _, count, left_out = opened(answers.begin(value))
+    assert (count, left_out) == (1, 0)
+    assert opened(answers.leaves())[0][0] == "w"
+    digests, per_block, shape, not_finite = opened(answers.look_at(["w", "gone"]))["w"]
+    assert (len(digests), per_block, shape, not_finite) == (2, size, [size + 2], (1, 0))
+    code, contents = opened(answers.elements([("w", 1)]))[0]
+    assert (code, len(contents)) == ("d", 16)
+    answers.end()
+    assert opened(answers.look_at(["w"])) == {}
+
+
+def test_an_answer_is_read_in_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(answers, "PAGE_CHARACTERS", 4)
+    answers.printed(b"abcd", 0)
+    answers.printed(b"", 1)
+    assert capsys.readouterr().out == "<<more YWJj>>\n<<last ZA==>>\n"
+
+
+@pytest.mark.parametrize("begin", [answers.begin_random_states, answers.begin_environment])
+def test_surroundings_are_the_same_twice(begin: Any) -> None:
+    assert opened(begin()) == opened(begin())
+
+
+def test_random_states_tell_generators_apart() -> None:
+    before = opened(answers.begin_random_states())
+    torch.rand(1)
+    assert opened(answers.begin_random_states()) != before
+
+
+def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "abc123")
+    monkeypatch.setenv("RANK", "3")
+    answers.begin_environment()
+    told = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
+    assert "abc123" not in str(told)
+    assert told["variables.WANDB_API_KEY"].startswith("'(secret, ")
+    assert "variables.RANK" not in told
