@@ -196,6 +196,11 @@ class ReservationExpired(ReservationNotFound):
         super().__init__(message)
         self.name, self.why, self.ended_at = name, why, ended_at
 
+    @property
+    def is_time_up(self) -> bool:
+        """Whether its time was up; else nobody used it."""
+        return self.why.startswith("its time ")
+
 
 class ReservationReleased(ReservationNotFound):
     """Somebody released the reservation elsewhere: in the panel, in another notebook, in a terminal.

@@ -10,6 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -41,6 +42,23 @@ if TYPE_CHECKING:
     from monarch_nb.lines.templates import FoldBy
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """What `%mesh reserve --resume` said of nodes that the engine takes back.
+
+    Attributes:
+        reserve: asks for the same nodes again; it is told what goes on meanwhile.
+        directory: of the saves.
+        tags: of the cells that are run before the newest save is loaded.
+    """
+
+    reserve: Callable[[Callable[[str], None]], Reservation]
+    directory: str
+    tags: tuple[str, ...]
+
+
 REATTACH_TIMEOUT_S = 5.0
 """How long `%load_ext` may look for what the notebook held."""
 _SEEN = 1000
@@ -67,6 +85,7 @@ class Session:
         seen: ids of the newest runs that this kernel has shown to the end (allocators learn that a moment later), or
             has named as finished unseen.
         fold, show: how its cells show output (`%mesh fold`, `%mesh show`); None and "" where nothing was said.
+        resume: how a cell goes on whose nodes the engine took back; None: it does not.
         show_time: shows below the last cell that the time of the reservation is nearly up, or was; False if it can not.
     """
 
@@ -82,6 +101,7 @@ class Session:
         """The execution count of the cell whose `%load_ext` said what it is attached to."""
         self.fold: FoldBy | None = None
         self.show = ""
+        self.resume: ResumePlan | None = None
         self._unsaid, self._is_job = "", False
 
     @property
@@ -100,6 +120,7 @@ class Session:
         if self.reservation is not None and self.reservation is not reservation:
             self.reservation.detach()
         if self.reservation is not reservation:
+            self.resume = None
             memory = recall(self.notebook)
             same = memory if memory is not None and memory.reservation_id == reservation.id else None
             self.fold, self.show = (checked_fold(same.fold), same.show) if same else (None, "")
@@ -151,7 +172,7 @@ class Session:
     def _let_go(self) -> None:
         if self.reservation is not None:
             self.reservation.detach()
-        self.reservation, self._unsaid = None, ""
+        self.reservation, self._unsaid, self.resume = None, "", None
         self.runs.clear()
 
     def current(self) -> Reservation:

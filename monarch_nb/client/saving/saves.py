@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first
-from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.client.saving.places import Place, directory_of_saves
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import (
@@ -146,6 +147,16 @@ class Saves:
         else:
             listed = ask_first(self, f"listed({path!r})")
         return [_info(place, summary) for place, summary in listed]
+
+
+def last_save(reservation: Place, name: str, directory: str) -> SaveInfo | None:
+    """Return the newest save that a reservation of a name has left in a directory; None if this computer sees none."""
+    try:
+        path = Path(directory_of_saves(reservation, directory))
+    except UsageError:
+        return None
+    infos = [_info(str(place), manifest.summary()) for place, manifest in found(path)] if path.is_dir() else []
+    return next((info for info in infos if info.origin.reservation == name), None)
 
 
 def _info(path: str, summary: Any) -> SaveInfo:

@@ -5,6 +5,7 @@ sent_files     before that, files that changed go to the nodes: the line above t
 scaling        with --scale the body goes to more and more ranks: what that takes is shown
 following      waits for the run; Ctrl-C goes to the ranks
 calls          what a cell calls of actors: what these print is shown in it
+resuming       nodes that the engine took back: others are asked for, the save is loaded, the cell runs again
 answering      ranks that stop at breakpoints: the prompt below the output
 progress       a line that says what goes on, and for how long
 late_progress  the same for transfers, with a bar, and only when they take long

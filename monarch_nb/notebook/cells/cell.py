@@ -23,6 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
@@ -64,6 +65,23 @@ class CellRunner:
         session.show_time = self._show_time
 
     def run(self, line: str, code: str) -> None:
+        """Do what a `%%mesh` cell says; again, where it was said so, on new nodes when the engine took the old ones.
+
+        Raises:
+            SetupFailed, SaveError: it could not come back to where it was.
+            UsageError, RunFailed, RunInterrupted, RunTimeout: as `_run`.
+        """
+        while True:
+            try:
+                self._run(line, code)
+                return
+            except MonarchNbError as error:
+                plan = self._session.resume
+                if plan is None or not (why := taken_back(self._session, error)):
+                    raise
+                come_back(self._shell, self._session, plan, why)
+
+    def _run(self, line: str, code: str) -> None:
         """Do what a `%%mesh` cell says.
 
         Raises:

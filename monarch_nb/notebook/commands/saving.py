@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.saving.saves import SaveInfo
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.saving.saves import SaveInfo, last_save
+from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import KEPT_SAVES
+
+DEFAULT_DIRECTORY = "checkpoints"
 
 
 def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
@@ -49,11 +54,31 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
 
 def list_saves(session: Session, parsed: Parsed) -> None:
     """Show the saves of a directory."""
-    directory = parsed.word or "checkpoints"
+    directory = parsed.word or DEFAULT_DIRECTORY
     found = session.mesh(name=parsed.text("mesh")).saves(directory)
     headers = ("save", "when", "of", "ranks", "size", "names")
     title = f"{directory}: {len(found)} save{'s' if len(found) != 1 else ''}"
     show(table(title, headers, [_row(info) for info in found]))
+
+
+def last_save_line(reservation: Reservation, directory: str | None) -> list[str]:
+    """Say that an earlier reservation of that name has left a save, and what loads it; nothing if it has left none.
+
+    Args:
+        reservation: a new one. directory: of its saves; None for where saves lie by default.
+    """
+    info = last_save(reservation, reservation.name, directory or DEFAULT_DIRECTORY)
+    if info is None:
+        return []
+    when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M")
+    holds = f"{listed(info.names)} of {counted(info.ranks, 'rank')}"
+    return [f"an earlier {reservation.name} left a save ({when}: {holds}): %mesh load {_shown(info.path)} loads it"]
+
+
+def _shown(path: str) -> str:
+    """Return a path as people write it from where the notebook is."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near
 
 
 def _row(info: SaveInfo) -> tuple[str, ...]:

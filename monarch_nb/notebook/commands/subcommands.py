@@ -22,12 +22,13 @@ from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
+from monarch_nb.notebook.cells.resuming import checked_plan
 from monarch_nb.notebook.commands.comparing import diff
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.plotting import plot
-from monarch_nb.notebook.commands.saving import list_saves, load, save
+from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
@@ -44,7 +45,7 @@ from monarch_nb.notebook.output.tables import (
     status_table,
 )
 from monarch_nb.notebook.panels.showing import Panels
-from monarch_nb.notebook.session import Session, attached_line, divided, mesh_called, shape, unseen_line
+from monarch_nb.notebook.session import ResumePlan, Session, attached_line, divided, mesh_called, shape, unseen_line
 from monarch_nb.notebook.syntax import declarations, holding
 from monarch_nb.notebook.syntax.command_line import (
     Command,
@@ -151,6 +152,7 @@ class Subcommands:
             raise UsageError("say how many ranks per node: --gpus N, or --procs N for CPU ranks")
         if gpus is not None and procs is not None:
             raise UsageError("say --gpus N or --procs N, not both: one mesh has one kind of rank")
+        plan = self._resume_plan(parsed, gpus, procs)
         with Progress(is_notebook(self._shell)) as progress:
             try:
                 reservation = self._asked_for(parsed, gpus, procs, progress)
@@ -159,15 +161,31 @@ class Subcommands:
                 what = "nothing is reserved" if had_begun else "nothing has changed"
                 raise _interrupted(what, interrupt) from None
             self._session.hold(reservation, parsed.text("pool"))
+            self._session.resume = plan
             steps = [message for message in progress.messages if not _is_to_be_read(message)]
             took = duration(progress.elapsed_s)
             lines = [_reserved_line(reservation, steps, took), _files_line(reservation, parsed.text("files"))]
             if (reload := parsed.text("reload")) and not steps:
                 lines.append(f"reload: {reload} from now on")
             lines += filter(_is_to_be_read, progress.messages)
+            if steps:
+                lines += last_save_line(reservation, parsed.text("save"))
             progress.done("\n".join(lines))
 
-    def _asked_for(self, parsed: Parsed, gpus: int | None, procs: int | None, progress: Progress) -> Reservation:
+    def _resume_plan(self, parsed: Parsed, gpus: int | None, procs: int | None) -> ResumePlan | None:
+        """Return how a cell goes on when the engine takes the nodes back, where it was said that it does."""
+        tags = parsed.many("setup")
+        if not parsed.switch("resume"):
+            if tags:
+                raise UsageError("--setup names the cells that --resume runs: say --resume, too")
+            return None
+        reserve = partial(self._asked_for, parsed, gpus, procs)
+        plan = ResumePlan(reserve, parsed.text("save") or "", tuple(tags))
+        return checked_plan(plan, self._session.notebook, on=parsed.text("on"))
+
+    def _asked_for(
+        self, parsed: Parsed, gpus: int | None, procs: int | None, progress: Callable[[str], None]
+    ) -> Reservation:
         return self._session.client.reserve(
             parsed.word,
             nodes=parsed.count("nodes") or 1,

@@ -72,6 +72,9 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
+        Flag("--save", "save there before the nodes are taken away", value="DIR", completes="file"),
+        Flag("--resume", "when the engine of --on takes the nodes back: ask again, load the last save, rerun the cell"),
+        Flag("--setup", "with --resume: first run the notebook's cells that have this tag", value="TAG", repeat=True),
         Flag("--force-busy", "also take GPUs on which other programs run, when no others are free"),
         Flag(
             "--share",

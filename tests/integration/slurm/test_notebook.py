@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import nbformat
 import pytest
 
+from integration.kernels import Kernel
+from integration.live import eventually
 from integration.notebooks import execute
-from slurm import squeue
+from monarch_nb.provision import jobs
+from slurm import run, squeue
 
 
 @pytest.mark.slow
@@ -24,4 +28,42 @@ def test_a_program_runs_again_and_again_in_one_job(slurm: Path, tmp_path: Path) 
     assert "4 of 4 ranks alive" in notebook.text("%mesh status")
     assert "released 2 nodes" in notebook.text("%mesh release")
     assert "monarch-" not in notebook.text("!squeue", 1)
+    assert squeue() == ""
+
+
+@pytest.mark.slow
+def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp_path: Path) -> None:
+    setup = "%%mesh\nimport torch\nstep = torch.zeros(1)\nprint('made')"
+    path = tmp_path / "train.ipynb"
+    cells = [nbformat.v4.new_code_cell(setup, metadata={"tags": ["setup"]})]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    kernel = Kernel(path)
+    try:
+        kernel.run("%load_ext monarch_nb")
+        ask = f"%mesh reserve dev --procs 2 --on slurm --resume --save {tmp_path}/saves"
+        assert "no cell of train.ipynb has the tag 'other'" in kernel.run(f"{ask} --setup other")
+        assert not jobs.jobs(), "nothing was asked for"
+        assert "dev: 1 node × 2 procs, 2 ranks ready in " in kernel.run(f"{ask} --setup setup")
+        kernel.run(setup)
+        kernel.run("%%mesh\nstep += 5")
+        kernel.run(f"%mesh save {tmp_path}/saves")
+        kernel.run("%%mesh\nstep += 7  # not saved")
+        cell = kernel.start(
+            f"%%mesh\nimport os, time\nprint('begins')\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
+            "print('went on at', int(step))"
+        )
+        eventually(lambda: "[0-1] begins" in kernel.text(cell))
+        [first] = jobs.jobs()
+        run("scancel", first.id)
+        eventually(lambda: [job.id for job in jobs.jobs() if job.served] not in ([], [first.id]), 120)
+        (tmp_path / "go").touch()
+        text = kernel.wait(cell)
+        assert f"Slurm job {first.id} was cancelled (CANCELLED): resuming" in text
+        assert "[0-1] made" in text
+        assert "loaded " in text
+        assert "[0-1] went on at 5" in text
+        assert "[0-1] 5" in kernel.run("%%mesh\nprint(int(step))")
+        kernel.run("%mesh release")
+    finally:
+        kernel.kill()
     assert squeue() == ""

@@ -1,0 +1,77 @@
+"""Which cells are run before a save is loaded, and when a cell whose nodes are gone runs again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, ReservationReleased, UsageError
+from monarch_nb.notebook.cells import resuming
+from monarch_nb.notebook.cells.resuming import checked_plan, tagged_cells, taken_back
+from monarch_nb.notebook.session import ResumePlan, Session
+
+
+def cell(source: str | list[str], *tags: str, kind: str = "code") -> dict[str, Any]:
+    return {"cell_type": kind, "source": source, "metadata": {"tags": list(tags)} if tags else {}}
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> str:
+    title = cell("# title", "setup", kind="markdown")
+    cells = [title, cell(["a = 1\n", "b = 2"], "setup"), cell("c"), cell("d", "data")]
+    path = tmp_path / "train.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    return str(path)
+
+
+def never(_: object) -> Any:
+    raise AssertionError
+
+
+def plan(directory: str = "checkpoints/dev", *tags: str) -> ResumePlan:
+    return ResumePlan(never, directory, tags)
+
+
+def test_code_cells_that_have_a_tag_in_the_order_of_the_notebook(notebook: str) -> None:
+    assert tagged_cells(notebook, ["data", "setup"]) == ["a = 1\nb = 2", "d"]
+
+
+def test_a_tag_that_no_cell_has_is_refused_when_nodes_are_reserved(notebook: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no cell of train.ipynb has the tag 'stup': add it"):
+        checked_plan(plan("a", "stup"), notebook, on="slurm")
+    with pytest.raises(UsageError, match="no notebook whose file is known"):
+        checked_plan(plan("a", "setup"), None, on="slurm")
+    with pytest.raises(UsageError, match=r"the tags of gone.ipynb can not be read"):
+        checked_plan(plan("a", "setup"), str(tmp_path / "gone.ipynb"), on="slurm")
+    assert checked_plan(plan("a"), None, on="slurm").tags == ()
+
+
+def test_what_can_not_be_resumed_is_refused(notebook: str) -> None:
+    with pytest.raises(UsageError, match=r"--resume is for nodes of an engine \(--on slurm\)"):
+        checked_plan(plan(), notebook, on=None)
+    with pytest.raises(UsageError, match="--resume loads what --save DIR has saved"):
+        checked_plan(plan(""), notebook, on="slurm")
+
+
+@pytest.mark.parametrize(
+    ("error", "became", "why"),
+    [
+        (PoolError("lost"), ("Slurm job 3 was cancelled: %mesh reserve", True), "Slurm job 3 was cancelled"),
+        (PoolError("lost"), ("one node failed", False), ""),
+        (ReservationExpired("dev was released; again", why="its time of 8 h was up"), ("", False), "dev was released"),
+        (ReservationExpired("dev was released; again", why="nobody used it for 2 h"), ("", True), ""),
+        (ReservationReleased("dev was released", by="in the panel"), ("", True), ""),
+        (MonarchNbError("else"), ("", True), ""),
+    ],
+)
+def test_only_the_engine_takes_back(
+    monkeypatch: pytest.MonkeyPatch, error: MonarchNbError, became: tuple[str, bool], why: str
+) -> None:
+    monkeypatch.setattr(resuming, "what_became", lambda pool: became)
+    session = cast(Session, SimpleNamespace(resume=plan(), pool="slurm-dev"))
+    assert taken_back(session, error) == why
+    assert taken_back(cast(Session, SimpleNamespace(resume=None, pool="slurm-dev")), error) == ""
