@@ -30,6 +30,8 @@ from monarch_nb.worker.groups.rendezvous import Store
 
 SAVE = "save"
 """The verdict; others say why nothing is saved."""
+DIFFERENT_STEPS = "ranks have made different numbers of steps"
+"""How a verdict begins when what they hold does not belong together."""
 ANSWER_S = 15.0
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
 HOLD_S = 60.0
@@ -180,7 +182,7 @@ def objection(arrived: Sequence[Place]) -> str:
                 ended = all(there[rank].ended for rank in ranks)
                 how = f"ended after step {count}" if ended else f"at step {count}"
                 said.append(f"{name_ranks(ranks)} {how}")
-            return f"ranks have made different numbers of steps: {', '.join(said)}"
+            return f"{DIFFERENT_STEPS}: {', '.join(said)}"
     return ""
 
 
@@ -219,7 +221,7 @@ class Round:
         before = None
         while before != self._phase:
             before = self._phase
-            self._step(now_s)
+            self._step()
             if self._phase != before:
                 self._since_s = now_s
         self._look_at_clock(now_s)
@@ -229,7 +231,14 @@ class Round:
         """Give the verdict that nothing is saved, unless there is one."""
         self._decide(why)
 
-    def _step(self, now_s: float) -> None:
+    def is_first(self) -> bool:
+        """Return whether this rank is the first of those that execute a run."""
+        if self._part.place.ended:
+            return False
+        before = (f"arrived/{rank}" for rank in range(self._rank))
+        return all(not self._store.check([key]) or self._place(key).ended for key in before)
+
+    def _step(self) -> None:
         part = self._part
         match self._phase:
             case _Phase.TELL:
@@ -280,8 +289,10 @@ class Round:
         return self._store.add(f"{what}/count", 1) == self._size
 
     def _all(self, what: str) -> list[Place]:
-        texts = (_text(self._store.get(f"{what}/{rank}")) for rank in range(self._size))
-        return [Place.decode(text.partition(" ")[2]) for text in texts]
+        return [self._place(f"{what}/{rank}") for rank in range(self._size)]
+
+    def _place(self, key: str) -> Place:
+        return Place.decode(_text(self._store.get(key)).partition(" ")[2])
 
     def _missing(self, what: str) -> str:
         missing = [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
