@@ -153,6 +153,20 @@ class FilesError(MonarchNbError):
         self.node = node
 
 
+class SaveError(MonarchNbError):
+    """Ranks could not save or load. A save that failed leaves the saves before it whole; a load that was refused has
+    changed nothing.
+
+    Attributes:
+        problems: what does not fit, by name.
+        of_others: whether another rank failed, and this one only heard of it.
+    """
+
+    def __init__(self, message: str, problems: Mapping[str, str] | None = None, of_others: bool = False) -> None:
+        super().__init__(message)
+        self.problems, self.of_others = dict(problems or {}), of_others
+
+
 class CapacityError(MonarchNbError):
     """You asked for more than the pool has, or than is free. The message says who holds the rest.
 

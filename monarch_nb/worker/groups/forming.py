@@ -74,6 +74,17 @@ def begin_world(ranks: Iterable[int]) -> None:
         state.rendezvous.world = format_ranks(ranks)
 
 
+def connect_to_store(timeout: timedelta) -> Any:
+    """Return a connection of its own to the mesh's store (see `Rendezvous.connection`).
+
+    Raises:
+        RuntimeError: there is none, or it does not answer.
+    """
+    if state.rendezvous is None:
+        raise RuntimeError("this process is no rank of a mesh, so that it has no store")
+    return state.rendezvous.connection(timeout)
+
+
 def end_groups() -> int:
     """Destroy the groups that there are; return how many ranks the default group had, 0 without one."""
     group = c10d.default_group()

@@ -154,28 +154,45 @@ class Rendezvous:
             follows: says where it is by now; None: a store that does not move.
         """
         if self._store is None or self._store[0] != address or self._check("round") is None:
-            dist: Any = importlib.import_module("torch.distributed")
             self._store = None
 
             def attempt(within: timedelta) -> Any:
-                now = follows.look() if follows is not None else address
-                self._endpoints |= resolve(*now)
-                try:
-                    if not _listens(now):  # at once, where torch would try on
-                        raise dist.DistNetworkError(f"no store listens at {now[0]}:{now[1]}")
-                    store = dist.TCPStore(*now, is_master=False, wait_for_workers=False, timeout=within)
-                except RuntimeError:
-                    if follows is not None:
-                        follows.report(now)
-                    raise
-                self._store = now, store
-                return store
+                self._store = self._attempt(address, follows, within)
+                return self._store[1]
 
             connect(attempt, f"{address[0]}:{address[1]}", min(timeout, _CONNECT_TIMEOUT), self._hush)
         assert self._store is not None
         store = self._store[1]
         store.set_timeout(timeout)
         return store
+
+    def connection(self, timeout: timedelta) -> Any:
+        """Return a connection of its own to the store of the mesh, which no group uses. It may be broken with those of
+        groups (see `breaking`): then the caller asks for another.
+
+        Raises:
+            RuntimeError: no store answers within `timeout`.
+        """
+        address, _, follows = self._choose_store()
+
+        def attempt(within: timedelta) -> Any:
+            return self._attempt(address, follows, within)[1]
+
+        return connect(attempt, f"{address[0]}:{address[1]}", timeout, self._hush)
+
+    def _attempt(self, address: Address, follows: MeshStore | None, within: timedelta) -> tuple[Address, Any]:
+        """Connect once, to where the store is now; return the place, and the connection."""
+        dist: Any = importlib.import_module("torch.distributed")
+        now = follows.look() if follows is not None else address
+        self._endpoints |= resolve(*now)
+        try:
+            if not _listens(now):  # at once, where torch would try on
+                raise dist.DistNetworkError(f"no store listens at {now[0]}:{now[1]}")
+            return now, dist.TCPStore(*now, is_master=False, wait_for_workers=False, timeout=within)
+        except RuntimeError:
+            if follows is not None:
+                follows.report(now)
+            raise
 
     def _check(self, key: str) -> bool | None:
         """Return whether the last store has a key, or None when there is none or it does not answer: a connection to a

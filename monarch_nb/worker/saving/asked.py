@@ -1,0 +1,154 @@
+"""What is asked of the ranks that save or load, and what they report. Standard library only: the client reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+KEPT_SAVES = 3
+TIMEOUT_S = 60.0
+"""How long a rank may take until it takes part, and may be silent meanwhile."""
+
+
+class _Told:
+    """A dataclass that travels as JSON; what a newer version says besides is left out."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls.from_facts(json.loads(text))
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        made = {name: value for name, value in facts.items() if name in known}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in made.items()})
+
+
+@dataclass(frozen=True)
+class Origin(_Told):
+    """Whose save it is, for `%mesh saves`.
+
+    Attributes:
+        reservation, mesh: names. run: the number of the run that saved; 0 when it is not known. cell: that of the cell.
+        reason: why it was saved, when nobody typed it: "every 10m".
+    """
+
+    reservation: str = ""
+    mesh: str = ""
+    run: int = 0
+    cell: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SaveRequest(_Told):
+    """A save.
+
+    Attributes:
+        directory: an absolute path. The save becomes a directory in it.
+        names: what to save, of what there is; empty for all that can be saved.
+        keep: how many of the newest saves of the directory stay.
+        background: return when the state is copied in memory, and write in a thread.
+        origin: whose save it is.
+        timeout_s: how long a rank may be silent.
+    """
+
+    directory: str
+    names: tuple[str, ...] = ()
+    keep: int = KEPT_SAVES
+    background: bool = False
+    origin: Origin = Origin()
+    timeout_s: float = TIMEOUT_S
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        return super().from_facts({**facts, "origin": Origin.from_facts(facts.get("origin") or {})})
+
+
+@dataclass(frozen=True)
+class LoadRequest(_Told):
+    """A load.
+
+    Attributes:
+        directory: an absolute path: of a save, or of a directory of saves, of which the newest is meant.
+        names: what to load, of what was saved; empty for all.
+        strict: refuse, too, when something would be left out.
+        timeout_s: how long a rank may be silent.
+    """
+
+    directory: str
+    names: tuple[str, ...] = ()
+    strict: bool = False
+    timeout_s: float = TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class NamedPart(_Told):
+    """What a save has of one name.
+
+    Attributes:
+        name: the name. kind: "state", "tensor", "value" or "random states".
+        type: the name of its class. size_bytes: of what was written of it, by all ranks together.
+        by_rank: whether a part of it differs by rank.
+    """
+
+    name: str
+    kind: str
+    type: str = ""
+    size_bytes: int = 0
+    by_rank: bool = False
+
+
+@dataclass(frozen=True)
+class SaveReport(_Told):
+    """What a save did.
+
+    Attributes:
+        path: of the save. size_bytes: of its files. duration_s: of all of it; until it was staged, in the background.
+        ranks: how many saved.
+        parts: what was saved, by name.
+        left_out: why a name was not saved, by name.
+        removed: the paths of older saves that are gone.
+        background: whether it is still being written.
+        notes: more to be said, a sentence each.
+    """
+
+    path: str
+    size_bytes: int = 0
+    duration_s: float = 0.0
+    ranks: int = 1
+    parts: tuple[NamedPart, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    background: bool = False
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        return super().from_facts({**facts, "parts": [NamedPart.from_facts(each) for each in facts.get("parts", ())]})
+
+
+@dataclass(frozen=True)
+class LoadReport(_Told):
+    """What a load did.
+
+    Attributes:
+        path: of the save. size_bytes: of what was read. duration_s: of all of it.
+        ranks: how many loaded. saved_ranks: how many had saved.
+        names: what was loaded.
+        left_out: why a name of the save was not loaded, by name.
+    """
+
+    path: str
+    size_bytes: int = 0
+    duration_s: float = 0.0
+    ranks: int = 1
+    saved_ranks: int = 1
+    names: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)

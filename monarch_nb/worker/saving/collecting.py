@@ -1,0 +1,141 @@
+"""What is kept of a namespace, or of the attributes of actors, under which names; and what is not, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_nb.errors import SaveError
+from monarch_nb.worker.saving import kinds
+from monarch_nb.worker.saving.kinds import Kind
+
+RANDOM_STATES = "random_states"
+"""The name of the random states of the process: no object has them."""
+
+
+@dataclass
+class Holder:
+    """An object that is saved, or loaded into, under a name.
+
+    Attributes:
+        name, kind, value: of it. `value` is the plain module where it was wrapped.
+        wrapper: what the name itself means.
+        put: binds the name to another value; None where nothing is bound, as for random states.
+    """
+
+    name: str
+    kind: Kind
+    value: Any
+    wrapper: Any
+    put: Callable[[Any], None] | None = None
+
+    @property
+    def type_name(self) -> str:
+        """The name of the class of what is saved."""
+        return type(self.value).__qualname__
+
+    def state(self) -> Any:
+        """Return what is stored of it: its state, or the value itself.
+
+        Raises:
+            Exception: whatever its state_dict() raises.
+        """
+        if self.kind == "state":
+            return self.value.state_dict()
+        if self.kind == "random states":
+            return kinds.process_random_states() if self.value is None else kinds.random_state(self.value)
+        return self.value
+
+
+@dataclass
+class Collected:
+    """What there is under names.
+
+    Attributes:
+        holders: by name. aliases: other names of an object, with the name that it is saved under.
+        left_out: why a name is not saved, by name.
+    """
+
+    holders: dict[str, Holder] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def collect(
+    namespace: Mapping[str, Any],
+    names: Collection[str] = (),
+    *,
+    hidden: Collection[str] = (),
+    put: Callable[[str, Any], None] | None = None,
+    random_states: bool = True,
+) -> Collected:
+    """Look at what stands under names.
+
+    Args:
+        namespace: what to look at. Names that begin with an underscore are nobody's business unless they are named.
+        names: only these; each must be there, and be of a kind that is saved.
+        hidden: names that are not looked at unless they are named.
+        put: binds a name to a value.
+        random_states: whether those of the process belong to it.
+
+    Raises:
+        SaveError: a name that was asked for is not there, or is not saved.
+    """
+    found = Collected()
+    looked_at = names or [name for name in namespace if not name.startswith("_") and name not in hidden]
+    seen: dict[int, str] = {}
+    for name in looked_at:
+        if name == RANDOM_STATES and name not in namespace:
+            continue
+        if name not in namespace:
+            found.left_out[name] = "there is no such name"
+            continue
+        value = namespace[name]
+        kind, why = kinds.kind_of(value)
+        if kind is None:
+            found.left_out[name] = why
+            continue
+        plain = kinds.unwrapped(value)
+        if kind in ("state", "tensor", "random states") and (before := seen.setdefault(id(plain), name)) != name:
+            found.aliases[name] = before
+            continue
+        bind = None if put is None else _binder(put, name)
+        found.holders[name] = Holder(name, kind, plain, value, bind)
+    if random_states and (not names or RANDOM_STATES in names) and RANDOM_STATES not in found.holders:
+        found.holders[RANDOM_STATES] = Holder(RANDOM_STATES, "random states", None, None)
+    _leave_out_parts(found)
+    if names and found.left_out:
+        raise SaveError(
+            "; ".join(f"`{name}` can not be saved: {why}" for name, why in found.left_out.items()), found.left_out
+        )
+    return found
+
+
+def _binder(put: Callable[[str, Any], None], name: str) -> Callable[[Any], None]:
+    return lambda value: put(name, value)
+
+
+def _leave_out_parts(found: Collected) -> None:
+    """A tensor that is a parameter of a module which is saved is saved with it; so is a part of a module."""
+    module = kinds.torch()
+    if module is None:
+        return
+    modules = [each for each in found.holders.values() if isinstance(each.value, module.nn.Module)]
+    parts: dict[int, str] = {}
+    for each in modules:
+        for inner in _tensors_and_modules(each.value):
+            parts.setdefault(id(inner), each.name)
+    for name, holder in list(found.holders.items()):
+        whole = parts.get(id(holder.value))
+        if whole is not None and whole != name and whole in found.holders:
+            found.aliases[name] = whole
+            del found.holders[name]
+
+
+def _tensors_and_modules(whole: Any) -> Iterable[Any]:
+    yield from whole.parameters()
+    yield from whole.buffers()
+    inner = whole.modules()
+    next(inner)
+    yield from inner

@@ -1,0 +1,149 @@
+"""What the client, and whoever else decides that ranks save, has them call: on every rank that takes part.
+
+A save in the background goes on in a thread. The next save or load of this process waits for it first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from monarch_nb.errors import MonarchNbError, SaveError
+from monarch_nb.worker.forking.after_fork import presets
+from monarch_nb.worker.groups import forming
+from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
+from monarch_nb.worker.saving.collecting import collect
+from monarch_nb.worker.saving.exchange import Exchange
+
+_WAIT_S = 0.1
+
+
+class _Behind:
+    """The save that goes on in the background, if one does."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.last: SaveReport | MonarchNbError | None = None
+
+    def start(self, work: Callable[[], SaveReport]) -> None:
+        """Do the rest of a save in a thread."""
+        self._thread = threading.Thread(target=self._do, args=(work,), name="monarch_nb-save", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until it has ended; can be interrupted."""
+        while (thread := self._thread) is not None and thread.is_alive():
+            thread.join(_WAIT_S)
+        self._thread = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _do(self, work: Callable[[], SaveReport]) -> None:
+        try:
+            self.last = work()
+        except MonarchNbError as error:
+            self.last = error
+        except Exception as error:  # noqa: BLE001 -- told where it is asked for
+            self.last = SaveError(f"{type(error).__name__}: {error}")
+
+
+behind = _Behind()
+"""The one of this process."""
+
+
+def save(
+    request: SaveRequest,
+    secret: str,
+    ranks: Sequence[int],
+    *,
+    rank: int | None = None,
+    objects: Mapping[str, Any] | None = None,
+    random_states: bool = True,
+) -> SaveReport:
+    """Save on all ranks that take part: each calls this with equal arguments, but for `rank` and `objects`.
+
+    It may be called in the middle of a cell, as by a hook of an optimizer: no process group is used. A save in the
+    background that still goes on is waited for first.
+
+    Args:
+        request: what is saved, and where.
+        secret: new for each save, such as `secrets.token_hex()`; known to these ranks only.
+        ranks: those that take part, in order; the first one decides.
+        rank: this one; by default what RANK says.
+        objects: what there is to save, by name; by default the namespace of the cells.
+        random_states: whether those of the process belong to it.
+
+    Raises:
+        SaveError: this rank or another can not save. The saves before are whole.
+    """
+    behind.wait()
+    _need_torch()
+    exchange = _exchange(secret, ranks, rank, request.timeout_s)
+    namespace, hidden = _cells() if objects is None else (objects, ())
+    try:
+        collected = collect(namespace, request.names, hidden=hidden, random_states=random_states)
+    except SaveError as error:
+        exchange.fail(str(error))
+        raise
+    writing = importlib.import_module("monarch_nb.worker.saving.writing")
+    start = behind.start if request.background else None
+    return writing.save(request, collected, exchange, _mesh_name(ranks), start)  # type: ignore[no-any-return]
+
+
+def load(
+    request: LoadRequest,
+    secret: str,
+    ranks: Sequence[int],
+    *,
+    rank: int | None = None,
+    objects: MutableMapping[str, Any] | None = None,
+) -> LoadReport:
+    """Load on all ranks that take part, into the objects of the same names: each calls this with equal arguments.
+
+    Args:
+        request: what is loaded, and from where.
+        secret, ranks, rank: as for `save`.
+        objects: what is loaded into, by name; by default the namespace of the cells.
+
+    Raises:
+        SaveError: something does not fit, on this rank or another. Nothing has changed then.
+    """
+    behind.wait()
+    _need_torch()
+    exchange = _exchange(secret, ranks, rank, request.timeout_s)
+    namespace, hidden = _cells() if objects is None else (objects, ())
+    reading = importlib.import_module("monarch_nb.worker.saving.reading")
+    return reading.load(request, namespace, hidden, exchange)  # type: ignore[no-any-return]
+
+
+def _need_torch() -> None:
+    try:
+        importlib.import_module("torch.distributed.checkpoint")
+    except ImportError as error:
+        raise SaveError(f"ranks save with torch.distributed.checkpoint: {error}") from error
+
+
+def _exchange(secret: str, ranks: Sequence[int], rank: int | None, timeout_s: float) -> Exchange:
+    own = int(os.environ.get("RANK", "0")) if rank is None else rank
+    return Exchange(ranks, own, secret, forming.connect_to_store, timeout_s)
+
+
+def _cells() -> tuple[MutableMapping[str, Any], Collection[str]]:
+    """Return the namespace of the cells, and its names that are not the user's."""
+    shell: Any = importlib.import_module("IPython.core.interactiveshell").InteractiveShell.instance()
+    return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", "device"}
+
+
+def _mesh_name(ranks: Sequence[int]) -> str:
+    """Return what tells these ranks of this mesh from others that save in the same directory."""
+    said = [socket.gethostname(), os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), list(ranks)]
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=6).hexdigest()

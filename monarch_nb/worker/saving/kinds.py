@@ -1,0 +1,213 @@
+"""What a value is to a save: a state, a tensor, a plain value, a random state, or nothing that is saved, and why.
+
+torch and numpy are looked at only where the rank has imported them: else nothing is of theirs.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import io
+import pathlib
+import random
+import sys
+import types
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Kind = Literal["state", "tensor", "value", "random states"]
+
+_SCALARS = (
+    types.NoneType, bool, int, float, complex, str, bytes, bytearray, range, datetime.date, datetime.datetime,
+    datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID,
+    pathlib.PosixPath, pathlib.PurePosixPath,
+)  # fmt: skip
+_SEQUENCES = (list, tuple, set, frozenset, collections.deque)
+_MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+_OF_CELLS = "the notebook's cells make it again"
+_MOST_DEEP = 100
+
+
+def torch() -> Any:
+    """Return torch if this rank has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+def numpy() -> Any:
+    """Return numpy if this rank has imported it, else None."""
+    return sys.modules.get("numpy")
+
+
+def kind_of(value: object) -> tuple[Kind | None, str]:
+    """Return what a value is saved as; or None, and why it is not saved."""
+    if isinstance(value, type):
+        return None, f"a class: {_OF_CELLS}"
+    if isinstance(value, types.ModuleType):
+        return None, f"a module: {_OF_CELLS}"
+    if isinstance(value, io.IOBase):
+        return None, f"an open file: {_OF_CELLS}"
+    if is_random(value):
+        return "random states", ""
+    if is_tensor(value):
+        why = _not_dense(value)
+        return (None, why) if why else ("tensor", "")
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        return ("state", "") if not is_fsdp1(value) else (None, _FSDP1)
+    if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return None, f"a function: {_OF_CELLS}"
+    why = not_plain(value)
+    return (None, why) if why else ("value", "")
+
+
+_FSDP1 = (
+    "FullyShardedDataParallel gathers its state with the training's own group; torch.distributed.fsdp.fully_shard "
+    "does not, and is saved"
+)
+
+
+def is_tensor(value: object) -> bool:
+    """Return whether a value is a tensor."""
+    module = torch()
+    return module is not None and isinstance(value, module.Tensor)
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a tensor of which each rank has a part."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _not_dense(value: Any) -> str:
+    local = value.to_local() if is_dtensor(value) else value
+    if local.is_meta:
+        return "a tensor on the device meta has no data"
+    if local.layout != torch().strided or local.is_quantized:
+        return f"a tensor that is {'quantized' if local.is_quantized else str(local.layout).removeprefix('torch.')}"
+    return ""
+
+
+def is_fsdp1(value: object) -> bool:
+    """Return whether a module is wrapped by FullyShardedDataParallel, or has a part that is."""
+    fsdp = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
+    module = torch()
+    if fsdp is None or not isinstance(value, module.nn.Module):
+        return False
+    return any(isinstance(each, fsdp.FullyShardedDataParallel) for each in value.modules())
+
+
+def is_random(value: object) -> bool:
+    """Return whether a value makes random numbers, and can be set back."""
+    kinds: list[type] = [random.Random]
+    if (module := torch()) is not None:
+        kinds.append(module.Generator)
+    if (arrays := numpy()) is not None:
+        kinds += [arrays.random.Generator, arrays.random.RandomState]
+    return isinstance(value, tuple(kinds)) and not isinstance(value, random.SystemRandom)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the module that DistributedDataParallel and torch.compile have wrapped; any other value as it is."""
+    module = torch()
+    if module is None or not isinstance(value, module.nn.Module):
+        return value
+    while True:
+        if isinstance(value, module.nn.parallel.DistributedDataParallel | module.nn.DataParallel):
+            value = value.module
+        elif "_orig_mod" in vars(value).get("_modules", {}):
+            value = value._orig_mod
+        else:
+            return value
+
+
+def not_plain(value: object, depth: int = 0) -> str:
+    """Return why a value is no plain value, or container of these; empty when it is."""
+    if type(value) in _SCALARS or is_tensor(value):
+        return ""
+    if depth > _MOST_DEEP:
+        return "containers in containers without end"
+    if type(value) in _SEQUENCES:
+        return _first(value, depth)  # type: ignore[arg-type]
+    if type(value) in _MAPPINGS:
+        factory = getattr(value, "default_factory", None)
+        if factory is not None and not isinstance(factory, type):
+            return "a defaultdict that calls a function"
+        return _first([*value, *value.values()], depth)  # type: ignore[attr-defined, misc]
+    if (arrays := numpy()) is not None and isinstance(value, arrays.ndarray | arrays.generic):
+        return "an array of Python objects" if value.dtype.hasobject else ""
+    if (module := torch()) is not None and isinstance(value, module.Size | module.dtype | module.device):
+        return ""
+    name = type(value).__qualname__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}: no plain value, and has no state_dict()"
+
+
+def _first(values: Any, depth: int) -> str:
+    return next((why for each in values if (why := not_plain(each, depth + 1))), "")
+
+
+def has_tensors(value: object) -> bool:
+    """Return whether a plain value has a tensor somewhere in it."""
+    if is_tensor(value):
+        return True
+    if isinstance(value, Mapping):
+        return any(has_tensors(each) for each in value.values())
+    return isinstance(value, _SEQUENCES) and any(has_tensors(each) for each in value)
+
+
+def random_state(value: Any) -> Any:
+    """Return the state of what makes random numbers, as a plain value."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if (module := torch()) is not None and isinstance(value, module.Generator):
+        return value.get_state()
+    return plain_state(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
+
+
+def set_random_state(value: Any, state: Any) -> None:
+    """Set what makes random numbers back."""
+    if isinstance(value, random.Random):
+        value.setstate((state[0], tuple(state[1]), state[2]))
+    elif (module := torch()) is not None and isinstance(value, module.Generator):
+        value.set_state(state)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = state
+    else:
+        value.set_state(state)
+
+
+def plain_state(state: Any) -> Any:
+    """Return a state of numpy's with lists in place of arrays, which it takes as well."""
+    if isinstance(state, dict):
+        return {key: plain_state(each) for key, each in state.items()}
+    if isinstance(state, tuple):
+        return tuple(plain_state(each) for each in state)
+    arrays = numpy()
+    return state.tolist() if arrays is not None and isinstance(state, arrays.ndarray | arrays.generic) else state
+
+
+def process_random_states() -> dict[str, Any]:
+    """Return the random states of Python, numpy and torch, and of torch's GPUs that are in use."""
+    states: dict[str, Any] = {"python": random.getstate()}
+    if (arrays := numpy()) is not None:
+        states["numpy"] = plain_state(arrays.random.get_state())
+    if (module := torch()) is not None:
+        states["torch"] = module.get_rng_state()
+        if module.cuda.is_available() and module.cuda.is_initialized():
+            states["cuda"] = module.cuda.get_rng_state()
+    return states
+
+
+def set_process_random_states(states: Mapping[str, Any]) -> None:
+    """Set the random states of Python, numpy and torch back."""
+    if (state := states.get("python")) is not None:
+        random.setstate((state[0], tuple(state[1]), state[2]))
+    if "numpy" in states:
+        import numpy as arrays
+
+        arrays.random.set_state(states["numpy"])
+    if (module := torch()) is not None and "torch" in states:
+        module.set_rng_state(states["torch"])
+        if "cuda" in states and module.cuda.is_available():
+            module.cuda.set_rng_state(states["cuda"])

@@ -1,0 +1,236 @@
+"""A state taken apart into what DCP stores under keys, as DCP itself does it, and put together again.
+
+`{"layers.0.weight": tensor}` of `model` has the key `model.layers.0.weight`; what stands in a list has its place as a
+part of the key. What wrappers add to the names of a module's parts is taken out: a save has the plain module's names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.worker.saving import kinds
+from monarch_nb.worker.saving.kinds import has_tensors, is_dtensor, is_tensor
+
+Path = tuple[tuple[str, Any], ...]
+"""The way to a leaf: ("key", k) into a mapping, ("at", n) into a list."""
+
+_WRAPPED = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
+_BIG_BYTES = 1 << 20
+_LANES = 1 << 16
+_FACTOR = 6364136223846793005
+
+
+@dataclass
+class Leaf:
+    """A value that is stored under a key.
+
+    Attributes:
+        name: of the object that it belongs to. path: from there to it. value: it.
+    """
+
+    name: str
+    path: Path
+    value: Any
+
+    @property
+    def key(self) -> str:
+        """Its key, as DCP makes it."""
+        return ".".join([self.name, *(str(step) for _, step in self.path)])
+
+
+def take_apart(name: str, state: Any) -> list[Leaf]:
+    """Return the leaves of a state. One that has two values under one key is a single leaf."""
+    leaves = list(_walk(name, (), state))
+    if len({leaf.key for leaf in leaves}) < len(leaves):
+        return [Leaf(name, (), state)]
+    return leaves
+
+
+def _walk(name: str, path: Path, value: Any) -> Iterable[Leaf]:
+    if isinstance(value, Mapping) and value and _is_nested(value, path):
+        for key, each in value.items():
+            yield from _walk(name, (*path, ("key", plain_name(key))), each)
+    elif type(value) is list and any(isinstance(each, Mapping) or has_tensors(each) for each in value):
+        for place, each in enumerate(value):
+            yield from _walk(name, (*path, ("at", place)), each)
+    else:
+        yield Leaf(name, path, value)
+
+
+def _is_nested(value: Mapping[Any, Any], path: Path) -> bool:
+    return all(type(key) in (str, int) for key in value)
+
+
+def plain_name(key: Any) -> Any:
+    """Return the name that a part has in a module that nothing wraps."""
+    return _WRAPPED.sub("", key).removeprefix(".") if isinstance(key, str) else key
+
+
+def put_together(leaves: Iterable[tuple[Path, Any]]) -> Any:
+    """Return the state of which these are the leaves."""
+    root: list[Any] = [None]
+    for path, value in leaves:
+        holder: Any = root
+        place: Any = 0
+        for kind, step in path:
+            if holder[place] is None:
+                holder[place] = {} if kind == "key" else []
+            holder, place = holder[place], step
+            if kind == "key":
+                holder.setdefault(step, None)
+            else:
+                holder.extend([None] * (step + 1 - len(holder)))
+        holder[place] = value
+    return root[0]
+
+
+# ---- what tells whether two ranks have the same
+
+
+def description(leaf: Leaf, beat: Callable[[], None] = lambda: None) -> str:
+    """Return a text that is equal where two ranks have the same value: bit for bit, of one type and shape.
+
+    Of a tensor that is in parts, it says how it is: the parts differ.
+    """
+    value = leaf.value
+    if is_dtensor(value):
+        mesh = value.device_mesh
+        return f"parts {tuple(value.shape)} {value.dtype} {mesh.mesh.tolist()} {value.placements}"
+    beat()
+    if is_tensor(value):
+        return f"tensor {tuple(value.shape)} {value.dtype} {tensor_digest(value)}"
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest.update, value)
+    return f"value {digest.hexdigest()}"
+
+
+def tensor_digest(tensor: Any) -> str:
+    """Return a digest of a tensor's bytes, where the tensor is: those of a GPU do not leave it.
+
+    A change of one element always changes it. It is made for finding out whether ranks agree, not against people who
+    want two tensors to look equal.
+    """
+    torch: Any = kinds.torch()
+    with torch.no_grad():
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        whole = flat.numel() // (8 * _LANES) * (8 * _LANES) if flat.numel() >= _BIG_BYTES and _is_aligned(flat) else 0
+        digest = hashlib.blake2b(bytes_of(flat[whole:]), digest_size=16)
+        if whole:
+            lanes = torch.zeros(_LANES, dtype=torch.int64, device=flat.device)
+            for row in flat[:whole].view(torch.int64).view(-1, _LANES):
+                lanes.mul_(_FACTOR).add_(row)
+            digest.update(bytes_of(lanes.view(torch.uint8)))
+    return digest.hexdigest()
+
+
+def _is_aligned(flat: Any) -> bool:
+    return int(flat.storage_offset()) % 8 == 0
+
+
+def bytes_of(flat: Any) -> memoryview:
+    """Return the bytes of a flat tensor of uint8, also without numpy."""
+    cpu = flat.cpu()
+    try:
+        return memoryview(cpu.numpy())
+    except RuntimeError:  # no numpy
+        return memoryview(bytes(cpu.tolist()))
+
+
+def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    """Feed a digest with a value as it is, not with how it is pickled, which differs with what is interned."""
+    update(type(value).__qualname__.encode() + b"\0")
+    if is_tensor(value):
+        update(f"{tuple(value.shape)} {value.dtype} {tensor_digest(value)}".encode())
+    elif isinstance(value, bytes | bytearray):
+        update(struct.pack("<q", len(value)) + value)
+    elif isinstance(value, str):
+        _feed(update, value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, Mapping):
+        update(struct.pack("<q", len(value)))
+        for key, each in value.items():
+            _feed(update, key)
+            _feed(update, each)
+    elif isinstance(value, set | frozenset):
+        inner = sorted(_digest_of(each) for each in value)
+        update(struct.pack("<q", len(inner)) + b"".join(inner))
+    elif isinstance(value, list | tuple) or type(value).__name__ == "deque":
+        update(struct.pack("<q", len(value)))
+        for each in value:
+            _feed(update, each)
+    elif (arrays := kinds.numpy()) is not None and isinstance(value, arrays.ndarray | arrays.generic):
+        update(f"{value.dtype.str} {value.shape}".encode() + value.tobytes())
+    elif not kinds.not_plain(value):
+        update(repr(value).encode("utf-8", "surrogatepass"))
+    else:  # what a state_dict() of the user's own holds
+        update(pickled(value))
+
+
+def _digest_of(value: Any) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    _feed(digest.update, value)
+    return digest.digest()
+
+
+def pickled(value: Any) -> bytes:
+    """Return what DCP stores for a value that is no tensor.
+
+    Raises:
+        Exception: whatever its class raises.
+    """
+    torch: Any = kinds.torch()
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def unpickled(data: bytes, *, trusted: bool = False) -> Any:
+    """Return the value that `pickled` stored.
+
+    Args:
+        trusted: execute what the pickle says, for values of classes that torch does not know to be harmless.
+
+    Raises:
+        pickle.UnpicklingError: it is not trusted, and would have to be.
+    """
+    torch: Any = kinds.torch()
+    with torch.serialization.safe_globals(_harmless()):
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
+
+
+def is_harmless(data: bytes) -> bool:
+    """Return whether a pickle can be read without executing anything."""
+    try:
+        unpickled(data)
+    except Exception:  # noqa: BLE001 -- what it is not, is said by the reader
+        return False
+    return True
+
+
+def _harmless() -> list[Any]:
+    """What plain values are made of, besides what torch allows."""
+    import collections
+    import datetime
+    import decimal
+    import fractions
+    import pathlib
+    import uuid
+
+    found: list[Any] = [
+        set, frozenset, bytearray, complex, range, collections.deque, collections.defaultdict, list, dict, int, float,
+        str, tuple, bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
+        decimal.Decimal, fractions.Fraction, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID,
+    ]  # fmt: skip
+    arrays = kinds.numpy()
+    if arrays is not None:
+        core = __import__(
+            "numpy._core.multiarray" if hasattr(arrays, "_core") else "numpy.core.multiarray", fromlist=["x"]
+        )
+        found += [arrays.ndarray, arrays.dtype, core._reconstruct, core.scalar]
+        found += [type(arrays.dtype(each)) for each in "?bhilqBHILQefdgFDGmMSUV"]
+    return found

@@ -1,0 +1,450 @@
+"""A load, on each of its ranks: first all look whether everything fits, then all change what they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from monarch_nb.errors import SaveError
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.worker.saving import kinds, places
+from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, Holder, collect
+from monarch_nb.worker.saving.exchange import Exchange
+from monarch_nb.worker.saving.leaves import Leaf, is_harmless, put_together, take_apart, unpickled
+from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage
+from monarch_nb.worker.saving.planning import LoadPlanner
+from monarch_nb.worker.saving.storage import Reader
+from monarch_nb.worker.saving.writing import own_key
+
+_NUMBERS = {"int", "float", "bool"}
+
+
+@dataclass
+class _Part:
+    """What this rank loads under a name.
+
+    Attributes:
+        holder: what it is loaded into; None: the name is not there, and gets a value.
+        leaves: what the save has for this rank, by the key that it is stored under.
+        values: what was read of it, or will be, by that key.
+    """
+
+    name: str
+    holder: Holder | None
+    leaves: dict[str, SavedLeaf]
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def state(self) -> Any:
+        """Return what was saved, put together."""
+        return put_together((leaf.path, self.values[key]) for key, leaf in self.leaves.items())
+
+
+@dataclass
+class _Checked:
+    """What was found out before anything changes: what is loaded, what not and why, and what does not fit."""
+
+    parts: dict[str, _Part] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def load(
+    request: LoadRequest, namespace: MutableMapping[str, Any], hidden: Collection[str], exchange: Exchange
+) -> LoadReport:
+    """Load a save; all ranks of the exchange call it.
+
+    Args:
+        namespace: what is loaded into. hidden: its names that are not the user's.
+
+    Raises:
+        SaveError: something does not fit, on this rank or another, and nothing has changed; or it could not be read to
+            its end, which is said.
+    """
+    began = time.monotonic()
+    try:
+        with exchange.taking_part():
+            path, manifest = _find(request, exchange)
+            reader = Reader(path)
+            metadata = reader.read_metadata()
+            checked = _check(request, namespace, hidden, exchange, path, manifest, metadata)
+            _agree(request, exchange, path, checked)
+            size_bytes = _read_tensors(path, metadata, checked.parts.values())
+            _all_have_read(exchange, path)
+            for part in checked.parts.values():
+                _apply(part, namespace)
+            report = LoadReport(
+                str(path),
+                size_bytes,
+                time.monotonic() - began,
+                len(exchange.ranks),
+                manifest.ranks,
+                tuple(checked.parts),
+                checked.left_out,
+            )
+            return _told(exchange, report)
+    finally:
+        exchange.close()
+
+
+def _find(request: LoadRequest, exchange: Exchange) -> tuple[Path, Manifest]:
+    """Return the save, which is the same for all, and what is in it."""
+    found = str(places.find(Path(request.directory))).encode() if exchange.is_first else None
+    path = Path(exchange.share("path", found).decode())
+    if not places.is_save(path):
+        raise SaveError(
+            f"rank {exchange.rank} does not see {path}, which rank {exchange.ranks[0]} does: load from storage that all "
+            "nodes see"
+        )
+    return path, Manifest.read(path)
+
+
+# ---- the first phase: nothing changes
+
+
+def _check(
+    request: LoadRequest,
+    namespace: MutableMapping[str, Any],
+    hidden: Collection[str],
+    exchange: Exchange,
+    path: Path,
+    manifest: Manifest,
+    metadata: Any,
+) -> _Checked:
+    checked = _Checked()
+    saved = {part.name: part for part in manifest.parts}
+    wanted = _wanted(request.names, saved, manifest, checked)
+    holders = _holders(namespace, hidden, saved, manifest)
+    leaves: dict[str, dict[str, SavedLeaf]] = defaultdict(dict)
+    for key, leaf in manifest.leaves.items():
+        leaves[leaf.name][key] = leaf
+    for name in wanted:
+        own, why = _of_rank(leaves[name], exchange, manifest.ranks)
+        if name == RANDOM_STATES and manifest.ranks != len(exchange.ranks):
+            own, why = {}, _other_number(manifest.ranks, exchange)
+        if why:
+            checked.left_out[name] = why
+        elif own:
+            checked.parts[name] = _Part(name, holders.get(name), own)
+    _check_files(exchange, path, manifest, checked)
+    _read_objects(path, metadata, checked)
+    for name, part in list(checked.parts.items()):
+        if name not in checked.problems and (why := _misfit(part, saved[name], namespace, metadata)):
+            checked.problems[name] = why
+    if request.strict:
+        beyond = [name for name in holders if name not in saved and not request.names]
+        checked.problems.update(dict.fromkeys(beyond, "is not in the save"))
+        checked.problems.update(checked.left_out)
+    return checked
+
+
+def _wanted(names: Sequence[str], saved: Mapping[str, NamedPart], manifest: Manifest, checked: _Checked) -> list[str]:
+    """Return the names to load, as they were saved."""
+    if not names:
+        return list(saved)
+    wanted = []
+    for name in names:
+        if (real := manifest.aliases.get(name, name)) in saved:
+            wanted.append(real)
+        else:
+            checked.problems[name] = f"is not in the save, which has {', '.join(sorted(saved))}"
+    return wanted
+
+
+def _holders(
+    namespace: MutableMapping[str, Any], hidden: Collection[str], saved: Mapping[str, NamedPart], manifest: Manifest
+) -> dict[str, Holder]:
+    """Return what there is to load into, by the names of the save."""
+    found = collect(namespace, hidden=hidden, put=namespace.__setitem__)
+    named = [name for name in saved if name in namespace and name not in found.holders and name not in found.aliases]
+    holders = dict(found.holders)
+    if named:  # a name that is only looked at when it is asked for
+        extra = {name: namespace[name] for name in named}
+        holders |= collect(extra, put=namespace.__setitem__, random_states=False).holders
+    for alias, real in [*found.aliases.items(), *manifest.aliases.items()]:
+        if alias in saved and alias not in holders and real in holders:
+            holders[alias] = holders[real]
+        if real in saved and real not in holders and alias in holders:
+            holders[real] = holders[alias]
+    return holders
+
+
+def _of_rank(leaves: Mapping[str, SavedLeaf], exchange: Exchange, saved_ranks: int) -> tuple[dict[str, SavedLeaf], str]:
+    """Return what the save has for this rank, by stored key; or why it has nothing that makes sense here."""
+    if any(leaf.by_rank for leaf in leaves.values()) and saved_ranks != len(exchange.ranks):
+        return {}, _other_number(saved_ranks, exchange)
+    place = exchange.position
+    return {
+        own_key(key, place) if leaf.by_rank else key: leaf
+        for key, leaf in leaves.items()
+        if not leaf.by_rank or place in leaf.by_rank
+    }, ""
+
+
+def _other_number(saved_ranks: int, exchange: Exchange) -> str:
+    return f"differs by rank: {saved_ranks} saved, and {len(exchange.ranks)} load"
+
+
+def _check_files(exchange: Exchange, path: Path, manifest: Manifest, checked: _Checked) -> None:
+    """Look whether files are as they were written: each rank looks at its share."""
+    names = sorted(manifest.files)[exchange.position :: len(exchange.ranks)]
+    said = [why for name in names if (why := damage(path, name, manifest.files[name]))]
+    if said:
+        checked.problems[str(path)] = "; ".join(said)
+
+
+def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
+    """Read what is no tensor: it changes nothing."""
+    keys = {
+        key: part
+        for part in checked.parts.values()
+        for key in part.leaves
+        if not isinstance(metadata.state_dict_metadata.get(key), TensorStorageMetadata)
+    }
+    data: dict[str, bytes] = {}
+    if str(path) in checked.problems:
+        return  # damaged
+    _read(path, metadata, LoadPlanner({}, dict.fromkeys(keys), data.__setitem__))
+    trusted = _is_own(path)
+    for key, part in keys.items():
+        if not is_harmless(data[key]) and not trusted:
+            checked.problems[part.name] = (
+                f"can only be unpickled, which executes what the file says, and {path} is not of this user alone"
+            )
+            continue
+        try:
+            part.values[key] = unpickled(data[key], trusted=not is_harmless(data[key]))
+        except Exception as error:  # noqa: BLE001 -- whatever its class raises
+            checked.problems[part.name] = f"can not be unpickled: {type(error).__name__}: {error}"
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether nobody but this user can have written a save."""
+    facts = [each.stat() for each in (path, *path.iterdir())]
+    return all(
+        each.st_uid == os.geteuid() and not stat.S_IMODE(each.st_mode) & (stat.S_IWGRP | stat.S_IWOTH) for each in facts
+    )
+
+
+def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadata: Any) -> str:
+    """Return why what was saved does not fit what is there; choose what is read into, if it does."""
+    holder = part.holder
+    if holder is None and part.name in namespace:
+        return f"was a {saved.type or saved.kind}, and is {kinds.kind_of(namespace[part.name])[1]}"
+    if holder is None:
+        if saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values()):
+            return f"is not there: run the cells that make it (a {saved.type or saved.kind})"
+        _fill_with_new(part, metadata)
+        return ""
+    if holder.kind != saved.kind and not _is_empty(holder):
+        return f"was a {saved.type or saved.kind}, and is a {holder.type_name}"
+    if holder.kind == "tensor" or (holder.kind == "state" and isinstance(holder.value, torch.nn.Module)):
+        return _misfit_of_tensors(part, holder, metadata)
+    if isinstance(holder.value, torch.optim.Optimizer):
+        return _misfit_of_optimizer(part, holder.value, metadata)
+    _fill_with_new(part, metadata)
+    if holder.kind == "value" and not _is_empty(holder) and saved.type != holder.type_name:
+        if not {saved.type, holder.type_name} <= _NUMBERS and saved.type != "NoneType":
+            return f"was a {saved.type}, and is a {holder.type_name}"
+    return ""
+
+
+def _is_empty(holder: Holder) -> bool:
+    return holder.kind == "value" and holder.value is None
+
+
+def _fill_with_new(part: _Part, metadata: Any) -> None:
+    """Read into new tensors."""
+    for key in part.leaves.keys() - part.values.keys():
+        part.values[key] = _new(metadata.state_dict_metadata[key])
+
+
+def _new(saved: TensorStorageMetadata, like: Any = None) -> Any:
+    """Return a tensor to read into: in parts, where the one is that it belongs to."""
+    if like is not None and tuple(like.shape) == tuple(saved.size):
+        with torch.no_grad():
+            return torch.zeros_like(like, dtype=saved.properties.dtype, requires_grad=False)
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
+
+
+def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
+    """A module, or a tensor: read into the tensors that are there."""
+    there = {leaf.key: leaf for leaf in take_apart(part.name, holder.state())}
+    saved = {_key_of(part.name, leaf): key for key, leaf in part.leaves.items()}
+    said = [f"{key} is not in the save" for key in there if key not in saved]
+    said += [f"{key} is in the save only" for key in saved if key not in there]
+    for key in saved.keys() & there.keys():
+        now, before = there[key].value, metadata.state_dict_metadata.get(saved[key])
+        if not isinstance(before, TensorStorageMetadata) or not kinds.is_tensor(now):
+            if isinstance(before, TensorStorageMetadata) != kinds.is_tensor(now):
+                said.append(f"{key} {'is' if kinds.is_tensor(now) else 'was'} a tensor")
+            continue
+        size = before.size if part.leaves[saved[key]].in_parts or not kinds.is_dtensor(now) else before.size
+        if part.leaves[saved[key]].by_rank and kinds.is_dtensor(now):
+            now = now.to_local()
+        if tuple(size) != tuple(now.shape):
+            said.append(f"{key} has the shape {tuple(now.shape)}, and had {tuple(size)}")
+        elif before.properties.dtype != now.dtype:
+            said.append(f"{key} is {_plain(now.dtype)}, and was {_plain(before.properties.dtype)}")
+        part.values[saved[key]] = now.detach()
+    return _few(sorted(said))
+
+
+def _key_of(name: str, leaf: SavedLeaf) -> str:
+    return Leaf(name, leaf.path, None).key
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _few(said: Sequence[str], most: int = 4) -> str:
+    more = f"; and {len(said) - most} more" if len(said) > most else ""
+    return "; ".join(said[:most]) + more
+
+
+def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
+    """An optimizer: read into the tensors that it has, or new ones that are like its parameters: before its first step
+    it has none."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    there = {leaf.key: leaf.value for leaf in take_apart(part.name, optimizer.state_dict())}
+    said = []
+    for key, leaf in part.leaves.items():
+        if key in part.values:
+            continue
+        saved = metadata.state_dict_metadata[key]
+        steps = [step for _, step in leaf.path]
+        of = steps[1] if len(steps) > 2 and steps[0] == "state" and isinstance(steps[1], int) else None
+        if of is not None and of >= len(parameters):
+            said.append(f"it has {len(parameters)} parameters, and had more")
+            break
+        parameter = parameters[of] if of is not None else None
+        now = there.get(_key_of(part.name, leaf))
+        if leaf.by_rank and kinds.is_dtensor(parameter):
+            now, parameter = None if now is None else now.to_local(), parameter.to_local()
+        if now is not None and tuple(now.shape) == tuple(saved.size) and now.dtype == saved.properties.dtype:
+            part.values[key] = now.detach()
+            continue
+        if parameter is not None and saved.size.numel() > 1 and tuple(parameter.shape) != tuple(saved.size):
+            said.append(
+                f"{leaf.name}'s {steps[2]} of parameter {of} had the shape {tuple(saved.size)}, and the "
+                f"parameter has {tuple(parameter.shape)}"
+            )
+        part.values[key] = _new(saved, parameter)
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    before = [
+        len(part.values[key])
+        for key, leaf in part.leaves.items()
+        if leaf.path[-1:] == (("key", "params"),) and leaf.path[0] == ("key", "param_groups") and key in part.values
+    ]
+    if before != groups:
+        said.append(f"its groups have {_counts(groups)} parameters, and had {_counts(before)}")
+    return _few(said)
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers)) or "no"
+
+
+def _agree(request: LoadRequest, exchange: Exchange, path: Path, checked: _Checked) -> None:
+    """Raise on all ranks if something does not fit on any."""
+    told = exchange.gather("problems", json.dumps(checked.problems).encode())
+    whole = None
+    if told is not None:
+        whole = json.dumps(merged([json.loads(each) for each in told], exchange.ranks)).encode()
+    problems: dict[str, str] = json.loads(exchange.share("refused", whole))
+    if problems:
+        said = "; ".join(f"`{name}` {why}" if name != str(path) else f"{name}: {why}" for name, why in problems.items())
+        raise SaveError(f"nothing was loaded: {said}", problems)
+
+
+def merged(told: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> dict[str, str]:
+    """Return what ranks say of names, with the ranks where not all say the same. Pure."""
+    said: dict[str, str] = {}
+    for name in dict.fromkeys(name for each in told for name in each):
+        whys: dict[str, list[int]] = defaultdict(list)
+        for rank, each in zip(ranks, told, strict=True):
+            if name in each:
+                whys[each[name]].append(rank)
+        if len(whys) == 1 and len(next(iter(whys.values()))) == len(ranks):
+            said[name] = next(iter(whys))
+        else:
+            said[name] = "; ".join(f"{why} ({name_ranks(those)})" for why, those in whys.items())
+    return said
+
+
+# ---- the second phase
+
+
+def _read_tensors(path: Path, metadata: Any, parts: Iterable[_Part]) -> int:
+    """Read into the tensors that were chosen; return how many bytes they have here."""
+    tensors = {
+        key: value
+        for part in parts
+        for key, value in part.values.items()
+        if isinstance(metadata.state_dict_metadata.get(key), TensorStorageMetadata)
+    }
+    with torch.no_grad():
+        _read(path, metadata, LoadPlanner(tensors, {}, lambda key, data: None))
+    local = [each.to_local() if kinds.is_dtensor(each) else each for each in tensors.values()]
+    return sum(each.numel() * each.element_size() for each in local)
+
+
+def _read(path: Path, metadata: Any, planner: LoadPlanner) -> None:
+    reader = Reader(path)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    planner.set_up_planner({}, metadata, is_coordinator=True)
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    reader.read_data(plan, planner).wait()
+
+
+def _all_have_read(exchange: Exchange, path: Path) -> None:
+    done = exchange.gather("read", b"")
+    exchange.share("all read", b"" if done is not None else None)
+
+
+def _apply(part: _Part, namespace: MutableMapping[str, Any]) -> None:
+    holder = part.holder
+    state = part.state()
+    if holder is None or holder.kind == "value":
+        namespace[part.name] = state
+    elif part.name == RANDOM_STATES and holder.value is None:
+        kinds.set_process_random_states(state)
+    elif holder.kind == "random states":
+        kinds.set_random_state(holder.value, state)
+    elif isinstance(holder.value, torch.nn.Module):
+        saved = {_key_of(part.name, leaf): part.values[key] for key, leaf in part.leaves.items()}
+        own = holder.value.state_dict()
+        for name in own:
+            leaves = take_apart(part.name, {name: own[name]})
+            if len(leaves) == 1 and not kinds.is_tensor(own[name]):
+                own[name] = saved[leaves[0].key]
+        holder.value.load_state_dict(own)
+    elif holder.kind == "state":
+        holder.value.load_state_dict(state)
+
+
+def _told(exchange: Exchange, report: LoadReport) -> LoadReport:
+    """Return the first rank's report, with what all have read, and left out."""
+    told = exchange.gather("report", json.dumps([report.size_bytes, report.left_out, report.duration_s]).encode())
+    whole = None
+    if told is not None:
+        each = [json.loads(one) for one in told]
+        left_out = merged([one[1] for one in each], exchange.ranks)
+        changes = {
+            "size_bytes": sum(one[0] for one in each),
+            "left_out": left_out,
+            "duration_s": max(one[2] for one in each),
+        }
+        whole = json.dumps({**json.loads(report.to_json()), **changes}).encode()
+    return LoadReport.from_json(exchange.share("done", whole).decode())

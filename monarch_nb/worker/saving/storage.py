@@ -1,0 +1,158 @@
+"""Files of a save as they are written and read: private, counted, with a checksum, and without pickles that execute."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pathlib
+import pickle
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from monarch_nb.errors import SaveError
+from monarch_nb.worker.saving.manifest import SavedFile
+
+METADATA = ".metadata"
+_SLICE_BYTES = 1 << 20
+
+
+class _Stream(io.RawIOBase):
+    """A file that is written from its beginning to its end.
+
+    Args:
+        written: called with what was written, slice after slice: an interrupt gets through between two.
+    """
+
+    def __init__(self, path: Path, written: Callable[[int], None]) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._written = written
+        self.size_bytes = self.crc32 = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        whole = memoryview(data).cast("B")
+        for start in range(0, len(whole), _SLICE_BYTES):
+            rest = whole[start : start + _SLICE_BYTES]
+            self.crc32 = zlib.crc32(rest, self.crc32)
+            while rest:
+                done = os.write(self._descriptor, rest)
+                self.size_bytes += done
+                rest = rest[done:]
+            self._written(self.size_bytes)
+        return len(whole)
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+class _Files(FileSystem):
+    """DCP's file system, private, with checksums."""
+
+    def __init__(self, written: Callable[[int], None]) -> None:
+        self._written = written
+        self.files: dict[str, SavedFile] = {}
+
+    @contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[io.IOBase]:
+        if mode != "wb":
+            with super().create_stream(path, mode) as plain:
+                yield plain
+            return
+        stream = _Stream(Path(path), self._written)
+        try:
+            yield stream
+            self.files[Path(path).name] = SavedFile(stream.size_bytes, stream.crc32)
+        finally:
+            stream.close()
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        super().rename(path, new_path)
+        if (file := self.files.pop(Path(path).name, None)) is not None:
+            self.files[Path(new_path).name] = file
+
+
+class Writer(FileSystemWriter):
+    """Writes a rank's part of a save.
+
+    Args:
+        written: called now and then with the bytes written of a file.
+
+    Attributes:
+        files: what was written, by name.
+    """
+
+    def __init__(self, directory: Path, written: Callable[[int], None] = lambda _: None) -> None:
+        super().__init__(directory, sync_files=True)
+        self.fs = _Files(written)
+
+    @property
+    def files(self) -> dict[str, SavedFile]:
+        """What was written, by name."""
+        return self.fs.files
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the path, which is that of the hidden directory."""
+        return StorageMeta(save_id=self.save_id)
+
+
+class Reader(FileSystemReader):
+    """Reads a save; of its metadata, which is a pickle, only what DCP itself puts into it."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return the metadata.
+
+        Raises:
+            SaveError: it can not be read.
+        """
+        path = Path(self.path) / METADATA
+        try:
+            with open(path, "rb") as file:
+                metadata: Metadata = _MetadataUnpickler(file).load()
+        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+            raise SaveError(f"{path} can not be read: {error}") from error
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Finds only the classes of which DCP's metadata is made."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in _OF_DCP and isinstance(found := super().find_class(module, name), type):
+            return found
+        if (module, name) in _HARMLESS or (module == "torch" and isinstance(getattr(torch, name, None), _TYPES)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it wants {module}.{name}, which no metadata has")
+
+
+_OF_DCP = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+_HARMLESS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    (collections.ChainMap.__module__, "ChainMap"),
+    (pathlib.PosixPath.__module__, "PosixPath"),
+    ("pathlib", "PosixPath"),
+    ("builtins", "dict"),
+}
