@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from monarch_nb.worker.saving.agreement import ANSWER_S, HOLD_S, SAVE, Part, Place, Request, Round, objection, targets
+from monarch_nb.worker.autosaves.agreement import ANSWER_S, HOLD_S, SAVE, Part, Place, Request, Round, objection, targets
 
 
 class Store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.worker.saving.steps import StepCounter
+from monarch_nb.worker.autosaves.steps import StepCounter
 
 
 def completed(calls: str) -> str:

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from _thread import allocate_lock
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
+from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
+from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter
 from monarch_nb.worker.groups.rendezvous import Store
-from monarch_nb.worker.saving.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
-from monarch_nb.worker.saving.steps import OptimizerNames, StepCounter
 
 LOOK_EVERY_S = 0.5
 """How often the store is looked at while nothing goes on."""
@@ -227,7 +227,7 @@ class Keeper:
                 waiter.acquire()
                 self._waiter, self._part.holding = waiter, True
                 self._wake.set()
-                if self._decision is None and self._part.must_hold():
+                if self._part.must_hold():
                     waiter.acquire(timeout=_HOLD_LOOK_S)
         except BaseException as error:  # noqa: BLE001 -- an interrupt: raised when what all have agreed on is done
             raised = error
@@ -350,7 +350,7 @@ class Keeper:
         """A request is over."""
         if verdict != SAVE:
             self._status.problem, self._status.why = verdict, request.why
-            if request.step and verdict.startswith(DIFFERENT_STEPS):  # ranks were told between two runs, and count apart
+            if request.step and verdict.startswith(DIFFERENT_STEPS):  # they were armed between two runs
                 self._wish = Request(request.why)
         elif request.step:
             self._steps_before = -self._part.place.steps

@@ -253,8 +253,8 @@ class Round:
             case _Phase.AIM if self._store.check(["targets"]):
                 part.aim(dict(json.loads(_text(self._store.get("targets")))))
                 self._phase = _Phase.ARRIVE
-            case _Phase.ARRIVE if (place := part.arrival()) is not None:
-                if self._say("arrived", place.encode()):
+            case _Phase.ARRIVE if (arrival := part.arrival()) is not None:
+                if self._say("arrived", arrival.encode()):
                     if why := objection(self._all("arrived")):
                         self._decide(why)
                     else:

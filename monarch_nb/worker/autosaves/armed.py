@@ -1,32 +1,38 @@
-"""What the saves that a rank makes by itself have of the rest: the store, the objects, and the save."""
+"""What the saves that a rank makes by itself have of the rest of a rank: the store, the objects, and the save."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
+from monarch_nb.worker.autosaves.keeper import Keeper, Wanted
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.groups.rendezvous import Store
 from monarch_nb.worker.saving import entry
 from monarch_nb.worker.saving.asked import KEPT_SAVES, Origin, SaveReport, SaveRequest
-from monarch_nb.worker.saving.keeper import Keeper, Wanted
 
 
 def keeper(
-    rank: int, world_size: int, when_idle: Callable[[Callable[[], None]], object], computes: Callable[[], bool]
+    environment: Mapping[str, str],
+    when_idle: Callable[[Callable[[], None]], object],
+    computes: Callable[[], bool],
 ) -> Keeper:
-    """Return the keeper of this rank, as it is at work in a rank; see Keeper."""
-    ranks = range(world_size)
+    """Return the keeper of this rank, as it is at work in a rank; see Keeper.
+
+    Args:
+        environment: of the rank, as it started: its number, and how many there are.
+    """
+    rank, world_size = int(environment.get("RANK") or 0), int(environment.get("WORLD_SIZE") or 1)
     return Keeper(
         rank,
         world_size,
         connect=forming.connect_to_store,
         prefix=_prefix,
-        save=lambda wanted: _save(wanted, rank, ranks),
+        save=lambda wanted: _save(wanted, rank, world_size),
         when_idle=when_idle,
         computes=computes,
     )
@@ -53,7 +59,7 @@ class _Saved:
         return f"{size(report.size_bytes)} in {duration(report.duration_s)}"
 
 
-def _save(wanted: Wanted, rank: int, ranks: range) -> _Saved:
+def _save(wanted: Wanted, rank: int, world_size: int) -> _Saved:
     armed = wanted.armed
     request = SaveRequest(
         directory=armed.directory,
@@ -63,4 +69,4 @@ def _save(wanted: Wanted, rank: int, ranks: range) -> _Saved:
         origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.why),
     )
     secret = f"{armed.secret}/{wanted.number}"
-    return _Saved(entry.save(request, secret, tuple(ranks), rank=rank))
+    return _Saved(entry.save(request, secret, range(world_size), rank=rank))
