@@ -26,6 +26,7 @@ from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.plotting import plot
+from monarch_nb.notebook.commands.saving import list_saves, load, save
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
@@ -104,6 +105,9 @@ class Subcommands:
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,
             declarations.PULL: self._pull,
+            declarations.SAVE: partial(save, session, shell),
+            declarations.LOAD: partial(load, session, shell),
+            declarations.SAVES: partial(list_saves, session),
             declarations.SYNC: files.sync,
             declarations.FETCH: files.fetch,
             declarations.LS: files.list,

@@ -20,6 +20,7 @@ from monarch_nb.notebook.syntax.holding import (
     SHRINK,
     STOP,
 )
+from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 _TARGETS = Flag(
     "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
@@ -316,6 +317,61 @@ PULL = Command(
     ),
     examples=(("%mesh pull losses -o losses", ""), ("total = %mesh pull sum(losses) -t 0", "a list of one value")),
 )
+SAVE = Command(
+    "save",
+    "save what the ranks hold: models, optimizers, tensors, plain values, random states",
+    usage="DIR [NAME...] [--keep N] [--async]",
+    magic="%mesh ",
+    section="Data",
+    words=Words(
+        "DIR [NAME]",
+        "a directory of saves, and what to save (default: all names of the cells)",
+        most=None,
+        least=1,
+        completes="rank_name",
+    ),
+    flags=(
+        Flag("--keep", f"how many of the newest saves in DIR stay (default: {KEPT_SAVES})", value="N", kind="count"),
+        Flag("--async", "go on when the state is copied in memory; ranks write while the next cells run"),
+        _TARGETS,
+        _MESH,
+    ),
+    notes="Each save is a new directory in DIR: an ordinary checkpoint of torch.distributed.checkpoint. It\n"
+    "appears when it is whole. What is equal on all ranks is written once. Functions, classes and modules\n"
+    "are not saved: the notebook's cells make them again. A relative DIR is the notebook's own where the\n"
+    "nodes see it, else one of --shared.",
+    examples=(
+        ("%mesh save checkpoints/a", "all that can be saved"),
+        ("%mesh save checkpoints/a model optimizer step --keep 5", ""),
+    ),
+)
+LOAD = Command(
+    "load",
+    "load a save into the objects of the same names, on as many ranks as there are now",
+    usage="DIR [--only NAME[,NAME]] [--strict]",
+    magic="%mesh ",
+    section="Data",
+    words=Words("DIR", "of saves, of which the newest is loaded; or of one save", least=1, completes="file"),
+    flags=(
+        Flag("--only", "load these names alone: model,optimizer", value="NAMES"),
+        Flag("--strict", "refuse, too, when something would be left out, or a name is not in the save"),
+        _TARGETS,
+        _MESH,
+    ),
+    notes="First run the cells that make model and optimizer. If something is missing, or has another shape or\n"
+    "type, it is named, and nothing has changed. What differs by rank is loaded on as many ranks as saved it.",
+    examples=(("%mesh load checkpoints/a", "the newest"), ("%mesh load checkpoints/a/0003 --only model", "")),
+)
+SAVES = Command(
+    "saves",
+    "the saves in a directory: when, of which run, how large, which names",
+    usage="[DIR]",
+    magic="%mesh ",
+    section="Data",
+    words=Words("DIR", "of saves, or of directories of saves (default: checkpoints)", completes="file"),
+    flags=(_MESH,),
+    examples=(("%mesh saves", ""), ("%mesh saves /data/me/checkpoints", "")),
+)
 SYNC = Command(
     "sync",
     "send changed files to the nodes now; every cell does so by itself",
@@ -421,7 +477,7 @@ MESH = CommandSet(
         *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
         *(RUN, SH),
         *(PANEL, STATUS, STACKS, ACTORS, LOGS, PLOT, FOLD, SHOW, DEBUG, DOCTOR),
-        *(PUSH, PULL),
+        *(PUSH, PULL, SAVE, LOAD, SAVES),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),
     ),

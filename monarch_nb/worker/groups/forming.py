@@ -68,6 +68,11 @@ def begin_run(number: int) -> None:
     state.run = max(state.run, number)
 
 
+def newest_run() -> int:
+    """Return the number of the newest run that has begun."""
+    return state.run
+
+
 def begin_world(ranks: Iterable[int]) -> None:
     """Groups are of these ranks from now on, numbered from 0: not of whoever else counts as many. None: of all."""
     if state.rendezvous is not None:

@@ -1,4 +1,4 @@
-"""What is asked of the ranks that save or load, and what they report. Standard library only: the client reads it."""
+"""What is asked of the ranks that save or load, and what they report. The client reads it, so it needs no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.sizes import size
+from monarch_nb.times import duration
 
 KEPT_SAVES = 3
 TIMEOUT_S = 60.0
@@ -63,7 +67,7 @@ class SaveRequest(_Told):
     names: tuple[str, ...] = ()
     keep: int = KEPT_SAVES
     background: bool = False
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
     timeout_s: float = TIMEOUT_S
 
     @classmethod
@@ -105,7 +109,7 @@ class NamedPart(_Told):
     by_rank: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SaveReport(_Told):
     """What a save did.
 
@@ -129,12 +133,29 @@ class SaveReport(_Told):
     background: bool = False
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """What was saved, and what not: lines for people."""
+        by_rank = [part.name for part in self.parts if part.by_rank and part.kind != "random states"]
+        names = ", ".join(part.name for part in self.parts)
+        what = f"{names} of {counted(self.ranks, 'rank')}"
+        if self.background:
+            head = f"saving into {self.path} in the background: staged in {duration(self.duration_s)}"
+        else:
+            head = f"saved {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, in {self.path}"
+        lines = [head]
+        if by_rank:
+            lines.append(f"different by rank, and kept by rank: {', '.join(by_rank)}")
+        lines += left_out_lines(self.left_out, "not saved")
+        if self.removed:
+            lines.append(f"removed {counted(len(self.removed), 'older save')} (--keep)")
+        return "\n".join([*lines, *self.notes])
+
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         return super().from_facts({**facts, "parts": [NamedPart.from_facts(each) for each in facts.get("parts", ())]})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadReport(_Told):
     """What a load did.
 
@@ -152,3 +173,23 @@ class LoadReport(_Told):
     saved_ranks: int = 1
     names: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """What was loaded, and what not: lines for people."""
+        of = "" if self.saved_ranks == self.ranks else f", saved by {counted(self.saved_ranks, 'rank')}"
+        what = f"{', '.join(self.names) or 'nothing'} into {counted(self.ranks, 'rank')}{of}"
+        head = f"loaded {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, from {self.path}"
+        return "\n".join([head, *left_out_lines(self.left_out, "not loaded")])
+
+
+def left_out_lines(left_out: Mapping[str, str], what: str) -> list[str]:
+    """Return why names were left out, those of one reason in a line. Pure.
+
+    Example:
+        >>> left_out_lines({"f": "a function: made again", "g": "a function: made again"}, "not saved")
+        ['not saved: f, g (a function: made again)']
+    """
+    names: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        names.setdefault(why, []).append(name)
+    return [f"{what}: {', '.join(those)} ({why})" for why, those in names.items()]

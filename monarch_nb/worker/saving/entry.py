@@ -12,14 +12,18 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from monarch_nb.actor.engine import process as engine
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.forking.after_fork import presets
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import collect
 from monarch_nb.worker.saving.exchange import Exchange
+from monarch_nb.worker.saving.manifest import found
 
 _WAIT_S = 0.1
 
@@ -147,3 +151,53 @@ def _mesh_name(ranks: Sequence[int]) -> str:
     """Return what tells these ranks of this mesh from others that save in the same directory."""
     said = [socket.gethostname(), os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), list(ranks)]
     return hashlib.blake2b(json.dumps(said).encode(), digest_size=6).hexdigest()
+
+
+def run(text: str) -> str:
+    """What the client has the ranks of a mesh run: do what is asked for, and return what came of it, both as JSON.
+
+    Args:
+        text: `what` ("save" or "load"), `request`, `secret`, `ranks`, and the name of an `actor` or an empty text.
+    """
+    asked = json.loads(text)
+    try:
+        objects = _attributes(asked["actor"]) if asked.get("actor") else None
+        if asked["what"] == "save":
+            request = SaveRequest.from_facts(asked["request"])
+            number = forming.newest_run()
+            request = replace(request, origin=replace(request.origin, run=request.origin.run or number))
+            report: SaveReport | LoadReport = save(
+                request, asked["secret"], asked["ranks"], objects=objects, random_states=objects is None
+            )
+        else:
+            report = load(LoadRequest.from_facts(asked["request"]), asked["secret"], asked["ranks"], objects=objects)
+    except MonarchNbError as error:
+        return json.dumps(error.to_facts())
+    return json.dumps({"report": json.loads(report.to_json())})
+
+
+def wait() -> str:
+    """Wait for the save in the background, if one goes on; return what came of the last one, as JSON."""
+    behind.wait()
+    last = behind.last
+    if isinstance(last, MonarchNbError):
+        return json.dumps(last.to_facts())
+    return json.dumps({"report": None if last is None else json.loads(last.to_json())})
+
+
+def listed(directory: str) -> str:
+    """Return the manifests of the saves in a directory and those below it, newest first, as JSON: path and manifest."""
+    return json.dumps([[str(path), manifest.summary()] for path, manifest in found(Path(directory))])
+
+
+def _attributes(actor: str) -> MutableMapping[str, Any]:
+    """Return what the attributes of an actor hold.
+
+    Raises:
+        SaveError: this rank has no such actor.
+    """
+    process = engine.installed()
+    instances = process.instances() if process else {}
+    if actor not in instances:
+        raise SaveError(f"this rank has no actor {actor!r}")
+    return vars(instances[actor])

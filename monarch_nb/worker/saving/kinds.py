@@ -129,7 +129,7 @@ def not_plain(value: object, depth: int = 0) -> str:
     if depth > _MOST_DEEP:
         return "containers in containers without end"
     if type(value) in _SEQUENCES:
-        return _first(value, depth)  # type: ignore[arg-type]
+        return _first(value, depth)
     if type(value) in _MAPPINGS:
         factory = getattr(value, "default_factory", None)
         if factory is not None and not isinstance(factory, type):

@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch_nb.errors import SaveError
 from monarch_nb.worker.saving.asked import NamedPart, Origin
-from monarch_nb.worker.saving.places import MANIFEST
+from monarch_nb.worker.saving.places import MANIFEST, is_save, saves
 
 FORMAT = 1
 _BLOCK_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class Manifest:
     saved_at: float
     ranks: int
     torch: str = ""
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
     parts: tuple[NamedPart, ...] = ()
     aliases: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -75,6 +75,16 @@ class Manifest:
     def size_bytes(self) -> int:
         """Of all files."""
         return sum(each.size_bytes for each in self.files.values())
+
+    def summary(self) -> dict[str, Any]:
+        """Return what people want to know of it, as JSON can hold it."""
+        return {
+            "saved_at": self.saved_at,
+            "ranks": self.ranks,
+            "size_bytes": self.size_bytes,
+            "origin": dataclasses.asdict(self.origin),
+            "parts": [dataclasses.asdict(part) for part in self.parts],
+        }
 
     def write(self, directory: Path) -> None:
         """Write it, and wait until it is on disk."""
@@ -122,6 +132,27 @@ class Manifest:
                 for key, each in facts["leaves"].items()
             },
         )
+
+
+def found(directory: Path) -> list[tuple[Path, Manifest]]:
+    """Return the saves in a directory, and in its directories, newest first."""
+    places = [directory] if is_save(directory) else []
+    for each in [directory, *(below for below in _directories(directory) if not below.name.startswith("."))]:
+        places += saves(each)
+    manifests = []
+    for place in places:
+        try:
+            manifests.append((place, Manifest.read(place)))
+        except SaveError:
+            continue  # it was removed meanwhile, or is of a newer version
+    return sorted(manifests, key=lambda pair: pair[1].saved_at, reverse=True)
+
+
+def _directories(directory: Path) -> list[Path]:
+    try:
+        return [each for each in directory.iterdir() if each.is_dir()]
+    except OSError:
+        return []
 
 
 def damage(directory: Path, name: str, file: SavedFile) -> str:

@@ -41,7 +41,7 @@ class SavePlanner(DefaultSavePlanner):
         staged = self._staged.pop(write_item.index, None)
         return super().resolve_data(write_item) if staged is None else staged
 
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 -- DCP's own name
         if write_item.type == WriteItemType.BYTE_IO:
             known = self.pickles.get(write_item.index.fqn)
             return io.BytesIO(pickled(object) if known is None else known)

@@ -103,8 +103,8 @@ def _find(request: LoadRequest, exchange: Exchange) -> tuple[Path, Manifest]:
     path = Path(exchange.share("path", found).decode())
     if not places.is_save(path):
         raise SaveError(
-            f"rank {exchange.rank} does not see {path}, which rank {exchange.ranks[0]} does: load from storage that all "
-            "nodes see"
+            f"rank {exchange.rank} does not see {path}, which rank {exchange.ranks[0]} does: "
+            "load from storage that all nodes see"
         )
     return path, Manifest.read(path)
 
@@ -253,10 +253,13 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
     if isinstance(holder.value, torch.optim.Optimizer):
         return _misfit_of_optimizer(part, holder.value, metadata)
     _fill_with_new(part, metadata)
-    if holder.kind == "value" and not _is_empty(holder) and saved.type != holder.type_name:
-        if not {saved.type, holder.type_name} <= _NUMBERS and saved.type != "NoneType":
-            return f"was a {saved.type}, and is a {holder.type_name}"
+    if holder.kind == "value" and not _is_empty(holder) and not _are_alike(saved.type, holder.type_name):
+        return f"was a {saved.type}, and is a {holder.type_name}"
     return ""
+
+
+def _are_alike(before: str, now: str) -> bool:
+    return before in (now, "NoneType") or {before, now} <= _NUMBERS
 
 
 def _is_empty(holder: Holder) -> bool:
@@ -289,11 +292,10 @@ def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
             if isinstance(before, TensorStorageMetadata) != kinds.is_tensor(now):
                 said.append(f"{key} {'is' if kinds.is_tensor(now) else 'was'} a tensor")
             continue
-        size = before.size if part.leaves[saved[key]].in_parts or not kinds.is_dtensor(now) else before.size
         if part.leaves[saved[key]].by_rank and kinds.is_dtensor(now):
             now = now.to_local()
-        if tuple(size) != tuple(now.shape):
-            said.append(f"{key} has the shape {tuple(now.shape)}, and had {tuple(size)}")
+        if tuple(before.size) != tuple(now.shape):
+            said.append(f"{key} has the shape {tuple(now.shape)}, and had {tuple(before.size)}")
         elif before.properties.dtype != now.dtype:
             said.append(f"{key} is {_plain(now.dtype)}, and was {_plain(before.properties.dtype)}")
         part.values[saved[key]] = now.detach()
@@ -330,7 +332,7 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
             break
         parameter = parameters[of] if of is not None else None
         now = there.get(_key_of(part.name, leaf))
-        if leaf.by_rank and kinds.is_dtensor(parameter):
+        if leaf.by_rank and parameter is not None and kinds.is_dtensor(parameter):
             now, parameter = None if now is None else now.to_local(), parameter.to_local()
         if now is not None and tuple(now.shape) == tuple(saved.size) and now.dtype == saved.properties.dtype:
             part.values[key] = now.detach()

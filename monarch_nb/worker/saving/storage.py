@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from monarch_nb.errors import SaveError
@@ -102,12 +101,12 @@ class Writer(FileSystemWriter):
 
     def __init__(self, directory: Path, written: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(directory, sync_files=True)
-        self.fs = _Files(written)
+        self.fs = self._files = _Files(written)
 
     @property
     def files(self) -> dict[str, SavedFile]:
         """What was written, by name."""
-        return self.fs.files
+        return self._files.files
 
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is that of the hidden directory."""

@@ -28,6 +28,7 @@ from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
 
 _TOKEN = "token"
+_TELL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,8 @@ def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Pat
         blind = [rank for rank, answer in zip(exchange.ranks, seen, strict=True) if not answer]
         if blind:
             raise SaveError(
-                f"{name_ranks(blind)} do not see {request.directory} of rank {exchange.ranks[0]}: choose a directory on "
-                "storage that all nodes see (%mesh reserve --shared names it)"
+                f"{name_ranks(blind)} {'does' if len(blind) == 1 else 'do'} not see {request.directory} of rank "
+                f"{exchange.ranks[0]}: choose one on storage that all nodes see (%mesh reserve --shared names it)"
             )
     return directory
 
@@ -215,11 +216,11 @@ def _compare(exchange: Exchange, own: _Own) -> tuple[_Whole, set[str]]:
     whole = put_together([{key: _Told(*leaf) for key, leaf in each["leaves"].items()} for each in told])
     by_rank = {key for key, leaf in whole.items() if leaf.by_rank}
     exchange.share("by rank", json.dumps(sorted(by_rank)).encode())
-    merged = [
+    parts, aliases = (
         {name: value for each in reversed(told) for name, value in each[what].items()} for what in ("parts", "aliases")
-    ]
+    )
     left_out = _by_ranks([each["left_out"] for each in told], exchange.ranks)
-    return _Whole(whole, *merged, left_out), by_rank
+    return _Whole(whole, parts, aliases, left_out), by_rank
 
 
 def put_together(told: Sequence[Mapping[str, _Told]]) -> dict[str, SavedLeaf]:
@@ -300,13 +301,30 @@ def _dcp_step(step: tuple[str, Any]) -> Any:
 
 def _write(exchange: Exchange, directory: Path, plan: SavePlan, planner: SavePlanner) -> list[bytes] | None:
     """Write this rank's part; return, on the first rank, what all have written."""
-    writer = Writer(directory)
+    tell = _Teller(sum(item.tensor_storage_size() or 0 for item in plan.items)) if exchange.is_first else None
+    writer = Writer(directory, tell or (lambda _: None))
     try:
         results = writer.write_data(plan, planner).value()
     except OSError as error:
         raise SaveError(f"can not write in {directory.parent}: {error.strerror}") from error
     files = {name: [file.size_bytes, file.crc32] for name, file in writer.files.items()}
     return exchange.gather("written", pickle.dumps((results, files)))
+
+
+class _Teller:
+    """Prints how far the first rank is, now and then.
+
+    Args:
+        total_bytes: that it writes.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes, self._next_s = total_bytes, time.monotonic() + _TELL_S
+
+    def __call__(self, written_bytes: int) -> None:
+        if (now := time.monotonic()) >= self._next_s:
+            self._next_s = now + _TELL_S
+            print(f"saving {written_bytes} of {max(self._total_bytes, written_bytes)} bytes", flush=True)  # noqa: T201
 
 
 def _commit(

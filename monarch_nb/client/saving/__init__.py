@@ -1,0 +1,6 @@
+"""What ranks hold goes to disk and comes back, as the client asks for it.
+
+places   which directory of the ranks is meant, and whether it outlives the reservation
+asking   one question to all ranks of a mesh, and what came of it
+saves    what a mesh does: save, load, and tell which saves there are
+"""

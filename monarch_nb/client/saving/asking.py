@@ -1,0 +1,127 @@
+"""One question to all ranks of a mesh that save or load, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.client.runs.run import Listener, OnError, Run
+from monarch_nb.client.runs.watching.waits import explain_waits
+from monarch_nb.errors import MonarchNbError, SaveError
+from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.ground.rank_sets import name_ranks
+
+_ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that the first rank has written, and those that it writes in all."""
+
+
+class SavingMesh(HeldMesh, Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    name: str
+
+    @property
+    def reservation(self) -> Any: ...
+
+    def submit(
+        self,
+        code: str,
+        *,
+        on_error: OnError = "wait",
+        cell_number: int = 0,
+        sync: bool = True,
+        listener: Listener | None = None,
+    ) -> Run: ...
+
+    def running(self) -> Iterable[Run]: ...
+
+    def select(self, ranks: int | Iterable[int], /) -> Any: ...
+
+
+def ask(
+    mesh: SavingMesh,
+    what: str,
+    request: Mapping[str, Any],
+    *,
+    actor: str = "",
+    cell_number: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Have all ranks of a mesh save or load; return the report of the first.
+
+    Raises:
+        SaveError: they could not, or ranks are busy.
+        RunFailed, RankDead, NodeUnreachable: as of any run.
+    """
+    check_free(mesh)
+    asked = {
+        "what": what,
+        "request": dict(request),
+        "secret": secrets.token_hex(),
+        "ranks": list(mesh.ranks),
+        "actor": actor,
+    }
+    code = f"{_ENTRY}.run({json.dumps(asked)!r})"
+    answers = _values(mesh, code, cell_number, progress)
+    failures = [MonarchNbError.from_facts(each) for each in answers if "error" in each]
+    if failures:
+        own = [each for each in failures if not getattr(each, "of_others", False)]
+        raise (own or failures)[0]
+    report: dict[str, Any] = answers[0]["report"]
+    return report
+
+
+def ask_first(mesh: SavingMesh, call_: str) -> Any:
+    """Have the first rank call a function of the entry; return its value, which is JSON."""
+    return _values(mesh.select(mesh.ranks[0]), f"{_ENTRY}.{call_}", 0, None)[0]
+
+
+def check_free(mesh: SavingMesh) -> None:
+    """Refuse at once where ranks run something: they would save when it is done, or never.
+
+    Raises:
+        SaveError: they do. It says who waits for whom, or where they are.
+    """
+    busy = list(mesh.running())
+    if not busy:
+        return
+    where = call(mesh.core.where(mesh.ranks))
+    if waits := explain_waits({}, where):
+        raise SaveError(f"nothing was begun: {waits}")
+    ranks = name_ranks(busy[0].ranks)
+    verb = "runs" if len(busy[0].ranks) == 1 else "run"
+    raise SaveError(
+        f"nothing was begun: {ranks} {verb} {busy[0].title!r}: wait for it, or interrupt it (%mesh interrupt)"
+    )
+
+
+def _values(mesh: SavingMesh, code: str, cell_number: int, progress: Progress | None) -> Sequence[Any]:
+    listener = _Listener(progress) if progress is not None else None
+    with at_waits():
+        run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=listener)
+        run.join()
+    if not run.is_collected:
+        run.collected()
+    run.raise_failures()
+    return [json.loads(each) for each in run.values]
+
+
+class _Listener:
+    """Reads from what the first rank prints how far it is."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Text):
+            for line in event.text.splitlines():
+                words = line.split()
+                if len(words) == 5 and words[0] == "saving" and words[1].isdigit() and words[3].isdigit():
+                    self._progress(int(words[1]), int(words[3]))

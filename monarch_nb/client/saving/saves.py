@@ -1,0 +1,159 @@
+"""What a mesh does with saves: it makes them, loads them, and tells which there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first
+from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.sizes import size
+from monarch_nb.worker.saving.asked import (
+    KEPT_SAVES,
+    LoadReport,
+    LoadRequest,
+    NamedPart,
+    Origin,
+    SaveReport,
+    SaveRequest,
+)
+from monarch_nb.worker.saving.manifest import found
+
+
+@dataclass(frozen=True)
+class SaveInfo:
+    """A save that there is.
+
+    Attributes:
+        path: of it, on the ranks. saved_at: seconds since the epoch. ranks: how many saved. size_bytes: of its files.
+        origin: whose it is. parts: what it has, by name.
+    """
+
+    path: str
+    saved_at: float
+    ranks: int
+    size_bytes: int
+    origin: Origin
+    parts: tuple[NamedPart, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it has."""
+        return tuple(part.name for part in self.parts)
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.saved_at).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{self.path}: {when}, {counted(self.ranks, 'rank')}, {size(self.size_bytes)}: {', '.join(self.names)}"
+
+
+class Saves:
+    """A part of `Mesh`: what its ranks hold goes to disk, and comes back."""
+
+    def save(
+        self: SavingMesh,
+        directory: str | os.PathLike[str],
+        names: Iterable[str] = (),
+        *,
+        keep: int = KEPT_SAVES,
+        background: bool = False,
+        cell_number: int = 0,
+        progress: Progress | None = None,
+    ) -> SaveReport:
+        """Save what the ranks hold under names: models, optimizers and whatever else has `state_dict` and
+        `load_state_dict`; tensors; plain values and containers of these; random states.
+
+        The save is a new directory in `directory`, an ordinary checkpoint of torch.distributed.checkpoint. It appears
+        when it is whole. What is equal on all ranks is written once, shared out over the ranks. No process group is
+        used.
+
+        Args:
+            directory: a relative one is the notebook's own where the nodes see it, else one of the shared storage.
+            names: only these names. By default all of the cells' names that can be saved.
+            keep: how many of the newest saves in `directory` stay.
+            background: return when the state is copied in memory; ranks write while the next cells run.
+            cell_number: of the notebook's cell, to be told by `saves`.
+            progress: called with the bytes that the first rank has written, and those that it writes in all.
+
+        Returns:
+            What was saved, and what was not and why. Printed, it is lines for people.
+
+        Raises:
+            SaveError: a name can not be saved, or a rank could not write; earlier saves are whole. Or ranks are busy.
+            UsageError: the nodes have no such directory that outlives the reservation.
+            RunFailed, RankDead, NodeUnreachable: as for `run`.
+
+        Example:
+            >>> mesh.save("checkpoints/a", ["model", "optimizer", "step"])  # doctest: +SKIP
+            saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in /home/me/project/checkpoints/a/0001
+        """
+        request = SaveRequest(
+            directory_of_saves(self.reservation, directory),
+            tuple(names),
+            keep,
+            background,
+            Origin(self.reservation.name, self.name, cell=cell_number),
+        )
+        facts = ask(self, "save", dataclasses.asdict(request), cell_number=cell_number, progress=progress)
+        return SaveReport.from_facts(facts)
+
+    def load(
+        self: SavingMesh,
+        directory: str | os.PathLike[str],
+        names: Iterable[str] = (),
+        *,
+        strict: bool = False,
+        cell_number: int = 0,
+    ) -> LoadReport:
+        """Load a save into the objects of the same names, on as many ranks as there are now.
+
+        First all ranks look whether everything fits. If something is missing, or has another shape or type, it is named
+        and nothing has changed.
+
+        Args:
+            directory: of a save, or of saves, of which the newest is loaded.
+            names: only these names. By default all that were saved.
+            strict: also refuse when something would be left out, or when a name is not in the save.
+
+        Returns:
+            What was loaded, and what was not and why.
+
+        Raises:
+            SaveError: something does not fit, or the save is damaged, or ranks are busy.
+            RunFailed, RankDead, NodeUnreachable: as for `run`.
+
+        Example:
+            >>> mesh.load("checkpoints/a")  # doctest: +SKIP
+            loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from /home/…/checkpoints/a/0001
+        """
+        request = LoadRequest(directory_of_saves(self.reservation, directory), tuple(names), strict)
+        return LoadReport.from_facts(ask(self, "load", dataclasses.asdict(request), cell_number=cell_number))
+
+    def saves(self: SavingMesh, directory: str | os.PathLike[str] = "checkpoints") -> list[SaveInfo]:
+        """Return the saves in a directory and in its directories, newest first.
+
+        Args:
+            directory: as for `save`. If this computer does not see it, the first rank looks when it is free.
+        """
+        path = directory_of_saves(self.reservation, directory)
+        if os.path.isdir(path):
+            listed = [(str(place), manifest.summary()) for place, manifest in found(Path(path))]
+        else:
+            listed = ask_first(self, f"listed({path!r})")
+        return [_info(place, summary) for place, summary in listed]
+
+
+def _info(path: str, summary: Any) -> SaveInfo:
+    return SaveInfo(
+        path,
+        summary["saved_at"],
+        summary["ranks"],
+        summary["size_bytes"],
+        Origin.from_facts(summary["origin"]),
+        tuple(NamedPart.from_facts(part) for part in summary["parts"]),
+    )
