@@ -152,7 +152,8 @@ class Keeper:
 
     def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
         """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
-        if self._armed is None:
+        is_fresh = self._status.path and time.time() - self._status.saved_at < wanted.fresh_s
+        if self._armed is None or is_fresh:
             done(self.status())
             return
         self._urgent.append(_Urgent(wanted.why, time.monotonic() + wanted.within_s, done))
@@ -387,5 +388,3 @@ class _Urgent:
 
 def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode()
-
-
