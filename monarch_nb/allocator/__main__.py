@@ -80,6 +80,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     temporary = "for a job: a signal ends everything, and so does this time without a reservation; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
+    grace = "so long ranks may take to save when a signal ends a temporary one (default: %(default)s)"
+    network.add_argument("--grace", metavar="TIME", default="25s", help=grace)
     first = "how long a temporary one waits for its first reservation (default: as long as for others)"
     network.add_argument("--first", metavar="TIME", help=first)
     parser.add_argument("--procs", type=int, help="CPU ranks that fit (default: the number of CPUs)")
@@ -146,6 +148,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         node.leases.expiry,
         node.scripts,
         node.resizing,
+        node.autosaves,
     )
     log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
@@ -201,6 +204,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     _log.info("%s ends%s", options.node_id, "" if ends else "; its ranks go on, and the next allocator adopts them")
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
+    if ends and stopped_by_signal.is_set():
+        await node.autosaves.save(node.state.leases, "the node is taken away", seconds_of(options.grace, "--grace"))
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
     if network and network.publish and ends:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.members import Members
@@ -117,7 +118,10 @@ class Node:
         self.audience = audience = Audience(self.sessions, self.watch, paths, archives)
         self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel, certificate)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
-        self.leases = leases = Leases(state, records, supervisor, meshes, files, self.sessions, gpu_locks)
+        self.autosaves = Autosaves(records, supervisor)
+        self.leases = leases = Leases(
+            state, records, supervisor, meshes, files, self.sessions, gpu_locks, self.autosaves
+        )
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
@@ -168,6 +172,7 @@ class Node:
         self.warming.close()
         self.adoption.close()
         self.leases.expiry.close()
+        self.autosaves.close()
         self.owed.close()
         self.undertakings.close()
         self.log_limit.close()
@@ -202,6 +207,7 @@ class Node:
         (self.scripts if process.record.script_of else self.runs).on_result(process, result)
 
     def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
+        self.autosaves.tell(process)
         (self.scripts if process.record.script_of else self.runs).on_hello(process, hello)
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:

@@ -952,3 +952,139 @@ class Where(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Where: _TypeAlias = Where  # noqa: Y015
+
+@_typing.final
+class ArmSaves(_message.Message):
+    """---- saves that ranks make by themselves ----
+
+    A newer one takes the place of an older. Without a secret: no more saves.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECRET_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    EVERY_S_FIELD_NUMBER: _builtins.int
+    EVERY_STEPS_FIELD_NUMBER: _builtins.int
+    AT_END_FIELD_NUMBER: _builtins.int
+    BEFORE_S_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    MESH_FIELD_NUMBER: _builtins.int
+    secret: _builtins.str
+    """new for each, the same on all ranks of the mesh"""
+    directory: _builtins.str
+    """an absolute path"""
+    every_s: _builtins.float
+    """0: not by the clock"""
+    every_steps: _builtins.int
+    """0: not by steps"""
+    at_end: _builtins.bool
+    """before the nodes are taken away, too"""
+    before_s: _builtins.float
+    """so long before a time limit"""
+    background: _builtins.bool
+    """written behind the next steps"""
+    keep: _builtins.int
+    """0: as many as by default"""
+    reservation: _builtins.str
+    """names, for what is said of the save"""
+    mesh: _builtins.str
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all that can be saved"""
+
+    def __init__(
+        self,
+        *,
+        secret: _builtins.str = ...,
+        directory: _builtins.str = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        every_s: _builtins.float = ...,
+        every_steps: _builtins.int = ...,
+        at_end: _builtins.bool = ...,
+        before_s: _builtins.float = ...,
+        background: _builtins.bool = ...,
+        keep: _builtins.int = ...,
+        reservation: _builtins.str = ...,
+        mesh: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_end", b"at_end", "background", b"background", "before_s", b"before_s", "directory", b"directory", "every_s", b"every_s", "every_steps", b"every_steps", "keep", b"keep", "mesh", b"mesh", "names", b"names", "reservation", b"reservation", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArmSaves: _TypeAlias = ArmSaves  # noqa: Y015
+
+@_typing.final
+class SaveNow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    FRESH_S_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    within_s: _builtins.float
+    """what is not done by then is given up"""
+    fresh_s: _builtins.float
+    """a save that is no older will do"""
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+        within_s: _builtins.float = ...,
+        fresh_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh_s", b"fresh_s", "why", b"why", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveNow: _TypeAlias = SaveNow  # noqa: Y015
+
+@_typing.final
+class SavesStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARMED_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    SAVED_AT_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """of the last save"""
+    saved_at: _builtins.float
+    """seconds since the epoch"""
+    run: _builtins.int
+    """what it was made of"""
+    step: _builtins.int
+    """0: between runs"""
+    why: _builtins.str
+    problem: _builtins.str
+    """why the last attempt saved nothing; empty when it did"""
+    @_builtins.property
+    def armed(self) -> Global___ArmSaves: ...
+    def __init__(
+        self,
+        *,
+        armed: Global___ArmSaves | None = ...,
+        path: _builtins.str = ...,
+        saved_at: _builtins.float = ...,
+        run: _builtins.int = ...,
+        step: _builtins.int = ...,
+        why: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["armed", b"armed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["armed", b"armed", "path", b"path", "problem", b"problem", "run", b"run", "saved_at", b"saved_at", "step", b"step", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavesStatus: _TypeAlias = SavesStatus  # noqa: Y015

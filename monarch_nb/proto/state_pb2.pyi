@@ -195,6 +195,7 @@ class MeshRecord(_message.Message):
     STORE_NODE_FIELD_NUMBER: _builtins.int
     NEXT_NODE_RANK_FIELD_NUMBER: _builtins.int
     ENDS_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     store_moves: _builtins.int
     """see StorePlace"""
     store_node: _builtins.str
@@ -212,6 +213,8 @@ class MeshRecord(_message.Message):
     def store(self) -> Global___ProcessIdentity:
         """when it is here"""
 
+    @_builtins.property
+    def saves(self) -> _run_pb2.ArmSaves: ...
     def __init__(
         self,
         *,
@@ -221,10 +224,11 @@ class MeshRecord(_message.Message):
         store_node: _builtins.str = ...,
         next_node_rank: _builtins.int | None = ...,
         ends: _builtins.str = ...,
+        saves: _run_pb2.ArmSaves | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "next_node_rank", b"next_node_rank", "saves", b"saves", "spec", b"spec", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "ends", b"ends", "next_node_rank", b"next_node_rank", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank", "ends", b"ends", "next_node_rank", b"next_node_rank", "saves", b"saves", "spec", b"spec", "store", b"store", "store_moves", b"store_moves", "store_node", b"store_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_node_rank: _TypeAlias = _typing.Literal["next_node_rank"]  # noqa: Y015
     _WhichOneofArgType__next_node_rank: _TypeAlias = _typing.Literal["_next_node_rank", b"_next_node_rank"]  # noqa: Y015

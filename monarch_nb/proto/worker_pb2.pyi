@@ -541,6 +541,9 @@ class ControlRequest(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
     INTERRUPT_ACTORS_FIELD_NUMBER: _builtins.int
+    ARM_SAVES_FIELD_NUMBER: _builtins.int
+    SAVE_NOW_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     inspect: _builtins.str
     """a name, with dots"""
@@ -564,6 +567,14 @@ class ControlRequest(_message.Message):
     def debug(self) -> _run_pb2.DebugCommand: ...
     @_builtins.property
     def interrupt_actors(self) -> Global___InterruptActors: ...
+    @_builtins.property
+    def arm_saves(self) -> _run_pb2.ArmSaves: ...
+    @_builtins.property
+    def save_now(self) -> _run_pb2.SaveNow:
+        """answered when it is done, or given up"""
+
+    @_builtins.property
+    def saves(self) -> Global___GetSaves: ...
     def __init__(
         self,
         *,
@@ -579,12 +590,15 @@ class ControlRequest(_message.Message):
         stops: Global___GetStops | None = ...,
         debug: _run_pb2.DebugCommand | None = ...,
         interrupt_actors: Global___InterruptActors | None = ...,
+        arm_saves: _run_pb2.ArmSaves | None = ...,
+        save_now: _run_pb2.SaveNow | None = ...,
+        saves: Global___GetSaves | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "request", b"request", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug", "interrupt_actors"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -684,6 +698,21 @@ class GetStops(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStops: _TypeAlias = GetStops  # noqa: Y015
+
+@_typing.final
+class GetSaves(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSaves: _TypeAlias = GetSaves  # noqa: Y015
 
 @_typing.final
 class GetStack(_message.Message):
@@ -875,6 +904,7 @@ class ControlReply(_message.Message):
     ACTORS_FIELD_NUMBER: _builtins.int
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     stack: _builtins.str
     """text, most recent call last"""
@@ -893,6 +923,8 @@ class ControlReply(_message.Message):
     def stops(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Stop]: ...
     @_builtins.property
     def debug(self) -> _run_pb2.DebugAnswer: ...
+    @_builtins.property
+    def saves(self) -> _run_pb2.SavesStatus: ...
     def __init__(
         self,
         *,
@@ -906,10 +938,11 @@ class ControlReply(_message.Message):
         actors: _abc.Iterable[_run_pb2.ActorStatus] | None = ...,
         stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
         debug: _run_pb2.DebugAnswer | None = ...,
+        saves: _run_pb2.SavesStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "saves", b"saves", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "ok", b"ok", "request", b"request", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "ok", b"ok", "request", b"request", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,7 +18,7 @@ import time
 import traceback
 from bdb import BdbQuit
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
+from monarch_nb.worker.autosaves import armed, steps
 from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
@@ -113,8 +114,10 @@ class Rank:
         self._pid = os.getpid()
         blobs = MailBlobs(Path(spec.mail_directory), spec.rank)
         self._post = Post(spec.node, spec.process, blobs, engine.process, self._forget_socket)
+        self._keeper = armed.keeper(spec.environment, self._when_idle, lambda: any(self._executions))
         self._control = ControlThread(
             listener,
+            keeper=self._keeper,
             post=self._post,
             activities=self._activities,
             executions=self._executions,
@@ -143,6 +146,7 @@ class Rank:
         note = Path(self._spec.store_note) if moves else None
         forming.install(note, self._report_lost_store)
         self._debugger.install()
+        steps.watch(self._keeper.stepped)
         presets = after_fork.presets(os.environ)
         self._shell.user_ns.update(presets)
         last: LastValue = self._shell.displayhook  # type: ignore[assignment]
@@ -242,6 +246,7 @@ class Rank:
     def _begin(self, spec: RunSpec, active: ActiveRun, result: RankResult) -> None:
         """Run a body, to its end unless it awaits."""
         output = self._output_of(spec)
+        self._keeper.begin_run(spec.number)
         self._interrupter.install()
         forming.begin_run(spec.number)
         forming.free_unused()
@@ -267,6 +272,7 @@ class Rank:
         self._results.start(spec.run_id)
         output = self._output_of(spec)
         self._interrupter.install()
+        self._keeper.begin_run(spec.number)
         lone_training.begin_run()
         imports = ImportTimes() if os.environ.get("RANK") == "0" else None  # it is much the same on all
         error: BaseException | None = active.error()
@@ -311,6 +317,7 @@ class Rank:
         if os.getpid() != self._pid:
             self._context.run(_leave_forked_child, error)
         self._debugger.code_ended()
+        self._keeper.end_run()
         self._interrupter.finished()
         try:
             self._fill(error, active, result, output)
@@ -360,6 +367,10 @@ class Rank:
         self._shell.remember_error(shown)
         if not active.is_script:  # whose value is its exit status
             _drop_value(result)
+
+    def _when_idle(self, action: Callable[[], None]) -> None:
+        """Have the main thread call something between runs. From any thread."""
+        self._loop.call_soon_threadsafe(action)
 
     def _wake_control(self) -> None:
         """From any thread."""

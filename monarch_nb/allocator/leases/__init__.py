@@ -3,6 +3,7 @@
 leases        gives, confirms and releases them
 gpu_locks     says to all allocators of the machine which GPUs are leased
 line          who waits for slots
+autosaves     what ranks save by themselves: written down, told to them, asked for before the end
 expiry        ends those that nobody confirms, whose time is up, or that nobody uses (by the limits in state)
 owed          tells nodes that were away what they are to end or to know
 members       which nodes a reservation has, when these change

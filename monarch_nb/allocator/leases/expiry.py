@@ -16,14 +16,16 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from monarch_nb import config
 from monarch_nb.allocator.files.relay import Relay
+from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.sessions.sessions import Session
-from monarch_nb.allocator.state.limits import how_it_ended
+from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
+from monarch_nb.times import duration
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Expiry:
         releases: the reservations that are being released.
         save_lease: writes a lease down.
         start_release: begins to release a reservation; why, when no person asked for it.
+        autosaves: has ranks save before the time is up.
     """
 
     def __init__(
@@ -50,9 +53,13 @@ class Expiry:
         releases: Container[str],
         save_lease: Callable[[str], None],
         start_release: Callable[[str, str], object],
+        autosaves: Autosaves,
     ) -> None:
         self._state, self._sessions, self._relay = state, sessions, relay
         self._releases, self._save_lease, self._start_release = releases, save_lease, start_release
+        self._autosaves = autosaves
+        self._saving: set[str] = set()
+        """Reservations whose ranks were told to save before the end."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -74,6 +81,7 @@ class Expiry:
         if timer := self._timers.pop(reservation_id, None):
             timer.cancel()
         self._saved_s.pop(reservation_id, None)
+        self._saving.discard(reservation_id)
 
     def watch(self, reservation_id: str) -> None:
         """Look at a reservation when it may have to end."""
@@ -85,9 +93,21 @@ class Expiry:
         in_s: float | None = config.PROVISIONAL_LEASE_S
         if lease.confirmed:
             in_s = lease.limits.look_in_s(seconds_since_boot(), busy=self.is_busy(reservation_id))
+            if (save_in_s := self._save_in_s(reservation_id, lease.limits)) is not None:
+                in_s = min(save_in_s, in_s or save_in_s)
         if in_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[reservation_id] = loop.call_later(in_s, self._look, reservation_id)
+
+    def _save_in_s(self, reservation_id: str, limits: Limits) -> float | None:
+        """Return when ranks are to save before the time is up; None: never, or they were told."""
+        before_s = min(self._autosaves.before_s(reservation_id), limits.time_s / 2)
+        left_s = limits.time_left_s(seconds_since_boot())
+        if left_s is None or not before_s:
+            return None
+        if left_s > before_s:
+            self._saving.discard(reservation_id)
+        return None if reservation_id in self._saving else max(0.0, left_s - before_s)
 
     @contextlib.contextmanager
     def held_up(self, reservation_id: str) -> Iterator[None]:
@@ -199,6 +219,10 @@ class Expiry:
         if limits.is_nearly_up(now_s) and not limits.warned:
             limits.warned = True
             self._tell(reservation_id, self._time_left(reservation_id))
+        if self._save_in_s(reservation_id, limits) == 0:
+            self._saving.add(reservation_id)
+            left_s = limits.time_left_s(now_s) or 0.0
+            self._autosaves.ask_soon(reservation_id, f"the time is up in {duration(left_s)}", left_s)
         if busy:
             limits.used_s = now_s
         if limits.used_s != self._saved_s.get(reservation_id):

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from monarch_nb.allocator.files.node_files import NodeFiles
+from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.line import Line
@@ -43,6 +44,7 @@ class Leases:
         files: NodeFiles,
         sessions: set[Session],
         gpu_locks: GpuLocks,
+        autosaves: Autosaves,
     ) -> None:
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
@@ -55,6 +57,7 @@ class Leases:
             releases=self.releases,
             save_lease=records.save_lease,
             start_release=self.start_release,
+            autosaves=autosaves,
         )
 
     # ---- to have ----

@@ -528,6 +528,9 @@ CONTROL_RULES: dict[str, tuple[Right, str]] = {
     "abort_groups": (Right.RUN, "free its ranks"),
     "interrupt_actors": (Right.OWN, "interrupt its actors"),
     "kill": (Right.OWN, "kill its ranks"),
+    "arm_saves": (Right.RUN, "save what its ranks hold"),
+    "save_now": (Right.RUN, "save what its ranks hold"),
+    "saves": (Right.READ, "see what it saves"),
 }
 """By what control threads are asked (ControlRanksRequest.message)."""
 

@@ -50,6 +50,9 @@ async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.
         node.supervisor.kill(doomed)
         return [pb.RankReply(rank=process.rank, answered=True) for process in doomed]
     ranks = [rank for rank in request.ranks if rank in mesh.ranks]
+    if request.HasField("arm_saves"):
+        node.autosaves.arm(request.mesh_id, request.arm_saves)
+        node.leases.expiry.watch(mesh.spec.reservation_id)
     return list(await asyncio.gather(*(_control_rank(node, request, mesh, rank) for rank in ranks)))
 
 
@@ -85,6 +88,8 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     timeout_s = request.timeout_s or 5.0
     if request.HasField("debug"):
         timeout_s += request.debug.wait_s
+    if request.HasField("save_now"):
+        timeout_s += request.save_now.within_s
     if request.WhichOneof("message") == "stack":
         timeout_s = min(timeout_s, STACK_WAIT_S)
     reply = await process.link.control(_rank_request(request), timeout_s)
@@ -94,6 +99,8 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     if reply is None:
         return pb.RankReply(rank=rank)
     script = node.scripts.at_work(mesh, rank) if request.HasField("stops") else None
+    if reply.HasField("saves"):
+        reply.saves.armed.ClearField("secret")  # known to the ranks only
     beside = await script.link.control(_rank_request(request), timeout_s) if script is not None else None
     return pb.RankReply(
         rank=rank,
@@ -106,6 +113,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         actors=reply.actors,
         stops=[*reply.stops, *(beside.stops if beside is not None else ())],
         debug=reply.debug if request.HasField("debug") else None,
+        saves=reply.saves if reply.HasField("saves") else None,
     )
 
 
@@ -149,6 +157,12 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             return wire.ControlRequest(inspect=request.inspect)
         case "stops":
             return wire.ControlRequest(stops=wire.GetStops())
+        case "arm_saves":
+            return wire.ControlRequest(arm_saves=request.arm_saves)
+        case "save_now":
+            return wire.ControlRequest(save_now=request.save_now)
+        case "saves":
+            return wire.ControlRequest(saves=wire.GetSaves())
         case "debug":
             return wire.ControlRequest(debug=request.debug)
         case "abort_groups":

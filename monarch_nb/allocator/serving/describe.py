@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from monarch_nb import config
+from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.leases.expiry import Expiry
 from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.scripts import Scripts
@@ -43,10 +44,12 @@ class Description:
         expiry: Expiry,
         scripts: Scripts,
         resizing: Resizing,
+        autosaves: Autosaves,
     ) -> None:
         self._identity, self._state, self._supervisor, self._warming = identity, state, supervisor, warming
         self._readings, self._whereabouts, self._actors = readings, whereabouts, actors
         self._expiry, self._scripts, self._resizing = expiry, scripts, resizing
+        self._autosaves = autosaves
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""
@@ -135,10 +138,20 @@ class Description:
                         ranks=self.ranks(mesh, mesh.ranks, taken, with_actors=readings),
                         runs=_run_statuses(mesh, past_runs, with_newest=readings),
                         last_number=mesh.last_number,
+                        saves=self._saves(mesh_id),
                     )
             for spec in self._resizing.between(reservation_id):
                 reservation.meshes.add(mesh_id=spec.mesh_id, name=spec.name, spec=spec)
         return reply
+
+    def _saves(self, mesh_id: str) -> run_pb2.ArmSaves | None:
+        """Return what is armed, without its secret."""
+        if (armed := self._autosaves.armed(mesh_id)) is None:
+            return None
+        told = run_pb2.ArmSaves()
+        told.CopyFrom(armed)
+        told.ClearField("secret")
+        return told
 
     def ranks(
         self,

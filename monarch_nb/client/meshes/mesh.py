@@ -28,6 +28,7 @@ from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.stops import policy
+from monarch_nb.client.saving.autosaves import Autosaves
 from monarch_nb.client.saving.saves import Saves
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
@@ -44,7 +45,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Saves):
+class Mesh(Scales, Printed, Compares, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving.saves import SaveInfo, last_save
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
@@ -26,8 +27,29 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     Raises:
         SaveError: see Mesh.save.
     """
-    directory, *names = parsed.words
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
+    if parsed.switch("off"):
+        if parsed.words:
+            raise UsageError("--off stands alone: %mesh save --off")
+        mesh.autosave_off()
+        show(calm_line("ranks save by themselves no more"))
+        return
+    if not parsed.words:
+        raise UsageError("%mesh save needs a directory, as in %mesh save checkpoints/a")
+    directory, *names = parsed.words
+    every, at_end = parsed.text("every"), parsed.switch("at_end")
+    if every is not None or at_end or parsed.seconds("before") is not None:
+        status = mesh.autosave(
+            directory,
+            names,
+            every=every,
+            at_end=at_end,
+            before=parsed.seconds("before"),
+            keep=parsed.count("keep") or KEPT_SAVES,
+            background=parsed.switch("async"),
+        )
+        show(calm_line(f"{status} (%mesh save --off ends it)"))
+        return
     with LateProgress(shell) as progress:
         report = mesh.save(
             directory,

@@ -391,7 +391,8 @@ class Subcommands:
         others = [other for other in reservation.meshes.now() if other.id != mesh.id]
         who = info.waiting, price, job, info.absences, info.nodes_without_main
         way_on = mesh.core.way_on("; ".join(info.absences))
-        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who, way_on=way_on))
+        saves = str(mesh.autosave_status() or "")
+        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who, way_on=way_on, saves=saves))
 
     def _known(self, mesh: Mesh) -> Shown | None:
         """Return what this kernel knows while no node answers; None when one does, or their job has ended."""

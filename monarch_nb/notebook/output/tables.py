@@ -102,6 +102,7 @@ def status_table(
     absences: Sequence[str] = (),
     bare: Sequence[str] = (),
     way_on: str = "",
+    saves: str = "",
 ) -> Shown:
     """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
@@ -116,6 +117,7 @@ def status_table(
         absences: what there is to say of nodes of the reservation that do not answer, also where the mesh is not.
         bare: what there is to say of nodes that have no ranks of the main mesh.
         way_on: what to do about nodes that do not answer, if there are any.
+        saves: what there is to say of saves that ranks make by themselves.
     """
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
@@ -147,6 +149,7 @@ def status_table(
     notes += [*(_other_line(other) for other in others), *bare]
     if waiting:
         notes.append(line_sentence(waiting))
+    notes += saves.splitlines()
     alive = sum(rank.is_alive for rank in ranks)
     reservation = mesh.reservation
     whose = "" if reservation.is_mine else f" of {reservation.owner}"

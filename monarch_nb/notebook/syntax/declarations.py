@@ -320,17 +320,21 @@ PULL = Command(
 SAVE = Command(
     "save",
     "save what the ranks hold: models, optimizers, tensors, plain values, random states",
-    usage="DIR [NAME...] [--keep N] [--async]",
+    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async]  |  --off",
     magic="%mesh ",
     section="Data",
     words=Words(
         "DIR [NAME]",
         "a directory of saves, and what to save (default: all names of the cells)",
         most=None,
-        least=1,
+        least=0,
         completes="rank_name",
     ),
     flags=(
+        Flag("--every", "save by itself from now on: 10m, or 500steps of the optimizers", value="WHEN"),
+        Flag("--at-end", "also before the time limit, and when the engine takes the nodes away"),
+        Flag("--before", "how long before the time limit (default: 10m)", value="TIME", kind="duration"),
+        Flag("--off", "save by itself no more"),
         Flag("--keep", f"how many of the newest saves in DIR stay (default: {KEPT_SAVES})", value="N", kind="count"),
         Flag("--async", "go on when the state is copied in memory; ranks write while the next cells run"),
         _TARGETS,
@@ -343,6 +347,7 @@ SAVE = Command(
     examples=(
         ("%mesh save checkpoints/a", "all that can be saved"),
         ("%mesh save checkpoints/a model optimizer step --keep 5", ""),
+        ("%mesh save checkpoints/a --every 10m --at-end --async", "by itself, while cells train and without a kernel"),
     ),
 )
 LOAD = Command(

@@ -22,8 +22,9 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.outside import ActorState
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
-from monarch_nb.proto.run_pb2 import ActorStatus, DebugAnswer, Where
+from monarch_nb.proto.run_pb2 import ActorStatus, DebugAnswer, SavesStatus, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
+from monarch_nb.worker.autosaves.keeper import Keeper
 from monarch_nb.worker.control import completion, inspection, stacks
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.control.executions import Executions
@@ -65,6 +66,7 @@ class ControlThread(threading.Thread):
         namespace: the user's, for completion and inspection.
         debugger: knows the threads that have stopped.
         post: takes the mail connections.
+        keeper: saves by itself.
         on_work: called with a new work connection, its splitter and the messages that came with the hello.
         on_abort: called after process groups were broken.
         on_exit: called to end the process; must not return late.
@@ -84,6 +86,7 @@ class ControlThread(threading.Thread):
         namespace: dict[str, Any],
         debugger: Debugger,
         post: Post,
+        keeper: Keeper,
         on_work: Callable[[socket.socket, FrameSplitter, list[ToRank]], None],
         on_abort: Callable[[], None],
         on_exit: Callable[[], None],
@@ -97,7 +100,7 @@ class ControlThread(threading.Thread):
         self._entries = entries
         self._namespace, self._debugger = namespace, debugger
         self._replies: deque[tuple[_Peer, ControlReply]] = deque()
-        self._post = post
+        self._post, self._keeper = post, keeper
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
         self._selector = selectors.PollSelector()
         self._control: _Peer | None = None
@@ -248,6 +251,9 @@ class ControlThread(threading.Thread):
         if request.HasField("debug"):
             self._debugger.command(request.debug, lambda answer: self._answer_later(peer, reply, answer))
             return
+        if request.HasField("save_now"):
+            self._keeper.save_now(request.save_now, lambda status: self._answer_later(peer, reply, status))
+            return
         try:
             self._fill(reply, request)
         except Exception:  # noqa: BLE001 -- odd objects of the user's must not end the thread that frees the rank
@@ -257,9 +263,12 @@ class ControlThread(threading.Thread):
         if request.HasField("exit"):
             self._on_exit()
 
-    def _answer_later(self, peer: _Peer, reply: ControlReply, answer: DebugAnswer) -> None:
+    def _answer_later(self, peer: _Peer, reply: ControlReply, answer: DebugAnswer | SavesStatus) -> None:
         """From any thread: only this one writes to its connections."""
-        reply.debug.CopyFrom(answer)
+        if isinstance(answer, SavesStatus):
+            reply.saves.CopyFrom(answer)
+        else:
+            reply.debug.CopyFrom(answer)
         self._replies.append((peer, reply))
         self.wake()
 
@@ -296,6 +305,11 @@ class ControlThread(threading.Thread):
                 reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
             case "stops":
                 reply.stops.extend(self._debugger.stops())
+            case "arm_saves":
+                self._keeper.arm(request.arm_saves)
+                reply.saves.CopyFrom(self._keeper.status())
+            case "saves":
+                reply.saves.CopyFrom(self._keeper.status())
             case "abort_groups":
                 self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":

@@ -163,12 +163,12 @@ def damage(directory: Path, name: str, file: SavedFile) -> str:
             while block := stream.read(_BLOCK_BYTES):
                 crc, size_bytes = zlib.crc32(block, crc), size_bytes + len(block)
     except OSError as error:
-        return f"{name}: {error.strerror}"
+        return f"can not be read: {error.strerror}"
     if size_bytes != file.size_bytes:
-        return f"{name} has {size_bytes:,} bytes in place of {file.size_bytes:,}"
-    return "" if crc == file.crc32 else f"{name} has another checksum than when it was saved"
+        return f"has {size_bytes:,} bytes in place of {file.size_bytes:,}"
+    return "" if crc == file.crc32 else "has another checksum than when it was saved"
 
 
 def damaged(directory: Path, manifest: Manifest) -> list[str]:
     """Return what is wrong with the files of a save, a line each."""
-    return [said for name, file in manifest.files.items() if (said := damage(directory, name, file))]
+    return [f"{name} {why}" for name, file in manifest.files.items() if (why := damage(directory, name, file))]

@@ -75,10 +75,10 @@ def load(
     try:
         with exchange.taking_part():
             path, manifest = _find(request, exchange)
-            reader = Reader(path)
-            metadata = reader.read_metadata()
+            _agree(exchange, "files", _damage(exchange, path, manifest))
+            metadata = Reader(path).read_metadata()
             checked = _check(request, namespace, hidden, exchange, path, manifest, metadata)
-            _agree(request, exchange, path, checked)
+            _agree(exchange, "problems", checked.problems)
             size_bytes = _read_tensors(path, metadata, checked.parts.values())
             _all_have_read(exchange, path)
             for part in checked.parts.values():
@@ -136,7 +136,6 @@ def _check(
             checked.left_out[name] = why
         elif own:
             checked.parts[name] = _Part(name, holders.get(name), own)
-    _check_files(exchange, path, manifest, checked)
     _read_objects(path, metadata, checked)
     for name, part in list(checked.parts.items()):
         if name not in checked.problems and (why := _misfit(part, saved[name], namespace, metadata)):
@@ -195,12 +194,10 @@ def _other_number(saved_ranks: int, exchange: Exchange) -> str:
     return f"differs by rank: {saved_ranks} saved, and {len(exchange.ranks)} load"
 
 
-def _check_files(exchange: Exchange, path: Path, manifest: Manifest, checked: _Checked) -> None:
+def _damage(exchange: Exchange, path: Path, manifest: Manifest) -> dict[str, str]:
     """Look whether files are as they were written: each rank looks at its share."""
     names = sorted(manifest.files)[exchange.position :: len(exchange.ranks)]
-    said = [why for name in names if (why := damage(path, name, manifest.files[name]))]
-    if said:
-        checked.problems[str(path)] = "; ".join(said)
+    return {str(path / name): why for name in names if (why := damage(path, name, manifest.files[name]))}
 
 
 def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
@@ -212,8 +209,6 @@ def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
         if not isinstance(metadata.state_dict_metadata.get(key), TensorStorageMetadata)
     }
     data: dict[str, bytes] = {}
-    if str(path) in checked.problems:
-        return  # damaged
     _read(path, metadata, LoadPlanner({}, dict.fromkeys(keys), data.__setitem__))
     trusted = _is_own(path)
     for key, part in keys.items():
@@ -358,16 +353,16 @@ def _counts(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers)) or "no"
 
 
-def _agree(request: LoadRequest, exchange: Exchange, path: Path, checked: _Checked) -> None:
+def _agree(exchange: Exchange, step: str, problems: Mapping[str, str]) -> None:
     """Raise on all ranks if something does not fit on any."""
-    told = exchange.gather("problems", json.dumps(checked.problems).encode())
+    told = exchange.gather(step, json.dumps(problems).encode())
     whole = None
     if told is not None:
         whole = json.dumps(merged([json.loads(each) for each in told], exchange.ranks)).encode()
-    problems: dict[str, str] = json.loads(exchange.share("refused", whole))
-    if problems:
-        said = "; ".join(f"`{name}` {why}" if name != str(path) else f"{name}: {why}" for name, why in problems.items())
-        raise SaveError(f"nothing was loaded: {said}", problems)
+    found: dict[str, str] = json.loads(exchange.share(f"all {step}", whole))
+    if found:
+        said = "; ".join(f"`{name}` {why}" for name, why in found.items())
+        raise SaveError(f"nothing was loaded: {said}", found)
 
 
 def merged(told: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> dict[str, str]:

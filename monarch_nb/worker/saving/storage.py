@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import pickle
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,12 +36,19 @@ class _Stream(io.RawIOBase):
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._written = written
         self.size_bytes = self.crc32 = 0
+        self.failure: BaseException | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        whole = memoryview(data).cast("B")
+        try:
+            return self._write(memoryview(data).cast("B"))
+        except BaseException as error:  # torch's C++ code, which calls this, raises something else in its place
+            self.failure = self.failure or error
+            raise
+
+    def _write(self, whole: memoryview) -> int:
         for start in range(0, len(whole), _SLICE_BYTES):
             rest = whole[start : start + _SLICE_BYTES]
             self.crc32 = zlib.crc32(rest, self.crc32)
@@ -79,7 +87,11 @@ class _Files(FileSystem):
         stream = _Stream(Path(path), self._written)
         try:
             yield stream
+            if stream.failure is not None:
+                raise stream.failure
             self.files[Path(path).name] = SavedFile(stream.size_bytes, stream.crc32)
+        except Exception:
+            raise stream.failure or sys.exception() from None  # type: ignore[misc]
         finally:
             stream.close()
 

@@ -52,7 +52,7 @@ def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp
             f"%%mesh\nimport os, time\nprint('begins')\nwhile not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
             "print('went on at', int(step))"
         )
-        eventually(lambda: "[0-1] begins" in kernel.text(cell))
+        kernel.wait(cell, "[0-1] begins")
         [first] = jobs.jobs()
         run("scancel", first.id)
         eventually(lambda: [job.id for job in jobs.jobs() if job.served] not in ([], [first.id]), 120)

@@ -22,6 +22,7 @@ def made(listener: socket.socket, **parts: Any) -> ControlThread:
         "namespace",
         "debugger",
         "post",
+        "keeper",
     )
     nothing: Any = None
     options = dict.fromkeys((*names, "on_work", "on_abort", "on_exit"), nothing) | parts

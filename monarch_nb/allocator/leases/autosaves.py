@@ -1,0 +1,102 @@
+"""Saves that the ranks of a node make by themselves: what is armed is written down and told to every process, and ranks
+are asked to save when the node is about to be taken away. No kernel needs to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from monarch_nb.allocator.recovery.records import Records
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.proto import run_pb2
+from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.times import duration
+
+_log = logging.getLogger(__name__)
+
+BEFORE_S = 600.0
+"""How long before a time limit ranks save, when nobody says."""
+ANSWER_S = 5.0
+"""Longer than they were given ranks may take to say that they have given up."""
+FRESH_S = 30.0
+"""Nodes ask their ranks each for itself: a save that another node's question has caused will do."""
+
+
+async def _ask(process: RankProcess, request: wire.ControlRequest, patience_s: float) -> wire.ControlReply | None:
+    own = wire.ControlRequest()
+    own.CopyFrom(request)  # it gets a number
+    return await process.link.control(own, patience_s)
+
+
+class Autosaves:
+    """The saves by itself of a node's meshes."""
+
+    def __init__(self, records: Records, supervisor: Supervisor) -> None:
+        self._records, self._supervisor = records, supervisor
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def armed(self, mesh_id: str) -> run_pb2.ArmSaves | None:
+        """Return what is armed for a mesh."""
+        record = self._records.meshes.get(mesh_id)
+        return record.saves if record is not None and record.saves.secret else None
+
+    def arm(self, mesh_id: str, wanted: run_pb2.ArmSaves) -> None:
+        """Arm a mesh, or disarm it (without a secret). Its ranks are told by whoever asks for it, its scripts here."""
+        record = self._records.meshes.get(mesh_id)
+        if record is None:
+            return
+        record.saves.CopyFrom(wanted)
+        self._records.save_mesh(record)
+        for process in self._of(mesh_id):
+            if process.record.script_of:
+                process.link.tell(wire.ControlRequest(arm_saves=wanted))
+
+    def tell(self, process: RankProcess) -> None:
+        """A process is there, perhaps a new one: it learns what is armed."""
+        if (wanted := self.armed(process.home_id)) is not None:
+            process.link.tell(wire.ControlRequest(arm_saves=wanted))
+
+    def before_s(self, reservation_id: str) -> float:
+        """Return how long before the end of a reservation its ranks are to save; 0: not at all."""
+        armed = (self.armed(mesh_id) for mesh_id in self._meshes(reservation_id))
+        return max((each.before_s or BEFORE_S for each in armed if each is not None and each.at_end), default=0.0)
+
+    def ask_soon(self, reservation_id: str, why: str, within_s: float) -> None:
+        """Have the ranks of a reservation save, while this goes on."""
+        task = asyncio.get_running_loop().create_task(self.save([reservation_id], why, within_s))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def save(self, reservations: Iterable[str], why: str, within_s: float) -> None:
+        """Have the ranks of reservations save, where that is armed; return when they have, or the time is over."""
+        meshes = [mesh_id for each in reservations for mesh_id in self._meshes(each)]
+        armed = [mesh_id for mesh_id in meshes if (saves := self.armed(mesh_id)) is not None and saves.at_end]
+        processes = [process for mesh_id in armed for process in self._of(mesh_id)]
+        if not processes:
+            return
+        _log.info("%s: %d ranks are to save within %s", why, len(processes), duration(within_s))
+        wanted = run_pb2.SaveNow(why=why, within_s=within_s, fresh_s=FRESH_S)
+        asked = (
+            process.link.control(wire.ControlRequest(save_now=wanted), within_s + ANSWER_S) for process in processes
+        )
+        replies = await asyncio.gather(*asked)
+        problems = {reply.saves.problem if reply is not None else "no answer" for reply in replies} - {""}
+        paths = {reply.saves.path for reply in replies if reply is not None} - {""}
+        if problems:
+            _log.warning("%s: not saved: %s", why, "; ".join(sorted(problems)))
+        else:
+            _log.info("%s: saved %s", why, ", ".join(sorted(paths)))
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        for task in self._asking:
+            task.cancel()
+
+    def _meshes(self, reservation_id: str) -> list[str]:
+        known = self._records.meshes.items()
+        return [mesh_id for mesh_id, record in known if record.spec.reservation_id == reservation_id]
+
+    def _of(self, mesh_id: str) -> list[RankProcess]:
+        return [process for process in self._supervisor.ranks.values() if process.home_id == mesh_id]

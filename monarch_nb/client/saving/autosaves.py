@@ -1,0 +1,203 @@
+"""Saves that the ranks of a mesh make by themselves: armed once, they need no kernel."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.errors import UsageError
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.proto import run_pb2
+from monarch_nb.times import Duration, duration, seconds_of, time_of_day
+from monarch_nb.worker.saving.asked import KEPT_SAVES
+
+_STEPS = re.compile(r"(\d[\d,_]*)\s*steps?")
+STATUS_TIMEOUT_S = 2.0
+SHORTEST_S = 1.0
+
+
+class ArmedMesh(Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    name: str
+    core: Any
+
+    @property
+    def reservation(self) -> Any: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class AutosaveStatus:
+    """The saves that ranks make by themselves.
+
+    Attributes:
+        directory: of the saves, on the ranks. names: what is saved; empty for all that can be.
+        every_s, every_steps: how often; 0: not by the clock, not by steps.
+        at_end: before the nodes are taken away, too. before_s: so long before a time limit.
+        background: ranks write while they go on. keep: how many of the newest saves stay.
+        last: the path of the last save; empty when there was none. last_at: when it was made. last_step: at which
+            step of a run; 0 between runs.
+        problem: why the last attempt saved nothing; empty when it did.
+    """
+
+    directory: str
+    names: tuple[str, ...] = ()
+    every_s: float = 0.0
+    every_steps: int = 0
+    at_end: bool = False
+    before_s: float = 0.0
+    background: bool = False
+    keep: int = KEPT_SAVES
+    last: str = ""
+    last_at: float = 0.0
+    last_step: int = 0
+    problem: str = ""
+
+    @property
+    def when(self) -> str:
+        """When ranks save, for people: "every 10 min and before the end"."""
+        said = [f"every {duration(self.every_s)}"] if self.every_s else []
+        said += [f"every {self.every_steps:,} steps"] if self.every_steps else []
+        said += ["before the nodes are taken away"] if self.at_end else []
+        return " and ".join(said)
+
+    def __str__(self) -> str:
+        lines = [f"ranks save by themselves in {self.directory}, {self.when}"]
+        if self.last:
+            at = f" at step {self.last_step:,}" if self.last_step else ""
+            lines.append(f"last saved {self.last}{at}, at {time_of_day(self.last_at)}")
+        if self.problem:
+            lines.append(f"the last attempt saved nothing: {self.problem}")
+        return "\n".join(lines)
+
+
+class Autosaves:
+    """A part of `Mesh`: its ranks save by themselves."""
+
+    def autosave(
+        self: ArmedMesh,
+        directory: str | os.PathLike[str],
+        names: Iterable[str] = (),
+        *,
+        every: Duration | None = None,
+        at_end: bool = False,
+        before: Duration | None = None,
+        keep: int = KEPT_SAVES,
+        background: bool = False,
+    ) -> AutosaveStatus:
+        """Have all ranks save by themselves from now on, also without this process. What was armed before is replaced.
+
+        While a cell trains, all ranks save at the end of the same step of their optimizers. Between cells they save
+        what they hold.
+
+        Args:
+            directory, names, keep, background: as for `save`.
+            every: a time such as "10m", or a number of steps such as "500steps".
+            at_end: also save before the nodes are taken away: before the time limit, and when the engine ends the job.
+            before: how long before the time limit; by default 10 minutes.
+
+        Raises:
+            UsageError: neither `every` nor `at_end` is said; or this is a part of a mesh.
+
+        Example:
+            >>> mesh.autosave("checkpoints/a", every="10m", at_end=True)  # doctest: +SKIP
+        """
+        every_s, every_steps = read_every(every)
+        if not (every_s or every_steps or at_end):
+            raise UsageError("say when ranks save by themselves: every 10m, every 500steps, or at the end")
+        if before is not None and not at_end:
+            raise UsageError("--before is how long before the end: say --at-end as well")
+        armed = run_pb2.ArmSaves(
+            secret=secrets.token_hex(),
+            directory=directory_of_saves(self.reservation, directory),
+            names=tuple(names),
+            every_s=every_s,
+            every_steps=every_steps,
+            at_end=at_end,
+            before_s=seconds_of(before, "--before") if before is not None else 0.0,
+            background=background,
+            keep=keep,
+            reservation=self.reservation.name,
+            mesh=self.name,
+        )
+        _arm(self, armed)
+        return _status(run_pb2.SavesStatus(armed=armed))
+
+    def autosave_off(self: ArmedMesh) -> None:
+        """Have the ranks save by themselves no more. Saves that there are stay."""
+        _arm(self, run_pb2.ArmSaves())
+
+    def autosave_status(self: ArmedMesh) -> AutosaveStatus | None:
+        """Return what is armed, and what came of it; None when nothing is, or no rank answers."""
+        first = next((rank for rank in self.ranks if rank not in self.core.dead), None)
+        if first is None:
+            return None
+        replies = call(self.core.control([first], timeout_s=STATUS_TIMEOUT_S, saves=True))
+        told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
+        return _status(told[0]) if told else None
+
+    def save_now(self: ArmedMesh, why: str, within: Duration) -> AutosaveStatus | None:
+        """Have the ranks save as soon as they can, in the middle of a cell too, where saves by itself are armed.
+
+        Args:
+            why: for people. within: what is not done by then is given up.
+
+        Returns:
+            What came of it; None when nothing is armed.
+        """
+        within_s = seconds_of(within, "within")
+        wanted = run_pb2.SaveNow(why=why, within_s=within_s)
+        replies = call(self.core.control(self.ranks, timeout_s=within_s + STATUS_TIMEOUT_S, save_now=wanted))
+        told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
+        return _status(told[0]) if told else None
+
+
+def read_every(every: Duration | None) -> tuple[float, int]:
+    """Return how often ranks save, in seconds and in steps; one of them is 0.
+
+    Raises:
+        UsageError: it can not be read.
+    """
+    if every is None:
+        return 0.0, 0
+    if isinstance(every, str) and (match := _STEPS.fullmatch(every.strip().lower())):
+        steps = int(re.sub("[,_]", "", match[1]))
+        if steps:
+            return 0.0, steps
+    if isinstance(every, str) and every.strip().isdigit():
+        raise UsageError(f"--every {every} of what? A time such as 10m, or steps such as {every}steps")
+    return max(SHORTEST_S, seconds_of(every, "--every")), 0
+
+
+def _arm(mesh: ArmedMesh, armed: run_pb2.ArmSaves) -> None:
+    if len(mesh.ranks) != mesh.core.extent.size:
+        raise UsageError(f"all ranks of a mesh save by themselves, not {name_ranks(mesh.ranks)} alone")
+    call(mesh.core.check_nodes(mesh.ranks))
+    call(mesh.core.control(mesh.ranks, arm_saves=armed))
+
+
+def _status(told: run_pb2.SavesStatus) -> AutosaveStatus:
+    armed = told.armed
+    return AutosaveStatus(
+        directory=armed.directory,
+        names=tuple(armed.names),
+        every_s=armed.every_s,
+        every_steps=armed.every_steps,
+        at_end=armed.at_end,
+        before_s=armed.before_s,
+        background=armed.background,
+        keep=armed.keep,
+        last=told.path,
+        last_at=told.saved_at,
+        last_step=told.step,
+        problem=told.problem,
+    )

@@ -1,0 +1,306 @@
+"""How all ranks of a mesh save at the end of the same step, while their training's own groups are left alone.
+
+Each rank has a main thread that trains and a keeper (a thread) that talks to the other ranks' keepers through the
+mesh's store. A request goes:
+
+1. Each keeper reads how many steps its main thread has completed, and tells the others. From this moment on the main
+   thread holds at the end of its next step. So a rank that has told c steps completes at most c + 1.
+2. The target is one more than the greatest count. No rank is beyond it, and each goes on until it has completed it.
+   Nobody waits below the target: a rank that holds sooner waits only for the keepers' counts, which need no step.
+3. Each rank says where it holds. One that has finished the cell, or executes none, says so, and does not hold.
+4. When all have said it and all hold at the target, those that execute nothing hold for a moment as well. Then the
+   verdict is to save. Every other verdict names a reason, and all go on.
+
+Every wait ends: whoever waits too long gives the verdict that nothing is saved. The first verdict counts.
+
+`Part` and `Round` do no waiting: whoever calls them does, and brings the time. A run that all ranks count alike may
+also ask for one certain step (`--every 500steps`): then the first two points are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.worker.groups.rendezvous import Store
+
+SAVE = "save"
+"""The verdict; others say why nothing is saved."""
+DIFFERENT_STEPS = "ranks have made different numbers of steps"
+"""How a verdict begins when what they hold does not belong together."""
+ANSWER_S = 15.0
+"""So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
+HOLD_S = 60.0
+"""So long a main thread holds for ranks that have not come to the target."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's main thread is.
+
+    Attributes:
+        run: the number of the run that it executes, or executed last; 0: none yet.
+        steps: how many steps of it are complete.
+        ended: it executes nothing now.
+    """
+
+    run: int = 0
+    steps: int = 0
+    ended: bool = True
+
+    def encode(self) -> str:
+        return f"{self.run} {self.steps} {int(self.ended)}"
+
+    @classmethod
+    def decode(cls, text: str) -> Place:
+        run, steps, ended = map(int, text.split())
+        return cls(run, steps, bool(ended))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A save that somebody wants.
+
+    Attributes:
+        why: for people, as in "every 10 min".
+        run, step: the step at whose end; 0: whichever comes next.
+    """
+
+    why: str
+    run: int = 0
+    step: int = 0
+
+    def encode(self) -> str:
+        return json.dumps([self.why, self.run, self.step])
+
+    @classmethod
+    def decode(cls, text: str) -> Request:
+        return cls(*json.loads(text))
+
+
+class Part:
+    """One rank's part. The main thread tells what it does, the keeper what is wanted; both under one lock.
+
+    Attributes:
+        place: where the main thread is.
+        holding: the main thread waits, or is about to.
+    """
+
+    def __init__(self) -> None:
+        self.place = Place()
+        self.holding = False
+        self._final: Place | None = None
+        self._told = Place()
+        self._limit: tuple[int, int] | None = None
+        self._is_aimed = self._comes = False
+
+    # ---- the main thread
+
+    def begin(self, run: int) -> None:
+        """A run begins. First `must_hold` is asked."""
+        self.place = Place(run, 0, ended=False)
+
+    def step(self) -> None:
+        """A step is complete."""
+        self.place = replace(self.place, steps=self.place.steps + 1)
+
+    def end(self) -> None:
+        """The run has ended."""
+        self.place = replace(self.place, ended=True)
+        if self._final is None:
+            self._final = self.place
+
+    def must_hold(self) -> bool:
+        """Return whether the main thread is to wait: asked at the end of a step, before a run, and between runs."""
+        if self.place.ended:
+            return self._comes
+        return self._limit is not None and self.place.run == self._limit[0] and self.place.steps >= self._limit[1]
+
+    # ---- the keeper
+
+    def ask(self, request: Request) -> Place:
+        """A request begins: return where the main thread is. It holds at the end of its next step, or of the one that
+        is asked for."""
+        self._told, self._final, self._comes = self.place, None, False
+        self._is_aimed = bool(request.step)
+        if request.step:
+            self._limit = (request.run, request.step) if self.place.steps <= request.step else None
+        else:
+            self._limit = None if self.place.ended else (self.place.run, self.place.steps + 1)
+        return self.place
+
+    def aim(self, targets: Mapping[int, int]) -> None:
+        """The target of each run is known."""
+        self._is_aimed = True
+        if self._limit is not None:
+            self._limit = self._limit[0], targets[self._limit[0]]
+
+    def arrival(self) -> Place | None:
+        """Return where the main thread is for this request; None while it is on its way."""
+        if self._told.ended:
+            return self._told
+        if self._final is not None:
+            return self._final
+        if self._limit is None:  # it is beyond the step that was asked for
+            return self.place
+        return self.place if self._is_aimed and self.must_hold() and self.holding else None
+
+    def come(self) -> bool:
+        """All have arrived: hold, also if the main thread executes nothing. Return False when it has begun another run
+        since it arrived."""
+        self._comes = True
+        return self.place.ended or self.must_hold()
+
+    def settle(self) -> None:
+        """The request is over: the main thread is free."""
+        self._limit, self._comes, self._final = None, False, None
+
+
+def targets(told: Iterable[Place]) -> dict[int, int]:
+    """Return the step at whose end the ranks of each run hold. Where a rank has ended the run, no step is left for the
+    others to hold at: they end it too."""
+    found: dict[int, int] = {}
+    for place in told:
+        found[place.run] = max(found.get(place.run, 0), place.steps + 1)
+    return found
+
+
+def objection(arrived: Sequence[Place]) -> str:
+    """Return why what the ranks hold does not belong together; empty when it does. A rank that made no step of a run,
+    or made steps of others only, agrees with all."""
+    for run in {place.run for place in arrived if not place.ended}:
+        there = {rank: place for rank, place in enumerate(arrived) if place.run == run and place.steps}
+        counts = {place.steps for place in there.values()}
+        if len(counts) > 1:
+            said = []
+            for count in sorted(counts):
+                ranks = [rank for rank, place in there.items() if place.steps == count]
+                ended = all(there[rank].ended for rank in ranks)
+                how = f"ended after step {count}" if ended else f"at step {count}"
+                said.append(f"{name_ranks(ranks)} {how}")
+            return f"{DIFFERENT_STEPS}: {', '.join(said)}"
+    return ""
+
+
+class _Phase(Enum):
+    TELL = auto()
+    AIM = auto()
+    ARRIVE = auto()
+    COME = auto()
+    HERE = auto()
+    VERDICT = auto()
+
+
+class Round:
+    """One request, as one rank's keeper carries it. `advance` is called again and again, under the lock of the part.
+
+    Args:
+        store: of all ranks; its keys are this request's alone.
+        request: the same on all ranks.
+        rank, size: who this is, and of how many.
+        part: this rank's.
+        now_s: the time.
+    """
+
+    def __init__(self, store: Store, request: Request, rank: int, size: int, part: Part, now_s: float) -> None:
+        self._store, self._rank, self._size, self._part = store, rank, size, part
+        self._request = request
+        self._life = uuid.uuid4().hex[:8]
+        self._phase = _Phase.TELL
+        self._since_s = now_s
+        self._held_since_s: float | None = None
+
+    def advance(self, now_s: float) -> str:
+        """Do what can be done now; return the verdict once there is one, and "" before."""
+        if self._store.check(["verdict"]):
+            return _text(self._store.get("verdict"))
+        before = None
+        while before != self._phase:
+            before = self._phase
+            self._step()
+            if self._phase != before:
+                self._since_s = now_s
+        self._look_at_clock(now_s)
+        return ""
+
+    def give_up(self, why: str) -> None:
+        """Give the verdict that nothing is saved, unless there is one."""
+        self._decide(why)
+
+    def is_first(self) -> bool:
+        """Return whether this rank is the first of those that execute a run."""
+        if self._part.place.ended:
+            return False
+        before = (f"arrived/{rank}" for rank in range(self._rank))
+        return all(not self._store.check([key]) or self._place(key).ended for key in before)
+
+    def _step(self) -> None:
+        part = self._part
+        match self._phase:
+            case _Phase.TELL:
+                place = part.ask(self._request)
+                if self._request.step:
+                    self._phase = _Phase.ARRIVE
+                elif self._say("told", place.encode()):
+                    self._store.set("targets", json.dumps(list(targets(self._all("told")).items())))
+                    self._phase = _Phase.AIM
+                else:
+                    self._phase = _Phase.AIM
+            case _Phase.AIM if self._store.check(["targets"]):
+                part.aim(dict(json.loads(_text(self._store.get("targets")))))
+                self._phase = _Phase.ARRIVE
+            case _Phase.ARRIVE if (arrival := part.arrival()) is not None:
+                if self._say("arrived", arrival.encode()):
+                    if why := objection(self._all("arrived")):
+                        self._decide(why)
+                    else:
+                        self._store.set("come", "1")
+                self._phase = _Phase.COME
+            case _Phase.COME if self._store.check(["come"]):
+                if not part.come():
+                    self._decide(f"rank {self._rank} has begun another run meanwhile")
+                self._phase = _Phase.HERE
+            case _Phase.HERE if part.holding and part.must_hold():
+                if self._say("here", "1"):
+                    self._decide(SAVE)
+                self._phase = _Phase.VERDICT
+
+    def _look_at_clock(self, now_s: float) -> None:
+        """Whoever waits too long ends it for all."""
+        if self._phase in (_Phase.AIM, _Phase.HERE, _Phase.VERDICT) and now_s - self._since_s > ANSWER_S:
+            self._decide(f"{self._missing('told' if self._phase == _Phase.AIM else 'here')} did not answer")
+        if not (self._part.holding and self._part.must_hold()):
+            self._held_since_s = None
+        elif self._held_since_s is None:
+            self._held_since_s = now_s
+        elif now_s - self._held_since_s > HOLD_S:
+            self._decide(f"{self._missing('arrived')} made no step for {HOLD_S:g} s")
+
+    def _say(self, what: str, value: str) -> bool:
+        """Tell the others something; return whether all have told it now."""
+        told = f"{self._life} {value}"
+        if _text(self._store.compare_set(f"{what}/{self._rank}", "", told)) != told:
+            self._decide(f"rank {self._rank} was started again meanwhile")
+            return False
+        return self._store.add(f"{what}/count", 1) == self._size
+
+    def _all(self, what: str) -> list[Place]:
+        return [self._place(f"{what}/{rank}") for rank in range(self._size)]
+
+    def _place(self, key: str) -> Place:
+        return Place.decode(_text(self._store.get(key)).partition(" ")[2])
+
+    def _missing(self, what: str) -> str:
+        missing = [rank for rank in range(self._size) if not self._store.check([f"{what}/{rank}"])]
+        return name_ranks(missing) if missing else "a rank"
+
+    def _decide(self, verdict: str) -> None:
+        self._store.compare_set("verdict", "", verdict)
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()

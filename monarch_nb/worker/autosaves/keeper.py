@@ -1,0 +1,390 @@
+"""What saves a rank by itself: every so often, or because the end is near. See agreement for how ranks find the step.
+
+The main thread tells the keeper what it does, and holds when it is to; the keeper's thread talks to the other ranks'
+keepers over the mesh's store. It looks at the store now and then: a wait there holds the connection, in C++ code, where
+nothing that happens on this rank could wake it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from _thread import allocate_lock
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
+from monarch_nb.times import duration
+from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
+from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter
+from monarch_nb.worker.groups.rendezvous import Store
+
+LOOK_EVERY_S = 0.5
+"""How often the store is looked at while nothing goes on."""
+TALK_EVERY_S = 0.02
+_HOLD_LOOK_S = 1.0
+AGAIN_S = 1.0
+"""A request of somebody who has little time is made again so soon, when ranks could not agree."""
+CONNECT_TIMEOUT = timedelta(seconds=20)
+_ROOT = "monarch_nb/saves-by-themselves"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A save that all ranks have agreed on.
+
+    Attributes:
+        armed: how it is to be made.
+        why: for people. number: the same on all ranks, and new.
+        place: where this rank is.
+        optimizers: those that have stepped in the run that this rank executes.
+        speaks: this rank says in its cell what came of it: the first of those that execute one.
+    """
+
+    armed: ArmSaves
+    why: str
+    number: int
+    place: Place
+    optimizers: tuple[Any, ...]
+    speaks: bool
+
+
+class Saved(Protocol):
+    """What came of it."""
+
+    @property
+    def path(self) -> str: ...
+
+    def describe(self) -> str:
+        """Return what was saved, in a line."""
+
+
+class _SharedPart(Part):
+    """A part that two threads use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name not in _SHARED:
+            return value
+        lock = super().__getattribute__("_lock")
+
+        def locked(*arguments: Any) -> Any:
+            with lock:
+                return value(*arguments)
+
+        return locked
+
+
+_SHARED = {"begin", "step", "end", "must_hold", "ask", "aim", "arrival", "come", "settle"}
+
+
+class Keeper:
+    """The saves that this rank makes by itself. Nothing but a count of steps is kept while none is armed.
+
+    Args:
+        rank, size: who this is, and of how many.
+        connect: makes a connection to the store that all ranks have.
+        prefix: returns what keeps keys apart from those of others, made from a store.
+        save: saves, with all other ranks, which do the same; on the main thread.
+        when_idle: has the main thread call something when it executes nothing, and soon.
+        computes: whether other threads execute user code: what they change can not be saved meanwhile.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        connect: Callable[[timedelta], Any],
+        prefix: Callable[[str, Any], Store],
+        save: Callable[[Wanted], Saved],
+        when_idle: Callable[[Callable[[], None]], object],
+        computes: Callable[[], bool],
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._connect, self._prefix, self._save = connect, prefix, save
+        self._when_idle, self._computes = when_idle, computes
+        self._main = threading.main_thread().ident
+        self._part: Part = _SharedPart()
+        self._steps, self._names = StepCounter(), OptimizerNames()
+        self._optimizers: dict[int, Any] = {}
+        self._armed: ArmSaves | None = None
+        self._status = SavesStatus()
+        self._wake = threading.Event()
+        self._steps_before = 0
+        self._changed = False
+        self._wish: Request | None = None
+        self._urgent: list[_Urgent] = []
+        self._in_round = False
+        self._due_s = 0.0
+        self._waiter: Any = None
+        self._decision: Wanted | None = None
+        self._saved = threading.Event()
+        self._was_interrupted = False
+        self._lines: list[str] = []
+        os.register_at_fork(after_in_child=self._forget)
+
+    # ---- what the control thread asks for
+
+    def arm(self, wanted: ArmSaves) -> None:
+        """Save by itself from now on, as is said; or no more, when it has no secret."""
+        if self._armed is not None and self._armed.secret == wanted.secret:
+            return
+        self._armed = wanted if wanted.secret else None
+        self._status = SavesStatus(armed=self._armed)
+        self._steps_before = 0
+        self._changed = True
+        self._due_s = time.monotonic() + wanted.every_s
+        self._wake.set()
+        if self._armed is not None:
+            name = "monarch_nb-saves"
+            threading.Thread(target=self._keep, args=(self._armed,), name=name, daemon=True).start()
+
+    def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
+        """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
+        is_fresh = self._status.path and time.time() - self._status.saved_at < wanted.fresh_s
+        if self._armed is None or is_fresh:
+            done(self.status())
+            return
+        self._urgent.append(_Urgent(wanted.why, time.monotonic() + wanted.within_s, done))
+        self._wake.set()
+
+    def status(self) -> SavesStatus:
+        """Return what is armed, and what was saved last."""
+        told = SavesStatus()
+        told.CopyFrom(self._status)
+        return told
+
+    def _forget(self) -> None:
+        """In a child that the user forks: it is no rank."""
+        self._armed = None
+
+    # ---- what the main thread tells
+
+    def begin_run(self, number: int) -> None:
+        """A run is about to begin."""
+        self._hold()
+        self._steps = StepCounter()
+        self._optimizers.clear()
+        self._changed = True
+        self._part.begin(number)
+
+    def end_run(self) -> None:
+        """The run has ended."""
+        self._steps_before += self._part.place.steps
+        self._part.end()
+        self._optimizers.clear()
+        self._wake.set()
+        if self._decision is not None:  # an interrupt came between
+            self._hold()
+        self._say()
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer has stepped; on whichever thread."""
+        if threading.get_ident() != self._main or self._part.place.ended:
+            return
+        name = self._names.of(optimizer)
+        if self._armed is not None:
+            self._optimizers[name] = optimizer
+        if not self._steps.completes(name):
+            return
+        self._part.step()
+        if self._armed is not None:
+            self._after_step(self._armed)
+
+    def _after_step(self, armed: ArmSaves) -> None:
+        place = self._part.place
+        steps = self._steps_before + place.steps
+        if armed.every_steps and steps % armed.every_steps == 0 and not self._in_round:
+            self._wish = Request(f"every {armed.every_steps:,} steps", place.run, place.steps)
+            self._part.ask(self._wish)
+            self._wake.set()
+        if self._lines:
+            self._say()
+        if self._part.must_hold() or self._decision is not None:
+            self._hold()
+
+    def _idle(self) -> None:
+        """Called when the main thread executes nothing, or later."""
+        if self._part.place.ended:
+            self._hold()
+
+    def _hold(self) -> None:
+        """Wait as long as this rank is to, and save when all have agreed on it."""
+        raised: BaseException | None = None
+        try:
+            while self._decision is None and self._part.must_hold():
+                waiter = allocate_lock()  # of no condition, whose books an interrupt could spoil
+                waiter.acquire()
+                self._waiter, self._part.holding = waiter, True
+                self._wake.set()
+                if self._part.must_hold():
+                    waiter.acquire(timeout=_HOLD_LOOK_S)
+        except BaseException as error:  # noqa: BLE001 -- an interrupt: raised when what all have agreed on is done
+            raised = error
+        self._was_interrupted = raised is not None and self._decision is None
+        self._part.holding = False
+        if self._decision is not None:
+            self._carry_out()
+        self._wake.set()
+        if raised is not None:
+            raise raised
+
+    def _carry_out(self) -> None:
+        """Save what was agreed on."""
+        wanted, self._decision = self._decision, None
+        assert wanted is not None
+        try:
+            saved = self._save(wanted)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the training goes on
+            self._status.problem = f"{type(error).__name__}: {error}"
+            if wanted.speaks:
+                self._lines.append(f"not saved ({wanted.why}): {error}")
+        else:
+            place = wanted.place
+            self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.why
+            self._status.run, self._status.step = place.run, 0 if place.ended else place.steps
+            self._status.problem = ""
+            at = "" if place.ended else f" at step {place.steps:,}"
+            if wanted.speaks:
+                self._lines.append(f"saved {saved.path}{at} ({wanted.why}): {saved.describe()}")
+            self._changed = not place.ended
+        finally:
+            self._saved.set()
+        self._say()
+
+    def _say(self) -> None:
+        """Write what there is to say into the output of the cell."""
+        lines, self._lines = self._lines, []
+        for line in lines:
+            sys.stderr.write(f"{line}\n")
+
+    # ---- the keeper's thread
+
+    def _keep(self, armed: ArmSaves) -> None:
+        """Talk to the other ranks as long as this is what is armed."""
+        while self._armed is armed:
+            try:
+                store = self._connect(CONNECT_TIMEOUT)
+                self._talk(armed, self._prefix(f"{_ROOT}/{armed.secret}", store))
+            except RuntimeError as error:  # the store is gone, or its connection was broken with others
+                self._status.problem = f"the mesh's store does not answer: {str(error).partition(chr(10))[0]}"
+                time.sleep(AGAIN_S)
+            except Exception:  # noqa: BLE001 -- it must be there for the next save
+                traceback.print_exc()
+                time.sleep(AGAIN_S)
+            finally:
+                self._free_main()
+
+    def _talk(self, armed: ArmSaves, store: Store) -> None:
+        number = int(store.add("current", 0))
+        while self._armed is armed:
+            self._wake.wait(LOOK_EVERY_S)
+            self._wake.clear()
+            keys = self._prefix(str(number), store)
+            wish = self._take_wish(armed)
+            if wish is not None:
+                keys.compare_set("request", "", wish.encode())
+            elif not keys.check(["request"]):
+                continue
+            request = Request.decode(_text(keys.get("request")))
+            verdict = self._carry(armed, keys, request, number)
+            store.compare_set("current", str(number), str(number + 1))
+            number += 1
+            self._settled(armed, request, verdict)
+
+    def _take_wish(self, armed: ArmSaves) -> Request | None:
+        now_s = time.monotonic()
+        if self._wish is not None:
+            wish, self._wish = self._wish, None
+            return wish
+        for urgent in self._urgent:
+            if now_s >= urgent.again_s:
+                return Request(urgent.why)
+        if armed.every_s and now_s >= self._due_s and self._changed:
+            return Request(f"every {duration(armed.every_s)}")
+        return None
+
+    def _carry(self, armed: ArmSaves, keys: Store, request: Request, number: int) -> str:
+        """Carry a request to its end; return the verdict."""
+        self._in_round, self._was_interrupted = True, False
+        round_ = Round(keys, request, self._rank, self._size, self._part, time.monotonic())
+        asked_idle = False
+        try:
+            while not (verdict := round_.advance(time.monotonic())):
+                if self._was_interrupted:
+                    round_.give_up(f"rank {self._rank} was interrupted")
+                if self._part.place.ended and self._part.must_hold() and not asked_idle:
+                    asked_idle = True
+                    if self._computes():
+                        round_.give_up(f"actors compute on rank {self._rank}")
+                    self._when_idle(self._idle)
+                if self._urgent and all(time.monotonic() > urgent.until_s for urgent in self._urgent):
+                    round_.give_up("there was no more time")
+                self._wake_main()
+                self._wake.wait(TALK_EVERY_S)
+                self._wake.clear()
+            if verdict == SAVE:
+                self._saved.clear()
+                optimizers = tuple(self._optimizers.values())
+                self._decision = Wanted(armed, request.why, number, self._part.place, optimizers, round_.is_first())
+                self._free_main()
+                self._saved.wait()
+            elif round_.is_first():
+                self._lines.append(f"not saved ({request.why}): {verdict}")
+            return verdict
+        finally:
+            self._free_main()
+            self._in_round = False
+
+    def _settled(self, armed: ArmSaves, request: Request, verdict: str) -> None:
+        """A request is over."""
+        if verdict != SAVE:
+            self._status.problem, self._status.why = verdict, request.why
+            if request.step and verdict.startswith(DIFFERENT_STEPS):  # they were armed between two runs
+                self._wish = Request(request.why)
+        elif request.step:
+            self._steps_before = -self._part.place.steps
+        now_s = time.monotonic()
+        soon_s = AGAIN_S if "meanwhile" in verdict else armed.every_s
+        self._due_s = now_s + min(soon_s, armed.every_s)
+        for urgent in list(self._urgent):
+            if verdict == SAVE or now_s + AGAIN_S > urgent.until_s:
+                self._urgent.remove(urgent)
+                urgent.done(self.status())
+            else:
+                urgent.again_s = now_s + AGAIN_S
+
+    def _wake_main(self) -> None:
+        """Let the main thread look whether it is still to hold."""
+        if self._waiter is not None and not self._part.must_hold():
+            with suppress(RuntimeError):
+                self._waiter.release()
+
+    def _free_main(self) -> None:
+        self._part.settle()
+        if self._waiter is not None:
+            with suppress(RuntimeError):  # it goes on already
+                self._waiter.release()
+
+
+@dataclass
+class _Urgent:
+    why: str
+    until_s: float
+    done: Callable[[SavesStatus], None]
+    again_s: float = 0.0
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()

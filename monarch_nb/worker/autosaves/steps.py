@@ -1,0 +1,106 @@
+"""What counts as one step of a training, and noticing it.
+
+A step is what an optimizer's `step()` does. Gradient accumulation calls it at its boundary only, and a GradScaler that
+skips a step does not call it. With several optimizers a step is one round of all of them: see StepCounter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from monarch_nb.worker.imports import after_import
+
+_PATIENCE = 16
+"""A round is looked for anew when so many calls, and four times the first round, have completed none."""
+
+
+class StepCounter:
+    """Tells which calls of optimizers' `step()` complete a step of one run. Pure: equal calls give equal steps, so all
+    ranks that execute the same loop count alike.
+
+    - One optimizer: each of its calls completes a step.
+    - Several (a GAN's): a round begins when the first optimizer of the run is called after another one. A step is
+      complete at the call that ended the first round: with `d.step(); g.step()` it is g's, and with five calls of d
+      before each of g's it is g's too. Where the last one is called several times in a row, its last call counts.
+    - While the first round goes on, each call of the newest optimizer counts. So phases that follow each other (first
+      one model, then another) are counted as well.
+
+    Example:
+        >>> counter = StepCounter()
+        >>> [counter.completes(name) for name in "dgdgdg"]
+        [True, True, False, True, False, True]
+    """
+
+    def __init__(self) -> None:
+        self._learn()
+
+    def _learn(self) -> None:
+        self._first: Hashable | None = None
+        self._last: Hashable | None = None
+        self._before: Hashable | None = None
+        self._is_learnt = False
+        self._calls, self._in_row, self._needed, self._unfinished = 0, 0, 1, 0
+        self._known: set[Hashable] = set()
+
+    def completes(self, optimizer: Hashable) -> bool:
+        """Note a call of an optimizer's `step()`; return whether it completes a step of the training."""
+        if self._is_learnt and self._unfinished > max(_PATIENCE, 4 * self._calls):
+            self._learn()  # the loop has changed
+        if not self._is_learnt:
+            return self._completes_in_first_round(optimizer)
+        self._unfinished += 1
+        self._in_row = self._in_row + 1 if optimizer == self._before else 1
+        self._before = optimizer
+        if optimizer != self._last or self._in_row % self._needed:
+            return False
+        self._unfinished = 0
+        return True
+
+    def _completes_in_first_round(self, optimizer: Hashable) -> bool:
+        if self._first is None:
+            self._first = self._last = optimizer
+        elif optimizer == self._first and self._before != optimizer:
+            self._is_learnt, self._last, self._needed = True, self._before, self._in_row
+            self._in_row, self._unfinished, self._before = 1, 1, optimizer
+            return False
+        elif optimizer not in self._known:
+            self._last = optimizer
+        self._known.add(optimizer)
+        self._calls += 1
+        self._in_row = self._in_row + 1 if optimizer == self._before else 1
+        self._before = optimizer
+        return optimizer == self._last
+
+
+class OptimizerNames:
+    """Numbers optimizers in the order in which they are met: ids are used again, and differently on each rank."""
+
+    def __init__(self) -> None:
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._next = 0
+
+    def of(self, optimizer: Any) -> int:
+        """Return the number of an optimizer."""
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = self._next
+            self._next += 1
+        return number
+
+
+def watch(stepped: Callable[[Any], None]) -> None:
+    """Call `stepped` with each optimizer whose `step()` has returned, once there are optimizers. A step inside
+    `torch.compile` is not seen."""
+
+    def hook(module: Any) -> None:
+        torch = module.torch  # it may be in the middle of its own import
+
+        def after_step(optimizer: Any, *_: Any) -> None:
+            if not torch.compiler.is_compiling():
+                stepped(optimizer)
+
+        module.register_optimizer_step_post_hook(after_step)
+
+    after_import("torch.optim.optimizer", hook)

@@ -1,0 +1,266 @@
+"""What ranks hold goes to disk and comes back: on as many ranks, on others, and whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch_nb
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.errors import MonarchNbError, SaveError
+from monarch_nb.worker.saving.manifest import Manifest, damaged
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_pool")]
+ROUNDS = int(os.environ.get("MONARCH_NB_SAVE_ROUNDS", "10"))
+"""How often a rank is killed in the middle of a save."""
+
+MODEL = """
+import random, torch, numpy
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3))
+{wrap}
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+step, losses, config = 0, [], {{"a": {{1: (2.5, None)}}}}
+noise = torch.full((3,), float(rank))
+def train(steps):
+    global step
+    for _ in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        batch = torch.randn(8, 5, generator=generator)
+        optimizer.zero_grad()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        step += 1
+        losses.append(loss.item())
+    return losses[-steps:]
+"""
+PLAIN = MODEL.format(wrap="")
+DDP = MODEL.format(wrap="model = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend='eager')")
+FSDP2 = MODEL.format(
+    wrap="""
+from torch.distributed.fsdp import fully_shard
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The notebook's own directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def ranks(number: int, nodes: int = 1) -> Iterator[Mesh]:
+    """A mesh of fresh ranks."""
+    held = monarch_nb.reserve("dev", nodes=nodes, procs=number // nodes)
+    try:
+        yield held.mesh
+    finally:
+        held.release()
+
+
+def approximately(values: Any) -> Any:
+    return pytest.approx(values, rel=1e-4)
+
+
+@pytest.mark.parametrize("code", [PLAIN, DDP, FSDP2], ids=["plain", "ddp", "fsdp2"])
+def test_a_training_goes_on_where_it_was(code: str) -> None:
+    with ranks(4, nodes=2) as mesh:
+        mesh.run(code)
+        mesh.run("train(3); dice = random.Random(rank)")
+        states = "random.getstate()[1][:5], torch.rand(1).item(), numpy.random.rand(), dice.random()"
+        report = mesh.save("checkpoints/a")
+        assert {"model", "optimizer", "scheduler", "step", "losses", "config", "noise", "random_states"} <= {
+            part.name for part in report.parts
+        }
+        drawn = mesh.run(states).values
+        expected = mesh.run("train(4)").values
+        mesh.load("checkpoints/a", strict=True)
+        assert mesh.run("step, config").values == [(3, {"a": {1: (2.5, None)}})] * 4
+        assert mesh.run(states).values == drawn
+        assert mesh.run("train(4)").values == expected, "bit for bit"
+    for number in (4, 2):
+        with ranks(number) as mesh:
+            mesh.run(code)
+            loaded = mesh.load("checkpoints/a", names=("model", "optimizer", "scheduler", "step", "losses", "noise"))
+            assert mesh.run("step, len(losses)").values[0] == (3, 3)
+            if number == 2:
+                assert loaded.left_out["noise"] == "differs by rank: 4 saved, and 2 load"
+                assert mesh.run("noise.tolist()").values == [[0.0] * 3, [1.0] * 3], "as it was"
+            else:
+                assert mesh.run("noise.tolist()").values == [[float(rank)] * 3 for rank in range(4)]
+            if "compile" not in code or number == 4:
+                assert mesh.run("train(4)").values[0] == approximately(expected[0])
+
+
+def test_others_load_it_under_the_names_of_the_plain_module(here: Path) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with ranks(2) as mesh:
+        mesh.run(FSDP2)
+        mesh.run("train(2)")
+        path = mesh.save("a", ["model", "step"]).path
+        weight = mesh.run("model[0].weight.full_tensor().tolist()").values[0]
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3))
+    state = {"model": model.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=path)
+    assert state["step"] == 2
+    assert model[0].weight.tolist() == weight
+
+
+def test_what_does_not_fit_is_named_and_nothing_changes() -> None:
+    with ranks(2) as mesh:
+        mesh.run("import torch\nmodel, other, step = torch.nn.Linear(2, 3), torch.ones(2), 1")
+        mesh.save("a")
+        mesh.run("model, step = torch.nn.Linear(2, 4 if rank else 3), 2\nold = model.weight.clone()\ndel other")
+        with pytest.raises(SaveError) as refused:
+            mesh.load("a")
+        assert "model.weight has the shape (4, 2), and had (3, 2)" in refused.value.problems["model"]
+        assert "rank 1" in refused.value.problems["model"]
+        assert mesh.run("step, torch.equal(old, model.weight), 'other' in vars()").values == [(2, True, False)] * 2
+        assert mesh.load("a", ["step", "other"]).names == ("step", "other")
+        assert mesh.run("step, other.tolist()").values == [(1, [1.0, 1.0])] * 2
+        mesh.run("del model")
+        with pytest.raises(SaveError, match="`model` is not there: run the cells that make it"):
+            mesh.load("a")
+        with pytest.raises(SaveError, match="`lr` is not in the save, which has model, other,"):
+            mesh.load("a", ["lr"])
+        mesh.run("model, more = torch.nn.Linear(2, 3), 1")
+        with pytest.raises(SaveError, match="`more` is not in the save"):
+            mesh.load("a", strict=True)
+
+
+def test_what_is_not_saved_is_told_and_the_last_saves_stay(here: Path) -> None:
+    with ranks(2) as mesh:
+        mesh.run("import math\ndef f(): pass\nclass C: pass\nthing, x, _hidden = C(), 3, 4")
+        report = mesh.save("a", keep=2)
+        assert {part.name for part in report.parts} == {"x", "random_states"}
+        assert "a function" in report.left_out["f"]
+        assert report.left_out["thing"] == "a C: no plain value, and has no state_dict()"
+        assert "not saved: thing (a C: no plain value" in str(report)
+        with pytest.raises(SaveError, match="`thing` can not be saved: a C: no plain value"):
+            mesh.save("a", ["x", "thing"])
+        mesh.save("a", ["x"], keep=2)
+        assert len(mesh.save("a", ["x"], keep=2).removed) == 1
+        assert sorted(os.listdir("a")) == ["0002", "0003"]
+        assert [Path(info.path).name for info in mesh.saves("a")] == ["0003", "0002"]
+        assert [info.names for info in mesh.saves(".")] == [("x",), ("x",)]
+        for each in [here / "a", *(here / "a").rglob("*")]:
+            assert each.stat().st_mode & 0o077 == 0, f"{each} is private"
+
+
+def test_a_save_in_the_background_has_what_was_there_when_it_was_asked_for() -> None:
+    with ranks(2) as mesh:
+        mesh.run("import torch\nbig = torch.full((1 << 20,), float(rank)); same = torch.ones(1 << 20)")
+        report = mesh.save("a", background=True)
+        assert report.background
+        mesh.run("big.zero_(); same.zero_()")
+        assert mesh.save("a", ["big"]).path.endswith("0002"), "the second waits for the first"
+        mesh.load("a/0001")
+        assert mesh.run("big.mean().item(), same.mean().item()").values == [(0.0, 1.0), (1.0, 1.0)]
+
+
+def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:
+    with ranks(2) as mesh:
+        mesh.run("import torch, resource\nbig = torch.rand(1 << 18)")
+        mesh.save("a")
+        mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))", sync=False)
+        with pytest.raises(SaveError, match="can not write in .*: File too large"):
+            mesh.save("a")
+        mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
+        assert os.listdir("a") == ["0001"]
+        mesh.load("a")
+        file = here / "a" / "0001" / "__1_0.distcp"
+        file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
+        with pytest.raises(SaveError, match="__1_0.distcp` has another checksum than when it was saved"):
+            mesh.load("a")
+
+
+def test_ranks_that_wait_for_others_are_not_asked() -> None:
+    with ranks(2) as mesh:
+        mesh.run("import torch\ndist.init_process_group('gloo')")
+        run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
+        try:
+            wait_until(lambda: "all_reduce" in mesh.where()[0].collective)
+            with pytest.raises(SaveError, match="rank 0 waits in all_reduce .*rank 1 is at"):
+                mesh.save("a")
+        finally:
+            mesh.interrupt()
+            run.join(60)
+        assert not os.path.exists("a")
+
+
+def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
+    setup = f"import torch\nbig, part = torch.rand(1 << 22), torch.full((1 << 20,), float(rank))\n{'step = 0'}"
+    chance = random.Random(5)
+    outcomes = {True: 0, False: 0}
+    with ranks(4, nodes=2) as mesh:
+        mesh.run(setup)
+        began = time.monotonic()
+        mesh.save("a")
+        whole_s = time.monotonic() - began
+        for number in range(1, ROUNDS + 1):
+            before = {info.path for info in mesh.saves("a")}
+            mesh.run(f"step = {number}; part.fill_(rank + 10 * step)")
+            victims = {info.rank: info.pid for info in mesh.status()}
+            rank = chance.choice(sorted(victims))
+            killer = killing(victims[rank], chance.uniform(0, whole_s))
+            done = False
+            with suppress(MonarchNbError):
+                mesh.save("a", background=number % 3 == 0)
+                done = number % 3 != 0
+            killer()
+            outcomes[done] += 1
+            after = mesh.saves("a")
+            assert before <= {info.path for info in after} or len(after) == 3, "none that was whole is gone"
+            for info in after:
+                assert damaged(Path(info.path), Manifest.read(Path(info.path))) == []
+            wait_until(lambda: any(info.state == "dead" for info in mesh.status()))
+            mesh.restart()
+            mesh.run(setup)
+            mesh.load("a")
+            step, *_ = mesh.run("step").values
+            assert mesh.run("part[7].item() - 10 * step == rank").values == [True] * 4
+            assert mesh.run("step").values == [step] * 4
+            assert step in ((number, number - 1) if not done else (number,)) or number > 1
+        mesh.save("a")
+        assert [name for name in os.listdir("a") if name.startswith(".")] == [], "what was left over is gone"
+    print(f"{ROUNDS} rounds: {outcomes[True]} saves were whole before the kill, {outcomes[False]} were not")
+
+
+def killing(pid: int, after_s: float) -> Callable[[], None]:
+    """Kill a process in a while; return what waits until that is done."""
+    import threading
+
+    def kill() -> None:
+        time.sleep(after_s)
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread.join
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
