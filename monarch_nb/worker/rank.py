@@ -114,7 +114,9 @@ class Rank:
         self._pid = os.getpid()
         blobs = MailBlobs(Path(spec.mail_directory), spec.rank)
         self._post = Post(spec.node, spec.process, blobs, engine.process, self._forget_socket)
-        self._keeper = armed.keeper(spec.environment, self._when_idle, lambda: any(self._executions))
+        self._keeper = armed.keeper(
+            spec.environment, self._when_idle, lambda: any(self._executions), for_script=spec.for_script
+        )
         self._control = ControlThread(
             listener,
             keeper=self._keeper,
