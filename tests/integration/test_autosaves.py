@@ -130,7 +130,7 @@ dev.mesh.submit({TRAIN.format(stop="/nowhere")!r})
     with client(f"{program}\nprint('gone', flush=True)") as other:
         other.line()
     dev = attach("short")
-    leave(dev, 4.0)
+    leave(dev, 16.0)
     eventually(lambda: not list_reservations())
     [path] = saves(tmp_path / "saves")
     assert "the time is up in" in json.dumps([each.read_text() for each in path.glob("*.json")])

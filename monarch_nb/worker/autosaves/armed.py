@@ -37,6 +37,7 @@ def keeper(
         rank,
         world_size,
         connect=forming.connect_to_store,
+        prepare=lambda: importlib.import_module("torch.distributed.checkpoint"),
         prefix=_prefix,
         save=lambda wanted: _save(wanted, rank, world_size, for_script=for_script),
         when_idle=when_idle,

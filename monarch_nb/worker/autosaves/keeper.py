@@ -96,6 +96,7 @@ class Keeper:
     Args:
         rank, size: who this is, and of how many.
         connect: makes a connection to the store that all ranks have.
+        prepare: does what takes long, once, before ranks hold for a save.
         prefix: returns what keeps keys apart from those of others, made from a store.
         save: saves, with all other ranks, which do the same; on the main thread.
         when_idle: has the main thread call something when it executes nothing, and soon.
@@ -108,13 +109,15 @@ class Keeper:
         size: int,
         *,
         connect: Callable[[timedelta], Any],
+        prepare: Callable[[], object],
         prefix: Callable[[str, Any], Store],
         save: Callable[[Wanted], Saved],
         when_idle: Callable[[Callable[[], None]], object],
         computes: Callable[[], bool],
     ) -> None:
         self._rank, self._size = rank, size
-        self._connect, self._prefix, self._save = connect, prefix, save
+        self._connect, self._prepare, self._prefix, self._save = connect, prepare, prefix, save
+        self._is_prepared = False
         self._when_idle, self._computes = when_idle, computes
         self._main = threading.main_thread().ident
         self._part: Part = _SharedPart()
@@ -295,6 +298,9 @@ class Keeper:
         while self._armed is armed:
             self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
+            if self._part.place.run and not self._is_prepared:
+                self._is_prepared = True
+                self._prepare()
             keys = self._prefix(str(number), store)
             wish = self._take_wish(armed)
             if wish is not None:
