@@ -259,6 +259,8 @@ class Rank:
             return
         transformed = None
         if spec.HasField("cell"):
+            if (saving := sys.modules.get("monarch_nb.worker.saving.entry")) is not None and spec.cell.cell_number:
+                self._context.run(saving.tell_news)
             transformed = self._context.run(self._runner.transform, spec.cell, spec.number)
         body = self._runner.run(spec, transformed, result)
         if transformed is not None and transformed.may_await:
