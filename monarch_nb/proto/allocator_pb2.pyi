@@ -1887,6 +1887,7 @@ class MeshStatus(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     LOG_DISK_FULL_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     name: _builtins.str
     log_disk_full: _builtins.bool
@@ -1900,6 +1901,10 @@ class MeshStatus(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
         """unfinished, and finished ones that nobody collected"""
 
+    @_builtins.property
+    def saves(self) -> _run_pb2.ArmSaves:
+        """that its ranks make by themselves; without the secret"""
+
     def __init__(
         self,
         *,
@@ -1910,10 +1915,11 @@ class MeshStatus(_message.Message):
         runs: _abc.Iterable[Global___RunStatus] | None = ...,
         log_disk_full: _builtins.bool = ...,
         last_number: _builtins.int = ...,
+        saves: _run_pb2.ArmSaves | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["saves", b"saves", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "log_disk_full", b"log_disk_full", "mesh_id", b"mesh_id", "name", b"name", "ranks", b"ranks", "runs", b"runs", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "log_disk_full", b"log_disk_full", "mesh_id", b"mesh_id", "name", b"name", "ranks", b"ranks", "runs", b"runs", "saves", b"saves", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,7 +114,9 @@ class Rank:
         self._pid = os.getpid()
         blobs = MailBlobs(Path(spec.mail_directory), spec.rank)
         self._post = Post(spec.node, spec.process, blobs, engine.process, self._forget_socket)
-        self._keeper = armed.keeper(spec.environment, self._when_idle, lambda: any(self._executions))
+        self._keeper = armed.keeper(
+            spec.environment, self._when_idle, lambda: any(self._executions), for_script=spec.for_script
+        )
         self._control = ControlThread(
             listener,
             keeper=self._keeper,
@@ -257,6 +259,8 @@ class Rank:
             return
         transformed = None
         if spec.HasField("cell"):
+            if (saving := sys.modules.get("monarch_nb.worker.saving.entry")) is not None and spec.cell.cell_number:
+                self._context.run(saving.tell_news)
             transformed = self._context.run(self._runner.transform, spec.cell, spec.number)
         body = self._runner.run(spec, transformed, result)
         if transformed is not None and transformed.may_await:

@@ -209,41 +209,41 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
 
 
 def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
-    setup = f"import torch\nbig, part = torch.rand(1 << 22), torch.full((1 << 20,), float(rank))\n{'step = 0'}"
+    setup = "import torch\nbig, part, step = torch.rand(1 << 22), torch.full((1 << 20,), float(rank)), 0"
     chance = random.Random(5)
-    outcomes = {True: 0, False: 0}
+    outcomes = {"whole": 0, "the one before": 0}
+    last = 0
     with ranks(4, nodes=2) as mesh:
         mesh.run(setup)
         began = time.monotonic()
         mesh.save("a")
         whole_s = time.monotonic() - began
         for number in range(1, ROUNDS + 1):
-            before = {info.path for info in mesh.saves("a")}
+            before = mesh.saves("a")[0].path
             mesh.run(f"step = {number}; part.fill_(rank + 10 * step)")
-            victims = {info.rank: info.pid for info in mesh.status()}
-            rank = chance.choice(sorted(victims))
-            killer = killing(victims[rank], chance.uniform(0, whole_s))
-            done = False
+            pids = [info.pid for info in mesh.status()]
+            is_done, in_background = False, number % 3 == 0
+            wait = killing(chance.choice(pids), chance.uniform(0, whole_s))
             with suppress(MonarchNbError):
-                mesh.save("a", background=number % 3 == 0)
-                done = number % 3 != 0
-            killer()
-            outcomes[done] += 1
-            after = mesh.saves("a")
-            assert before <= {info.path for info in after} or len(after) == 3, "none that was whole is gone"
-            for info in after:
-                assert damaged(Path(info.path), Manifest.read(Path(info.path))) == []
+                mesh.save("a", background=in_background)
+                is_done = not in_background
+            wait()
             wait_until(lambda: any(info.state == "dead" for info in mesh.status()))
             mesh.restart()
+            after = mesh.saves("a")
+            assert before in [info.path for info in after], "the one before is whole"
+            for info in after:
+                assert damaged(Path(info.path), Manifest.read(Path(info.path))) == []
             mesh.run(setup)
             mesh.load("a")
-            step, *_ = mesh.run("step").values
-            assert mesh.run("part[7].item() - 10 * step == rank").values == [True] * 4
-            assert mesh.run("step").values == [step] * 4
-            assert step in ((number, number - 1) if not done else (number,)) or number > 1
+            [step] = set(mesh.run("step").values)
+            assert mesh.run("part.min().item() == part.max().item() == rank + 10 * step").values == [True] * 4
+            assert step == number if is_done else step in (number, last)
+            outcomes["whole" if step == number else "the one before"] += 1
+            last = step
+            print(f"round {number}: {outcomes}", flush=True)
         mesh.save("a")
         assert [name for name in os.listdir("a") if name.startswith(".")] == [], "what was left over is gone"
-    print(f"{ROUNDS} rounds: {outcomes[True]} saves were whole before the kill, {outcomes[False]} were not")
 
 
 def killing(pid: int, after_s: float) -> Callable[[], None]:

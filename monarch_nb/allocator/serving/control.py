@@ -99,7 +99,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     if reply is None:
         return pb.RankReply(rank=rank)
     script = node.scripts.at_work(mesh, rank) if request.HasField("stops") else None
-    if reply.HasField("saves"):
+    if reply.saves.HasField("armed"):
         reply.saves.armed.ClearField("secret")  # known to the ranks only
     beside = await script.link.control(_rank_request(request), timeout_s) if script is not None else None
     return pb.RankReply(

@@ -57,6 +57,8 @@ class MeshCore(MeshRanks):
         self.stuck: list[Run] = []
         """Those that did not stop at the last interrupt of all: they know that they had the time."""
 
+        self.saves_behind = False
+        """Whether this process has had ranks save in the background, and nobody has waited for it since."""
         self.stuck_actors: set[int] = set()
         """The ranks whose actors did not, then."""
 

@@ -28,6 +28,7 @@ from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.stops import policy
+from monarch_nb.client.saving.asking import finish_behind
 from monarch_nb.client.saving.autosaves import Autosaves
 from monarch_nb.client.saving.saves import Saves
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
@@ -567,7 +568,8 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
         """Replace ranks by fresh ones with the same numbers, and return when the new ranks are ready.
 
         The restarted ranks lose their variables and imports. The other ranks keep theirs. Their process groups are
-        aborted, so that an `init_process_group()` on all ranks forms a new group.
+        aborted, so that an `init_process_group()` on all ranks forms a new group. A save in the background is waited
+        for first.
 
         Args:
             ranks: a rank, or several; by default all ranks of this mesh or part.
@@ -577,6 +579,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
             NodeUnreachable: a node does not answer. SpawnError: a new rank could not start.
         """
         chosen = self.ranks if ranks is None else self.select(ranks).ranks
+        finish_behind(self)
         looking.restart(self.core, chosen, self.reservation.pool)
 
     def status(self) -> list[RankInfo]:

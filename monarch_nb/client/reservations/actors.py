@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from typing import Any
 
 from monarch_nb.actor.actor_mesh import ActorMesh
@@ -10,6 +11,8 @@ from monarch_nb.actor.hosts import ProcMesh, find_actors
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.needs import Holding
+from monarch_nb.errors import UsageError
+from monarch_nb.worker.saving.asked import LoadReport, SaveReport
 
 FIND_TIMEOUT_S = 10.0
 
@@ -19,6 +22,42 @@ class NoSuchActors(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class HeldActors(ActorMesh):
+    """A mesh of actors that is saved and loaded by what its attributes hold. An endpoint of its class that is called
+    `save` or `load` is meant by this name, as in every mesh of actors."""
+
+    _ranks: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        held = {"save": self._save, "load": self._load}
+        if name in held and name not in self._facts.endpoints and name not in self._facts.methods:
+            return held[name]
+        return super().__getattr__(name)
+
+    def _save(self, directory: str | PathLike[str], names: Iterable[str] = (), **options: Any) -> SaveReport:
+        """See Mesh.save."""
+        report: SaveReport = self._having().save(directory, names, actors=self._handle.name, **options)
+        return report
+
+    def _load(self, directory: str | PathLike[str], names: Iterable[str] = (), **options: Any) -> LoadReport:
+        """See Mesh.load."""
+        report: LoadReport = self._having().load(directory, names, actors=self._handle.name, **options)
+        return report
+
+    def _having(self) -> Any:
+        """Return the ranks that have them.
+
+        Raises:
+            UsageError: it is a part: its ranks are not known.
+        """
+        if self._ranks is None:
+            raise UsageError(
+                "a slice of actors can not be saved: save all of them, or use mesh.select(…).save(actors=…)"
+            )
+        there = self._ranks.run(f"{self._handle.name!r} in actors", sync=False).values
+        return self._ranks.select(rank for rank, is_there in zip(self._ranks.ranks, there, strict=True) if is_there)
 
 
 class LiveActors(Mapping[str, Any]):
@@ -42,7 +81,9 @@ class LiveActors(Mapping[str, Any]):
                 procs = ProcMesh.of(mesh.name, {"ranks": len(alive)}, part.addresses)
                 if here := find_actors(procs).get(FIND_TIMEOUT_S):
                     self._meshes.with_actors.add(mesh.id)
-                    found.update(here)
+                    for name, actors in here.items():
+                        found[name] = held = HeldActors(actors._handle, actors._view)
+                        held._ranks = part
         return found
 
     def __getitem__(self, name: str) -> Any:

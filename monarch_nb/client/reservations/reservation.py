@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import weakref
@@ -20,6 +21,7 @@ from monarch_nb.client.files.fetch import FetchReport, FileInfo, fetch_matching,
 from monarch_nb.client.files.fetch import Progress as FetchProgress
 from monarch_nb.client.files.sync import Progress as SyncProgress
 from monarch_nb.client.files.sync_report import SyncReport
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
@@ -49,9 +51,10 @@ from monarch_nb.client.reservations.placing import main_of, synced_files
 from monarch_nb.client.reservations.reserving import arguments
 from monarch_nb.client.runs.printed import shown_here
 from monarch_nb.client.runs.run import Listener, Run
+from monarch_nb.client.saving.asking import finish_behind
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.provision import jobs, provisioner_of
 from monarch_nb.shape import Extent
 from monarch_nb.times import Duration, seconds_of
@@ -530,6 +533,13 @@ class Reservation:
         widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
         return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
 
+    def _finish_saves(self) -> None:
+        """Wait until what this process has its ranks save in the background is on disk."""
+        if any(core.saves_behind for core in MeshCore.of_reservation(self.id)):
+            with contextlib.suppress(MonarchNbError):  # nodes do not answer: then nobody saves
+                for mesh in self.meshes.now():
+                    finish_behind(mesh)
+
     def release(self, *, progress: Progress | None = None) -> list[KeptFiles | ReleasedLater]:
         """End its ranks, give its slots back, and end the job of its nodes. It asks nothing, and twice is fine.
 
@@ -548,6 +558,7 @@ class Reservation:
             PoolError: the job could not be ended, or an allocator that died did not start again.
         """
         self._pool.revive(progress or _silent)
+        self._finish_saves()
         job = jobs.job_of_pool(self._pool.name)
         with self._attachment.ends_here():
             released = call(release(self._members.connections.values(), self.id, self.owner, by=where_here()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.watching.waits import explain_waits
@@ -29,6 +31,9 @@ class SavingMesh(HeldMesh, Protocol):
 
     @property
     def reservation(self) -> Any: ...
+
+    @property
+    def core(self) -> Any: ...
 
     def submit(
         self,
@@ -75,7 +80,19 @@ def ask(
         own = [each for each in failures if not getattr(each, "of_others", False)]
         raise (own or failures)[0]
     report: dict[str, Any] = answers[0]["report"]
+    mesh.core.saves_behind = bool(report.get("background"))
     return report
+
+
+def finish_behind(mesh: SavingMesh) -> str:
+    """Wait until what this process has ranks save in the background is on disk; return what became of it, if nobody was
+    told. Ranks that run something are left alone: they may hang."""
+    if not mesh.core.saves_behind or _running(mesh):
+        return ""
+    mesh.core.saves_behind = False
+    with contextlib.suppress(MonarchNbError):  # a rank is dead: then there is no save
+        return next(filter(None, _values(mesh, f"{_ENTRY}.wait()", 0, None)), "")
+    return ""
 
 
 def ask_first(mesh: SavingMesh, call_: str) -> Any:
@@ -89,17 +106,20 @@ def check_free(mesh: SavingMesh) -> None:
     Raises:
         SaveError: they do. It says who waits for whom, or where they are.
     """
-    busy = list(mesh.running())
+    busy = _running(mesh)
     if not busy:
         return
-    where = call(mesh.core.where(mesh.ranks))
-    if waits := explain_waits({}, where):
+    if waits := explain_waits({}, call(mesh.core.where(mesh.ranks))):
         raise SaveError(f"nothing was begun: {waits}")
-    ranks = name_ranks(busy[0].ranks)
-    verb = "runs" if len(busy[0].ranks) == 1 else "run"
+    ranks, verb = name_ranks(busy[0].ranks), "runs" if len(busy[0].ranks) == 1 else "run"
     raise SaveError(
         f"nothing was begun: {ranks} {verb} {busy[0].title!r}: wait for it, or interrupt it (%mesh interrupt)"
     )
+
+
+def _running(mesh: SavingMesh) -> list[Run]:
+    """Return what runs on the ranks' main threads: calls of actors have threads of their own."""
+    return [run for run in mesh.running() if not isinstance(run, CallsRun)]
 
 
 def _values(mesh: SavingMesh, code: str, cell_number: int, progress: Progress | None) -> Sequence[Any]:

@@ -63,6 +63,7 @@ class Saves:
         *,
         keep: int = KEPT_SAVES,
         background: bool = False,
+        actors: str = "",
         cell_number: int = 0,
         progress: Progress | None = None,
     ) -> SaveReport:
@@ -78,6 +79,7 @@ class Saves:
             names: only these names. By default all of the cells' names that can be saved.
             keep: how many of the newest saves in `directory` stay.
             background: return when the state is copied in memory; ranks write while the next cells run.
+            actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
             cell_number: of the notebook's cell, to be told by `saves`.
             progress: called with the bytes that the first rank has written, and those that it writes in all.
 
@@ -100,7 +102,7 @@ class Saves:
             background,
             Origin(self.reservation.name, self.name, cell=cell_number),
         )
-        facts = ask(self, "save", dataclasses.asdict(request), cell_number=cell_number, progress=progress)
+        facts = ask(self, "save", dataclasses.asdict(request), actor=actors, cell_number=cell_number, progress=progress)
         return SaveReport.from_facts(facts)
 
     def load(
@@ -109,6 +111,7 @@ class Saves:
         names: Iterable[str] = (),
         *,
         strict: bool = False,
+        actors: str = "",
         cell_number: int = 0,
     ) -> LoadReport:
         """Load a save into the objects of the same names, on as many ranks as there are now.
@@ -119,6 +122,7 @@ class Saves:
         Args:
             directory: of a save, or of saves, of which the newest is loaded.
             names: only these names. By default all that were saved.
+            actors: the name of actors on these ranks, into whose attributes it is loaded.
             strict: also refuse when something would be left out, or when a name is not in the save.
 
         Returns:
@@ -133,7 +137,8 @@ class Saves:
             loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from /home/…/checkpoints/a/0001
         """
         request = LoadRequest(directory_of_saves(self.reservation, directory), tuple(names), strict)
-        return LoadReport.from_facts(ask(self, "load", dataclasses.asdict(request), cell_number=cell_number))
+        facts = ask(self, "load", dataclasses.asdict(request), actor=actors, cell_number=cell_number)
+        return LoadReport.from_facts(facts)
 
     def saves(self: SavingMesh, directory: str | os.PathLike[str] = "checkpoints") -> list[SaveInfo]:
         """Return the saves in a directory and in its directories, newest first.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.keeper import Keeper, Wanted
+from monarch_nb.worker.autosaves.reached import reached
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.groups.rendezvous import Store
 from monarch_nb.worker.saving import entry
@@ -20,19 +23,23 @@ def keeper(
     environment: Mapping[str, str],
     when_idle: Callable[[Callable[[], None]], object],
     computes: Callable[[], bool],
+    *,
+    for_script: bool,
 ) -> Keeper:
     """Return the keeper of this rank, as it is at work in a rank; see Keeper.
 
     Args:
         environment: of the rank, as it started: its number, and how many there are.
+        for_script: what the script has is saved, not what cells have.
     """
     rank, world_size = int(environment.get("RANK") or 0), int(environment.get("WORLD_SIZE") or 1)
     return Keeper(
         rank,
         world_size,
         connect=forming.connect_to_store,
+        prepare=lambda: importlib.import_module("torch.distributed.checkpoint"),
         prefix=_prefix,
-        save=lambda wanted: _save(wanted, rank, world_size),
+        save=lambda wanted: _save(wanted, rank, world_size, for_script=for_script),
         when_idle=when_idle,
         computes=computes,
     )
@@ -54,19 +61,32 @@ class _Saved:
     def describe(self) -> str:
         """Return what was saved, in a line."""
         report = self.report
+        names = f"{', '.join(part.name for part in report.parts)}: " if report.parts else ""
         if report.background:
-            return f"staged in {duration(report.duration_s)}, being written"
-        return f"{size(report.size_bytes)} in {duration(report.duration_s)}"
+            return f"{names}staged in {duration(report.duration_s)}, being written"
+        return f"{names}{size(report.size_bytes)} in {duration(report.duration_s)}"
 
 
-def _save(wanted: Wanted, rank: int, world_size: int) -> _Saved:
+def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _Saved:
     armed = wanted.armed
+    directory = armed.directory
+    if for_script:  # the live ranks beside it save there, too
+        directory = os.path.join(directory, f"run-{wanted.place.run}")
     request = SaveRequest(
-        directory=armed.directory,
+        directory=directory,
         names=tuple(armed.names),
         keep=armed.keep or KEPT_SAVES,
         background=armed.background,
         origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.why),
     )
-    secret = f"{armed.secret}/{wanted.number}"
-    return _Saved(entry.save(request, secret, range(world_size), rank=rank))
+    secret = f"{armed.secret}/{wanted.number}/{directory}"
+    objects = _objects(wanted, for_script=for_script)
+    return _Saved(entry.save(request, secret, range(world_size), rank=rank, objects=objects))
+
+
+def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:
+    """Return what there is to save: what the names of the cells, or of the script, mean, and what their training has
+    besides."""
+    namespace, hidden = (vars(sys.modules["__main__"]), ()) if for_script else entry._cells()
+    named = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in hidden}
+    return {**named, **reached(named, wanted.optimizers)}

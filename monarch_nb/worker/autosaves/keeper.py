@@ -45,6 +45,7 @@ class Wanted:
         place: where this rank is.
         optimizers: those that have stepped in the run that this rank executes.
         speaks: this rank says in its cell what came of it: the first of those that execute one.
+        by_steps: enough steps were made.
     """
 
     armed: ArmSaves
@@ -53,6 +54,7 @@ class Wanted:
     place: Place
     optimizers: tuple[Any, ...]
     speaks: bool
+    by_steps: bool
 
 
 class Saved(Protocol):
@@ -94,6 +96,7 @@ class Keeper:
     Args:
         rank, size: who this is, and of how many.
         connect: makes a connection to the store that all ranks have.
+        prepare: does what takes long, once, before ranks hold for a save.
         prefix: returns what keeps keys apart from those of others, made from a store.
         save: saves, with all other ranks, which do the same; on the main thread.
         when_idle: has the main thread call something when it executes nothing, and soon.
@@ -106,13 +109,15 @@ class Keeper:
         size: int,
         *,
         connect: Callable[[timedelta], Any],
+        prepare: Callable[[], object],
         prefix: Callable[[str, Any], Store],
         save: Callable[[Wanted], Saved],
         when_idle: Callable[[Callable[[], None]], object],
         computes: Callable[[], bool],
     ) -> None:
         self._rank, self._size = rank, size
-        self._connect, self._prefix, self._save = connect, prefix, save
+        self._connect, self._prepare, self._prefix, self._save = connect, prepare, prefix, save
+        self._is_prepared = False
         self._when_idle, self._computes = when_idle, computes
         self._main = threading.main_thread().ident
         self._part: Part = _SharedPart()
@@ -259,6 +264,8 @@ class Keeper:
             if wanted.speaks:
                 self._lines.append(f"saved {saved.path}{at} ({wanted.why}): {saved.describe()}")
             self._changed = not place.ended
+            if wanted.by_steps:  # they are counted from here on, on all ranks
+                self._steps_before = -place.steps
         finally:
             self._saved.set()
         self._say()
@@ -291,6 +298,9 @@ class Keeper:
         while self._armed is armed:
             self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
+            if self._part.place.run and not self._is_prepared:
+                self._is_prepared = True
+                self._prepare()
             keys = self._prefix(str(number), store)
             wish = self._take_wish(armed)
             if wish is not None:
@@ -308,6 +318,10 @@ class Keeper:
         if self._wish is not None:
             wish, self._wish = self._wish, None
             return wish
+        if not self._part.place.run:  # nothing was ever run here: there is nothing to lose
+            while self._urgent:
+                self._urgent.pop().done(self.status())
+            return None
         for urgent in self._urgent:
             if now_s >= urgent.again_s:
                 return Request(urgent.why)
@@ -336,8 +350,10 @@ class Keeper:
                 self._wake.clear()
             if verdict == SAVE:
                 self._saved.clear()
-                optimizers = tuple(self._optimizers.values())
-                self._decision = Wanted(armed, request.why, number, self._part.place, optimizers, round_.is_first())
+                optimizers, by_steps = tuple(self._optimizers.values()), bool(request.step)
+                self._decision = Wanted(
+                    armed, request.why, number, self._part.place, optimizers, round_.is_first(), by_steps
+                )
                 self._free_main()
                 self._saved.wait()
             elif round_.is_first():
@@ -353,8 +369,6 @@ class Keeper:
             self._status.problem, self._status.why = verdict, request.why
             if request.step and verdict.startswith(DIFFERENT_STEPS):  # they were armed between two runs
                 self._wish = Request(request.why)
-        elif request.step:
-            self._steps_before = -self._part.place.steps
         now_s = time.monotonic()
         soon_s = AGAIN_S if "meanwhile" in verdict else armed.every_s
         self._due_s = now_s + min(soon_s, armed.every_s)

@@ -5,6 +5,7 @@ A save in the background goes on in a thread. The next save or load of this proc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -29,14 +30,21 @@ _WAIT_S = 0.1
 
 
 class _Behind:
-    """The save that goes on in the background, if one does."""
+    """The save that goes on in the background, if one does.
+
+    Attributes:
+        last: what became of the last one. tells: whether this rank tells it: one of all does.
+    """
 
     def __init__(self) -> None:
+        self.tells = False
         self._thread: threading.Thread | None = None
         self.last: SaveReport | MonarchNbError | None = None
+        self._is_news = False
 
-    def start(self, work: Callable[[], SaveReport]) -> None:
+    def start(self, work: Callable[[], SaveReport], *, tells: bool) -> None:
         """Do the rest of a save in a thread."""
+        self.tells = tells
         self._thread = threading.Thread(target=self._do, args=(work,), name="monarch_nb-save", daemon=True)
         self._thread.start()
 
@@ -58,6 +66,16 @@ class _Behind:
             self.last = error
         except Exception as error:  # noqa: BLE001 -- told where it is asked for
             self.last = SaveError(f"{type(error).__name__}: {error}")
+        self._is_news = True
+
+    def take_news(self) -> str:
+        """Return what became of it, once."""
+        if not self._is_news:
+            return ""
+        self._is_news = False
+        if isinstance(self.last, SaveReport):
+            return f"the save in the background is done: {str(self.last).partition(chr(10))[0]}"
+        return f"the save in the background failed: {self.last}"
 
 
 behind = _Behind()
@@ -99,7 +117,7 @@ def save(
         exchange.fail(str(error))
         raise
     writing = importlib.import_module("monarch_nb.worker.saving.writing")
-    start = behind.start if request.background else None
+    start = functools.partial(behind.start, tells=exchange.is_first) if request.background else None
     return writing.save(request, collected, exchange, _mesh_name(ranks), start)  # type: ignore[no-any-return]
 
 
@@ -166,9 +184,10 @@ def run(text: str) -> str:
             request = SaveRequest.from_facts(asked["request"])
             number = forming.newest_run()
             request = replace(request, origin=replace(request.origin, run=request.origin.run or number))
-            report: SaveReport | LoadReport = save(
-                request, asked["secret"], asked["ranks"], objects=objects, random_states=objects is None
-            )
+            behind.wait()
+            news = behind.take_news()
+            saved = save(request, asked["secret"], asked["ranks"], objects=objects, random_states=objects is None)
+            report: SaveReport | LoadReport = replace(saved, notes=(*saved.notes, news)) if news else saved
         else:
             report = load(LoadRequest.from_facts(asked["request"]), asked["secret"], asked["ranks"], objects=objects)
     except MonarchNbError as error:
@@ -177,12 +196,15 @@ def run(text: str) -> str:
 
 
 def wait() -> str:
-    """Wait for the save in the background, if one goes on; return what came of the last one, as JSON."""
+    """Wait for the save in the background, if one goes on; return what became of it, as JSON, if nobody was told."""
     behind.wait()
-    last = behind.last
-    if isinstance(last, MonarchNbError):
-        return json.dumps(last.to_facts())
-    return json.dumps({"report": None if last is None else json.loads(last.to_json())})
+    return json.dumps(behind.take_news())
+
+
+def tell_news() -> None:
+    """Print what became of the save in the background, once, for the cell that begins."""
+    if behind.tells and (news := behind.take_news()):
+        print(news, flush=True)  # noqa: T201 -- it is a line of the cell
 
 
 def listed(directory: str) -> str:

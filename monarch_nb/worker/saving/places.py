@@ -87,6 +87,11 @@ def saves(directory: Path, *, whole: bool = True) -> list[Path]:
     return sorted((each for each in found if not whole or is_save(each)), key=lambda each: int(each.name))
 
 
+def unfinished(directory: Path) -> list[Path]:
+    """Return the hidden directories of saves that are being written, or were cut short."""
+    return sorted(directory.glob(f"{_HIDDEN}*"))
+
+
 def is_save(path: Path) -> bool:
     """Return whether a directory is a save that is whole."""
     return (path / MANIFEST).is_file() and not path.name.startswith((_HIDDEN, _REMOVED))

@@ -7,7 +7,6 @@ import io
 import os
 import pathlib
 import pickle
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,8 +89,10 @@ class _Files(FileSystem):
             if stream.failure is not None:
                 raise stream.failure
             self.files[Path(path).name] = SavedFile(stream.size_bytes, stream.crc32)
-        except Exception:
-            raise stream.failure or sys.exception() from None  # type: ignore[misc]
+        except RuntimeError:
+            if stream.failure is None:
+                raise
+            raise stream.failure from None
         finally:
             stream.close()
 

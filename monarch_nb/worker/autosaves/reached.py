@@ -1,0 +1,88 @@
+"""What a save finds beside the names of cells or of a script: in the functions that train, and what the optimizer that
+steps belongs to. So a training loop in a function, of a script or a cell, is saved without a change.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+from monarch_nb.worker.saving import kinds
+from monarch_nb.worker.user_code import is_library
+
+
+def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
+    """Return what has a state, by name, and is not in a namespace: locals of the functions that execute on this thread,
+    and attributes of these; the optimizers; and the modules that have their parameters. Call it below an optimizer's
+    step.
+
+    Names are those by which the user's code calls them, of the innermost function first; what has none is "optimizer"
+    or "model", with a number from the second on.
+    """
+    found: dict[str, Any] = {}
+    known = {id(kinds.unwrapped(value)) for value in namespace.values() if _has_state(value)}
+
+    def add(name: str, value: Any) -> None:
+        if _has_state(value) and id(kinds.unwrapped(value)) not in known:
+            known.add(id(kinds.unwrapped(value)))
+            found[_free(name, {**namespace, **found})] = value
+
+    for frame in _users_frames():
+        for name, value in list(frame.f_locals.items()):
+            add(name, value)
+        for value in list(frame.f_locals.values()):
+            for name, attribute in _attributes(value):
+                add(name, attribute)
+    for optimizer in optimizers:
+        add("optimizer", optimizer)
+        for module in _modules_of(optimizer, [*namespace.values(), *found.values()]):
+            add("model", module)
+    return found
+
+
+def _users_frames() -> Iterator[FrameType]:
+    """Yield the frames of the user's functions on this thread, innermost first: not those of modules and cells."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
+            yield frame
+        frame = frame.f_back
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object that a program has made to hold things, such as a trainer."""
+    if _has_state(value) or isinstance(value, (type, ModuleType)) or type(value).__module__.startswith("torch"):
+        return []
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.items()) if type(attributes) is dict else []
+
+
+def _has_state(value: Any) -> bool:
+    own = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, (type, ModuleType)) and all(map(callable, own))
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _modules_of(optimizer: Any, known: Iterable[Any]) -> list[Any]:
+    """Return the outermost modules that have parameters of an optimizer; none where a known one has."""
+    module: Any = sys.modules["torch"].nn.Module
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+    def has_some(candidate: Any) -> bool:
+        return any(id(parameter) in wanted for parameter in candidate.parameters())
+
+    if any(issubclass(type(value), module) and has_some(value) for value in known):
+        return []
+    candidates = [each for each in gc.get_objects() if issubclass(type(each), module) and has_some(each)]
+    inner = {id(child) for each in candidates for child in each.children()}
+    return [each for each in candidates if id(each) not in inner]

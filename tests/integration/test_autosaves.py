@@ -1,0 +1,149 @@
+"""Saves that ranks make by themselves: armed in a notebook, made while cells and scripts train, and without a kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import client, eventually, leave
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.errors import UsageError
+from monarch_nb.provision import Node
+
+PREPARE = """
+import torch, os
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+history = []
+"""
+TRAIN = """
+while True:
+    model(torch.rand(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    history.append(float(model.module.weight.detach().sum()))
+    stop = torch.tensor(float(os.path.exists({stop!r})))
+    dist.all_reduce(stop)
+    if stop:
+        break
+"""
+SCRIPT = '''
+"""The loop of a tutorial: everything is in functions."""
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Trainer:
+    def __init__(self, net, optim, scheduler):
+        self.net, self.optim, self.scheduler = DDP(net), optim, scheduler
+
+    def train(self, stop):
+        while True:
+            self.optim.zero_grad()
+            self.net(torch.rand(8, 4)).square().mean().backward()
+            self.optim.step()
+            self.scheduler.step()
+            done = torch.tensor(float(os.path.exists(stop)))
+            dist.all_reduce(done)
+            if done:
+                return
+
+def main(stop):
+    dist.init_process_group("gloo")
+    net = torch.nn.Linear(4, 1)
+    optim = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    trainer = Trainer(net, optim, torch.optim.lr_scheduler.StepLR(optim, 100))
+    trainer.train(stop)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+'''
+
+
+@pytest.fixture
+def four(shared_pool: list[Node]) -> Iterator[Reservation]:
+    """A reservation of 2 nodes × 2 procs of a test's own."""
+    reservation = reserve("saved", nodes=2, procs=2, time="1h")
+    yield reservation
+    reservation.release()
+
+
+def saves(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if not path.name.startswith(".")) if directory.is_dir() else []
+
+
+def test_a_cell_that_trains_is_saved_and_loaded(four: Reservation, tmp_path: Path) -> None:
+    mesh: Mesh = four.mesh
+    mesh.run(PREPARE)
+    run = mesh.submit(TRAIN.format(stop=str(tmp_path / "stop")))
+    first = mesh.autosave(tmp_path / "first", every=60)  # while it trains
+    assert first.when == "every 1 min"
+    mesh.autosave(tmp_path / "saves", ["model", "optimizer", "history"], every="1s", background=True, keep=2)
+    eventually(lambda: len(saves(tmp_path / "saves")) == 2 and saves(tmp_path / "saves")[-1].name >= "0003")
+    status = mesh.autosave_status()
+    assert status is not None
+    assert (status.directory, status.problem) == (str(tmp_path / "saves"), "")
+    assert "last saved" in str(status)
+    mesh.autosave_off()
+    assert mesh.autosave_status() is None
+    (tmp_path / "stop").touch()
+    run.result()
+    assert not saves(tmp_path / "first")
+    whole = mesh.pull("history")
+    path = saves(tmp_path / "saves")[-1]
+    mesh.run("history = []")
+    mesh.load(path)
+    steps = mesh.pull("(len(history), float(model.module.weight.detach().sum()))")
+    assert len(set(steps)) == 1, "all ranks are at the same step"
+    [count, weight] = steps[0]
+    assert whole[0][count] == weight, "the line after optimizer.step() was not executed yet"
+
+
+def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
+    mesh = four.mesh
+    for wrong in ({}, {"every": "10"}, {"every": "steps"}, {"every": "10m", "before": "5m"}):
+        with pytest.raises(UsageError):
+            mesh.autosave(tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="all ranks of a mesh"):
+        mesh.select(0).autosave(tmp_path, at_end=True)
+
+
+def test_before_the_time_is_up_ranks_save_without_a_kernel(shared_pool: list[Node], tmp_path: Path) -> None:
+    """A client of its own reserves, trains, arms, and is gone before the time is."""
+    program = f"""
+import monarch_nb
+dev = monarch_nb.reserve("short", nodes=2, procs=2, time="1h")
+dev.mesh.run({PREPARE!r})
+dev.mesh.autosave({str(tmp_path / "saves")!r}, at_end=True, before="30m")
+dev.mesh.submit({TRAIN.format(stop="/nowhere")!r})
+"""
+    with client(f"{program}\nprint('gone', flush=True)") as other:
+        other.line()
+    dev = attach("short")
+    leave(dev, 16.0)
+    eventually(lambda: not list_reservations())
+    [path] = saves(tmp_path / "saves")
+    assert "the time is up in" in json.dumps([each.read_text() for each in path.glob("*.json")])
+
+
+def test_a_script_is_saved_as_it_is(four: Reservation, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    mesh = four.mesh
+    mesh.autosave(tmp_path / "saves", every="1s")
+    run = mesh.submit_script(str(tmp_path / "train.py"), str(tmp_path / "stop"))
+    eventually(lambda: any(saves(each) for each in saves(tmp_path / "saves")))
+    (tmp_path / "stop").touch()
+    run.result()
+    [of_run] = saves(tmp_path / "saves")
+    names = mesh.saves(of_run)[0].names
+    assert set(names) >= {"net", "optim", "scheduler"}
