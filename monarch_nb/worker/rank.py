@@ -39,7 +39,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
-from monarch_nb.worker.autosaves import armed, steps
+from monarch_nb.worker.autosaves import armed
 from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
@@ -148,7 +148,7 @@ class Rank:
         note = Path(self._spec.store_note) if moves else None
         forming.install(note, self._report_lost_store)
         self._debugger.install()
-        steps.watch(self._keeper.stepped)
+        self._keeper.watch.begin()
         presets = after_fork.presets(os.environ)
         self._shell.user_ns.update(presets)
         last: LastValue = self._shell.displayhook  # type: ignore[assignment]

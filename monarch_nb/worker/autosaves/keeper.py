@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
-from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter
+from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.groups.rendezvous import Store
 
 LOOK_EVERY_S = 0.5
@@ -122,6 +122,7 @@ class Keeper:
         self._main = threading.main_thread().ident
         self._part: Part = _SharedPart()
         self._steps, self._names = StepCounter(), OptimizerNames()
+        self.watch = Watch(self.stepped)
         self._optimizers: dict[int, Any] = {}
         self._armed: ArmSaves | None = None
         self._status = SavesStatus()
@@ -186,6 +187,7 @@ class Keeper:
 
     def end_run(self) -> None:
         """The run has ended."""
+        self.watch.call_off()
         self._steps_before += self._part.place.steps
         self._part.end()
         self._optimizers.clear()
@@ -217,7 +219,7 @@ class Keeper:
         if self._lines:
             self._say()
         if self._part.must_hold() or self._decision is not None:
-            self._hold()
+            self.watch.call_between(self._hold)
 
     def _idle(self) -> None:
         """Called when the main thread executes nothing, or later."""

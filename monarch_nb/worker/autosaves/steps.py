@@ -6,6 +6,8 @@ skips a step does not call it. With several optimizers a step is one round of al
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -90,17 +92,62 @@ class OptimizerNames:
         return number
 
 
-def watch(stepped: Callable[[Any], None]) -> None:
-    """Call `stepped` with each optimizer whose `step()` has returned, once there are optimizers. A step inside
-    `torch.compile` is not seen."""
+class Watch:
+    """Notices steps, and the moment between two of them.
 
-    def hook(module: Any) -> None:
+    A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
+    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or else
+    the next optimizer.
+
+    Args:
+        stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.
+    """
+
+    def __init__(self, stepped: Callable[[Any], None]) -> None:
+        self._stepped = stepped
+        self._main = threading.main_thread().ident
+        self._between: Callable[[], None] | None = None
+        self._forward: Any = None
+
+    def begin(self) -> None:
+        """Notice them from now on, once there are optimizers."""
+        after_import("torch.optim.optimizer", self._hook)
+
+    def call_between(self, function: Callable[[], None]) -> None:
+        """Call something once, between this step and the next; what was to be called is no longer."""
+        self.call_off()
+        self._between = function
+        torch = sys.modules["torch"]
+
+        def before_forward(module: Any, _: Any) -> None:
+            if module.training and torch.is_grad_enabled():  # else the loop looks how good the model is
+                self._go_on()
+
+        self._forward = torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
+
+    def call_off(self) -> None:
+        """Call nothing."""
+        self._between = None
+        if self._forward is not None:
+            self._forward.remove()
+            self._forward = None
+
+    def _go_on(self) -> None:
+        function = self._between
+        if function is not None and threading.get_ident() == self._main:
+            self.call_off()
+            function()
+
+    def _hook(self, module: Any) -> None:
         torch = module.torch  # it may be in the middle of its own import
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not torch.compiler.is_compiling():
-                stepped(optimizer)
+                self._stepped(optimizer)
+
+        def before_step(*_: Any) -> None:
+            if self._between is not None and not torch.compiler.is_compiling():
+                self._go_on()
 
         module.register_optimizer_step_post_hook(after_step)
-
-    after_import("torch.optim.optimizer", hook)
+        module.register_optimizer_step_pre_hook(before_step)
