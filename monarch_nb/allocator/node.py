@@ -207,7 +207,6 @@ class Node:
         (self.scripts if process.record.script_of else self.runs).on_result(process, result)
 
     def _on_hello(self, process: RankProcess, hello: wire.RankHello) -> None:
-        self.autosaves.tell(process)
         (self.scripts if process.record.script_of else self.runs).on_hello(process, hello)
 
     def _on_death(self, process: RankProcess, status: int | None) -> None:
@@ -217,6 +216,7 @@ class Node:
     def _on_there(self, process: RankProcess, is_there: bool) -> None:
         if is_there:
             self.mail.rank_is_there(process)
+            self.autosaves.tell(process)
         else:
             self.mail.rank_is_gone(process)
 

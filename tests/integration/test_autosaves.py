@@ -126,6 +126,8 @@ dev = monarch_nb.reserve("short", nodes=2, procs=2, time="1h")
 dev.mesh.run({PREPARE!r})
 dev.mesh.autosave({str(tmp_path / "saves")!r}, at_end=True, before="30m")
 dev.mesh.submit({TRAIN.format(stop="/nowhere")!r})
+while [rank.state for rank in dev.mesh.status()] != ["running"] * 4:
+    pass
 """
     with client(f"{program}\nprint('gone', flush=True)") as other:
         other.line()
