@@ -22,6 +22,7 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import ReservationExpired, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -92,6 +93,13 @@ class TestTime:
             log = NodePaths(node.directory).allocator_log.read_text()
             assert re.search(r"short was released .* its time of [\d.]+ s was up \(2 procs, held by ", log)
         reserve("short", nodes=2, procs=2)
+
+    def test_one_whose_time_is_up_on_a_node_is_in_nobodys_way(self) -> None:
+        """The other node's clock is a little behind."""
+        before = reserve("short", nodes=2, procs=1, time="1h")
+        ended = pb.Ended(reservation_id=before.id, name="short", why="its time of 1 h was up")
+        pool_named(before.pool).note_end(ended)
+        assert reserve("short", nodes=1, procs=2).id != before.id
 
     def test_an_extension_adds_to_the_limit_everywhere(self, capsys: pytest.CaptureFixture[str]) -> None:
         dev = reserve("longer", nodes=2, procs=1, time=60)

@@ -63,6 +63,7 @@ async def _reserve(
     """Return the reservation of that name, and whether it is a new one."""
     held = await pool.find(name, say)
     if held is not None:
+        replace = replace or pool.end_of(held.reservation_id) is not None  # one node's time is up before another's
         if not replace:
             check_same(held, asked)
             if held.complete:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib
+import threading
+from collections.abc import Iterator
 
-from monarch_nb.worker.autosaves.steps import StepCounter
+import pytest
+import torch
+
+from monarch_nb.worker.autosaves.steps import StepCounter, Watch
 
 
 def completed(calls: str) -> str:
@@ -27,3 +32,47 @@ def completed(calls: str) -> str:
 )
 def test_steps(calls: str, steps: str) -> None:
     assert completed(calls) == steps
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    before = [dict(each) for each in hooks]
+    made = Watch(lambda _: None)
+    made.begin()
+    yield made
+    made.call_off()
+    for each, kept in zip(hooks, before, strict=True):
+        each.clear()
+        each.update(kept)
+
+
+def test_the_moment_between_two_steps_is_when_a_module_that_trains_is_called(watch: Watch) -> None:
+    model, called = torch.nn.Sequential(torch.nn.Linear(2, 2)), list[str]()
+    watch.call_between(lambda: called.append("now"))
+    with torch.no_grad():
+        model(torch.ones(2))
+    model.eval()
+    model(torch.ones(2))
+    assert called == [], "how good a model is may be looked at on some ranks alone"
+    model.train()
+    thread = threading.Thread(target=model, args=(torch.ones(2),))
+    thread.start()
+    thread.join()
+    assert called == [], "another thread is not in the loop"
+    model(torch.ones(2))
+    model(torch.ones(2))
+    assert called == ["now"], "once"
+    assert not torch.nn.modules.module._global_forward_pre_hooks, "nothing stays in the way"
+
+
+def test_without_a_module_it_is_the_next_step(watch: Watch) -> None:
+    weight, called = torch.ones(2, requires_grad=True), list[float]()
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.sum().backward()
+    optimizer.step()
+    watch.call_between(lambda: called.append(float(weight.detach()[0])))
+    optimizer.step()
+    optimizer.step()
+    assert called == [0.0], "before it changes anything"
