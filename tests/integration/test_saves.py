@@ -183,7 +183,7 @@ def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:
         mesh.run("import torch, resource\nbig = torch.rand(1 << 18)")
         mesh.save("a")
         mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))", sync=False)
-        with pytest.raises(SaveError, match="can not write in .*: File too large"):
+        with pytest.raises(SaveError, match=r"can not write in .*: File too large"):
             mesh.save("a")
         mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
         assert os.listdir("a") == ["0001"]
@@ -200,7 +200,7 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         try:
             wait_until(lambda: "all_reduce" in mesh.where()[0].collective)
-            with pytest.raises(SaveError, match="rank 0 waits in all_reduce .*rank 1 is at"):
+            with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
                 mesh.save("a")
         finally:
             mesh.interrupt()
@@ -208,6 +208,7 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         assert not os.path.exists("a")
 
 
+@pytest.mark.timeout(240 + 20 * ROUNDS)
 def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
     setup = "import torch\nbig, part, step = torch.rand(1 << 22), torch.full((1 << 20,), float(rank)), 0"
     chance = random.Random(5)
