@@ -183,7 +183,7 @@ def test_a_save_in_the_background_has_what_was_there_when_it_was_asked_for() -> 
 def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     kernel.run("%%mesh\nimport torch\nmodel, step = torch.nn.Linear(2, 3), 5\nseen = [rank]")
     assert re.sub(r"in [\d.]+ m?s, in \S+/a/0001", "…", kernel.run("%mesh save a")) == (
-        "saved model, step, seen, random_states of 4 ranks: 79.6 kB …\n"
+        "saved model, step, seen, random_states of 4 ranks: …\n"
         "different by rank, and kept by rank: model, seen\n"
         "not saved: torch (a module: the notebook's cells make it again)"
     )
