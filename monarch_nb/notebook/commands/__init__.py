@@ -7,4 +7,5 @@ plotting     plot
 comparing    diff
 debugging    debug
 looks        fold, show
+saving       save, load, saves
 """
