@@ -32,7 +32,7 @@ SAVE = "save"
 """The verdict; others say why nothing is saved."""
 DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
-ANSWER_S = 15.0
+ANSWER_S = 30.0
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
 HOLD_S = 60.0
 """So long a main thread holds for ranks that have not come to the target."""
