@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import monarch_nb
+from integration.kernels import Kernel
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.saving.manifest import Manifest, damaged
@@ -178,19 +180,38 @@ def test_a_save_in_the_background_has_what_was_there_when_it_was_asked_for() -> 
         assert mesh.run("big.mean().item(), same.mean().item()").values == [(0.0, 1.0), (1.0, 1.0)]
 
 
+def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
+    kernel.run("%%mesh\nimport torch\nmodel, step = torch.nn.Linear(2, 3), 5\nseen = [rank]")
+    assert re.sub(r"in [\d.]+ m?s, in \S+/a/0001", "…", kernel.run("%mesh save a")) == (
+        "saved model, step, seen, random_states of 4 ranks: …\n"
+        "different by rank, and kept by rank: model, seen\n"
+        "not saved: torch (a module: the notebook's cells make it again)"
+    )
+    assert "staged in" in kernel.run("%mesh save a step --async")
+    kernel.run("%mesh save a step --keep 2")
+    assert "the save in the background is done: saved step of 4 ranks" not in kernel.run("%%mesh\nstep = 6")
+    shown = kernel.run("%mesh saves a")
+    assert shown.index("0003") < shown.index("0002")
+    assert "0001" not in shown
+    assert "dev, run " in shown
+    assert re.search(r"loaded step into 4 ranks: .*/a/0002", kernel.run("%mesh load a/0002 --only step"))
+    assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
+    assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+
+
 def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:
     with ranks(2) as mesh:
         mesh.run("import torch, resource\nbig = torch.rand(1 << 18)")
         mesh.save("a")
         mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))", sync=False)
-        with pytest.raises(SaveError, match="can not write in .*: File too large"):
+        with pytest.raises(SaveError, match=r"can not write in .*: File too large"):
             mesh.save("a")
         mesh.run("resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))")
         assert os.listdir("a") == ["0001"]
         mesh.load("a")
         file = here / "a" / "0001" / "__1_0.distcp"
         file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-        with pytest.raises(SaveError, match="__1_0.distcp` has another checksum than when it was saved"):
+        with pytest.raises(SaveError, match=r"__1_0.distcp` has another checksum than when it was saved"):
             mesh.load("a")
 
 
@@ -200,7 +221,7 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         try:
             wait_until(lambda: "all_reduce" in mesh.where()[0].collective)
-            with pytest.raises(SaveError, match="rank 0 waits in all_reduce .*rank 1 is at"):
+            with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
                 mesh.save("a")
         finally:
             mesh.interrupt()
@@ -208,6 +229,7 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         assert not os.path.exists("a")
 
 
+@pytest.mark.timeout(240 + 20 * ROUNDS)
 def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
     setup = "import torch\nbig, part, step = torch.rand(1 << 22), torch.full((1 << 20,), float(rank)), 0"
     chance = random.Random(5)

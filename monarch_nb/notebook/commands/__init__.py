@@ -6,4 +6,5 @@ scripts      run
 plotting     plot
 debugging    debug
 looks        fold, show
+saving       save, load, saves
 """

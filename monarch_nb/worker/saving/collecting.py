@@ -123,9 +123,8 @@ def _leave_out_parts(found: Collected) -> None:
         return
     modules = [each for each in found.holders.values() if isinstance(each.value, module.nn.Module)]
     parts: dict[int, str] = {}
-    for each in modules:
-        for inner in _tensors_and_modules(each.value):
-            parts.setdefault(id(inner), each.name)
+    for each in sorted(modules, key=lambda holder: sum(1 for _ in holder.value.modules())):  # the outermost counts
+        parts.update((id(inner), each.name) for inner in _tensors_and_modules(each.value))
     for name, holder in list(found.holders.items()):
         whole = parts.get(id(holder.value))
         if whole is not None and whole != name and whole in found.holders:

@@ -6,10 +6,18 @@ part of the key. What wrappers add to the names of a module's parts is taken out
 
 from __future__ import annotations
 
+import codecs
+import collections
+import datetime
+import decimal
+import fractions
 import hashlib
+import importlib
 import io
+import pathlib
 import re
 import struct
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -214,23 +222,18 @@ def is_harmless(data: bytes) -> bool:
 
 def _harmless() -> list[Any]:
     """What plain values are made of, besides what torch allows."""
-    import collections
-    import datetime
-    import decimal
-    import fractions
-    import pathlib
-    import uuid
-
-    found: list[Any] = [
-        set, frozenset, bytearray, complex, range, collections.deque, collections.defaultdict, list, dict, int, float,
-        str, tuple, bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone,
-        decimal.Decimal, fractions.Fraction, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID,
-    ]  # fmt: skip
+    found: list[Any] = [*_HARMLESS]
     arrays = kinds.numpy()
     if arrays is not None:
-        core = __import__(
-            "numpy._core.multiarray" if hasattr(arrays, "_core") else "numpy.core.multiarray", fromlist=["x"]
-        )
+        name = "numpy._core.multiarray" if hasattr(arrays, "_core") else "numpy.core.multiarray"
+        core: Any = importlib.import_module(name)
         found += [arrays.ndarray, arrays.dtype, core._reconstruct, core.scalar]
         found += [type(arrays.dtype(each)) for each in "?bhilqBHILQefdgFDGmMSUV"]
     return found
+
+
+_HARMLESS = (
+    set, frozenset, bytes, codecs.encode, bytearray, complex, range, collections.deque, collections.defaultdict,
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal,
+    fractions.Fraction, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID, list, dict, int, float, str, tuple, bool,
+)  # fmt: skip

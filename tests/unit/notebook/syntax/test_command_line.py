@@ -170,7 +170,7 @@ def test_an_unknown_subcommand_suggests_the_nearest(word: str, nearest: str) -> 
 
 
 def test_a_word_like_nothing_suggests_nothing() -> None:
-    for word in ("xyzzy", "down", "kill", "tail", "reload"):
+    for word in ("xyzzy", "down", "kill", "tail", "unplug"):
         with pytest.raises(UsageError, match=rf"no subcommand '{word}'\. %mesh help lists all"):
             declarations.MESH.find(word)
 

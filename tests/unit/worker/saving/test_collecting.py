@@ -1,0 +1,88 @@
+"""What is kept of a namespace, as what, and what is not, and why."""
+
+from __future__ import annotations
+
+import collections
+import io
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from monarch_nb.errors import SaveError
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
+
+
+class Loader:
+    def state_dict(self) -> dict[str, int]:
+        return {"at": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (torch.nn.Linear(1, 1), "state"),
+        (Loader(), "state"),
+        (torch.ones(2), "tensor"),
+        (3, "value"),
+        ({"a": [1, (2.5, None)], 2: {b"x"}}, "value"),
+        (numpy.arange(3), "value"),
+        (numpy.float32(2), "value"),
+        ([torch.ones(1)], "value"),
+        (collections.defaultdict(list, a=[1]), "value"),
+        (Path("x"), "value"),
+        (torch.float32, "value"),
+        (random.Random(1), "random states"),
+        (torch.Generator(), "random states"),
+        (numpy.random.default_rng(1), "random states"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_kept(value: object, kind: str) -> None:
+    assert collect({"x": value}).holders["x"].kind == kind
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (len, "a function: the notebook's cells make it again"),
+        (Loader, "a class: the notebook's cells make it again"),
+        (math, "a module: the notebook's cells make it again"),
+        (io.BytesIO(), "an open file: the notebook's cells make it again"),
+        (object(), "an object: no plain value, and has no state_dict()"),
+        ([1, {"a": object()}], "an object: no plain value, and has no state_dict()"),
+        (Point(1, 2), "a Point: no plain value, and has no state_dict()"),
+        (collections.defaultdict(lambda: 0), "a defaultdict that calls a function"),
+        (numpy.array([object()]), "an array of Python objects"),
+        (torch.ones(2).to_sparse(), "a tensor that is sparse_coo"),
+        (torch.ones(2, device="meta"), "a tensor on the device meta has no data"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_kept_and_why(value: object, why: str) -> None:
+    collected = collect({"x": value})
+    assert collected.left_out == {"x": why}
+    with pytest.raises(SaveError) as refused:
+        collect({"x": value}, ["x"])
+    assert str(refused.value) == f"`x` can not be saved: {why}"
+
+
+def test_an_object_with_several_names_is_saved_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    namespace: dict[str, Any] = {"head": model[0], "model": model, "same": model, "weight": model[0].weight}
+    namespace |= {"compiled": torch.compile(model), "_hidden": 1, "rank": 0}
+    collected = collect(namespace, hidden={"rank"})
+    assert set(collected.holders) == {"model", RANDOM_STATES}
+    assert collected.aliases == dict.fromkeys(["same", "compiled", "head", "weight"], "model")
+    assert set(collect(namespace, ["_hidden", "rank"], hidden={"rank"}).holders) == {"_hidden", "rank"}
+    with pytest.raises(SaveError, match="`nope` can not be saved: there is no such name"):
+        collect(namespace, ["model", "nope"])

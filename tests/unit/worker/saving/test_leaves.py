@@ -1,0 +1,103 @@
+"""States taken apart and put together; what tells whether two ranks have the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from monarch_nb.worker.saving.leaves import (
+    Leaf,
+    description,
+    is_harmless,
+    pickled,
+    put_together,
+    take_apart,
+    tensor_digest,
+    unpickled,
+)
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3) | st.binary(max_size=3)
+)
+STATES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.integers(0, 9) | st.text("abc", min_size=1, max_size=2), inner, max_size=3)
+    ),
+)
+
+
+@given(STATES)
+def test_a_state_is_put_together_as_it_was(state: Any) -> None:
+    leaves = take_apart("x", state)
+    assert len({leaf.key for leaf in leaves}) == len(leaves)
+    assert put_together((leaf.path, leaf.value) for leaf in leaves) == state
+
+
+@given(STATES)
+def test_equal_states_have_equal_descriptions(state: Any) -> None:
+    again = unpickled(pickled(state))
+    assert again == state
+    assert description(Leaf("x", (), state)) == description(Leaf("x", (), again))
+
+
+def test_keys_are_those_of_dcp() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    flat, _ = flatten_state_dict(state)
+    keys = [leaf.key for name, each in state.items() for leaf in take_apart(name, each)]
+    assert keys == list(flat)
+
+
+def test_names_are_those_of_the_plain_module() -> None:
+    names = ["_orig_mod.0.weight", "0._orig_mod.bias", "0._checkpoint_wrapped_module.x", "my_orig_mod.y"]
+    leaves = take_apart("m", dict.fromkeys(names, 1))
+    assert [leaf.key for leaf in leaves] == ["m.0.weight", "m.0.bias", "m.0.x", "m.my_orig_mod.y"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, (1 << 19) - 1, (1 << 19) + 3, 1 << 20])
+def test_a_digest_sees_each_element(size: int) -> None:
+    tensor = torch.arange(size, dtype=torch.int32)
+    digest = tensor_digest(tensor)
+    assert digest == tensor_digest(tensor.clone())
+    for place in {0, size // 3, size - 1} if size else set():
+        other = tensor.clone()
+        other[place] ^= 1 << 31 - 1
+        assert tensor_digest(other) != digest
+    if size > 1:
+        assert tensor_digest(tensor.flip(0)) != digest
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_any_dtype_and_layout_has_a_digest(dtype: torch.dtype) -> None:
+    tensor = torch.ones(4, 6).to(dtype)
+    assert tensor_digest(tensor.T) == tensor_digest(tensor.T.contiguous())
+    assert tensor_digest(torch.tensor(1).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.arange(3), numpy.float64(2.5), {1, 2}, frozenset("a"), range(3), torch.float32, 1j, bytearray(b"x")]
+)
+def test_plain_values_are_read_without_executing_anything(value: Any) -> None:
+    assert is_harmless(pickled(value))
+    assert repr(unpickled(pickled(value))) == repr(value)
+
+
+class Own:
+    pass
+
+
+def test_objects_of_own_classes_are_not_read_unless_they_are_trusted() -> None:
+    data = pickled({"a": Own()})
+    assert not is_harmless(data)
+    assert isinstance(unpickled(data, trusted=True)["a"], Own)

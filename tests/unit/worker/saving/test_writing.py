@@ -1,0 +1,206 @@
+"""Saves and loads of several ranks, as threads: what is written once, and by rank, and what fits where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.errors import SaveError
+from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
+from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.reading import load, merged
+from monarch_nb.worker.saving.writing import _Told, put_together, save
+from unit.worker.saving.threads import on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=4))
+def test_what_all_have_alike_is_saved_once(told: list[dict[str, str]]) -> None:
+    leaves = put_together([{key: _Told(key, (), same) for key, same in each.items()} for each in told])
+    assert set(leaves) == {key for each in told for key in each}
+    for key, leaf in leaves.items():
+        values = [each.get(key) for each in told]
+        assert leaf.by_rank == (
+            () if len(set(values)) == 1 else tuple(i for i, v in enumerate(values) if v is not None)
+        )
+
+
+def test_parts_of_a_tensor_are_one_where_all_of_its_mesh_have_them() -> None:
+    part = _Told("a", (), "parts of (8,) on [0, 1]", among=2)
+    [leaf] = put_together([{"a": part}, {"a": part}, {}]).values()
+    assert (leaf.by_rank, leaf.in_parts) == ((), True)
+    [leaf] = put_together([{"a": part}, {}, {}]).values()
+    assert (leaf.by_rank, leaf.in_parts) == ((0,), False)
+    [leaf] = put_together([{RANDOM_STATES: _Told(RANDOM_STATES, (), "same")}] * 2).values()
+    assert leaf.by_rank == (0, 1), "random states are a rank's own"
+
+
+def test_what_ranks_say_is_put_together() -> None:
+    assert merged([{"a": "x"}, {"a": "x", "b": "y"}, {"a": "z"}], [4, 5, 6]) == {
+        "a": "x (ranks 4-5); z (rank 6)",
+        "b": "y (rank 5)",
+    }
+
+
+def make(rank: int, seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5 + seed)
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "step": 7 + seed,
+        "mine": rank + seed,
+        "log": {1: [2.0, torch.ones(2)]},
+    }
+
+
+def saved(directory: Path, namespaces: list[dict[str, Any]], *names: str) -> SaveReport:
+    request = SaveRequest(str(directory), names)
+    reports = on_ranks(
+        len(namespaces), lambda rank, exchange: save(request, collect(namespaces[rank], names), exchange, "mesh")
+    )
+    assert all(isinstance(each, SaveReport) for each in reports), reports
+    assert reports[0] == reports[-1]
+    return reports[0]  # type: ignore[return-value]
+
+
+def loaded(directory: Path, namespaces: list[dict[str, Any]], *names: str, strict: bool = False) -> list[Any]:
+    request = LoadRequest(str(directory), names, strict)
+    return on_ranks(len(namespaces), lambda rank, exchange: load(request, namespaces[rank], (), exchange))
+
+
+def test_what_was_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path) -> None:
+    report = saved(tmp_path, [make(rank) for rank in range(3)])
+    assert SaveReport.from_json(report.to_json()) == report
+    assert [part.name for part in report.parts if part.by_rank] == ["mine", RANDOM_STATES]
+    path = Path(report.path)
+    assert damaged(path, Manifest.read(path)) == []
+    sizes = [size.stat().st_size for size in path.glob("*.distcp")]
+    assert sum(sizes) < 2 * max(sizes) + 60_000, "ranks share the work"
+    before = make(0)
+    for number in (3, 1, 4):
+        namespaces = [make(rank, seed=9) for rank in range(number)]
+        del namespaces[0]["log"]
+        reports = loaded(tmp_path, namespaces)
+        assert all(isinstance(each, LoadReport) for each in reports), reports
+        for rank, each in enumerate(namespaces):
+            assert each["step"] == 7
+            assert each["log"][1][1].tolist() == [1, 1]
+            assert each["mine"] == (rank if number == 3 else rank + 9)
+            assert each["optimizer"].param_groups[0]["lr"] == 0.5
+            for key, tensor in before["model"].state_dict().items():
+                assert torch.equal(each["model"].state_dict()[key], tensor)
+            for place, state in before["optimizer"].state_dict()["state"].items():
+                assert torch.equal(each["optimizer"].state_dict()["state"][place]["exp_avg"], state["exp_avg"])
+
+
+def test_a_fresh_optimizer_takes_the_state_of_one_that_has_made_steps(tmp_path: Path) -> None:
+    before = make(0)
+    saved(tmp_path, [before])
+    now = make(0, seed=1)
+    now["optimizer"] = torch.optim.Adam(now["model"].parameters())
+    [report] = loaded(tmp_path, [now], "optimizer")
+    assert report.names == ("optimizer",)
+    assert torch.equal(
+        now["optimizer"].state[now["model"][0].weight]["exp_avg"],
+        before["optimizer"].state[before["model"][0].weight]["exp_avg"],
+    )
+
+
+def test_others_load_it(tmp_path: Path) -> None:
+    path = saved(tmp_path, [make(rank) for rank in range(2)]).path
+    state: dict[str, Any] = {"model": make(0, seed=4)["model"].state_dict(), "step": 0, "rank1/mine": 0}
+    dcp.load(state, checkpoint_id=path)
+    assert (state["step"], state["rank1/mine"]) == (7, 1)
+    assert torch.equal(state["model"]["0.weight"], make(0)["model"][0].weight)
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    dcp_to_torch_save(path, tmp_path / "one.pt")
+    assert torch.load(tmp_path / "one.pt", weights_only=False)["rank0/mine"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"model": torch.nn.Linear(4, 8)}, "model.0.bias is in the save only"),
+        (
+            {"model": torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.BatchNorm1d(9))},
+            "has the shape (9,), and had (8,)",
+        ),
+        ({"model": make(0)["model"].double()}, "is float64, and was float32"),
+        ({"model": 3}, "was a Sequential, and is a int"),
+        ({"optimizer": torch.optim.Adam([torch.ones(2)])}, "it has 1 parameters, and had more"),
+        ({"step": [1]}, "was a int, and is a list"),
+        ({"model": len}, "was a Sequential, and is a function"),
+    ],
+    ids=["keys", "shape", "dtype", "kind", "parameters", "type", "function"],
+)
+def test_what_does_not_fit_changes_nothing_on_any_rank(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    saved(tmp_path, [make(0), make(1)])
+    namespaces = [make(0, seed=2), make(1, seed=2) | change]
+    before = {key: tensor.clone() for key, tensor in namespaces[0]["model"].state_dict().items()}
+    for error in loaded(tmp_path, namespaces):
+        assert isinstance(error, SaveError)
+        [(name, said)] = error.problems.items()
+        assert why in said
+        assert name in change
+        assert "(rank 1)" in said
+    assert namespaces[0]["step"] == 9
+    assert all(torch.equal(tensor, before[key]) for key, tensor in namespaces[0]["model"].state_dict().items())
+
+
+def test_damage_is_seen_before_anything_changes(tmp_path: Path) -> None:
+    path = Path(saved(tmp_path, [make(0), make(1)]).path)
+    for name in [".metadata", "__1_0.distcp"]:
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        for error in loaded(tmp_path, [make(0), make(1)]):
+            assert f"{path / name}` has another checksum than when it was saved" in str(error)
+        (path / name).write_bytes(whole)
+    (path / "__1_0.distcp").unlink()
+    assert "can not be read: No such file or directory" in str(loaded(tmp_path, [make(0)])[0])
+    manifest = json.loads((path / "save.json").read_text())
+    (path / "save.json").write_text(json.dumps(manifest | {"format": 99}))
+    assert "was saved by a newer monarch_nb" in str(loaded(tmp_path, [make(0)])[0])
+
+
+class Own:
+    """What only unpickling brings back."""
+
+
+class Holding:
+    def __init__(self) -> None:
+        self.held: Any = Own()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state["held"]
+
+
+def test_pickles_are_only_executed_if_nobody_else_can_have_written_them(tmp_path: Path) -> None:
+    path = Path(saved(tmp_path, [{"x": Holding(), "y": 1}]).path)
+    assert loaded(tmp_path, [{"x": Holding()}])[0].names == ("x", "y", RANDOM_STATES)
+    path.chmod(0o777)
+    assert "can only be unpickled, which executes what the file says" in str(loaded(tmp_path, [{"x": Holding()}])[0])
+    assert loaded(tmp_path, [{}], "y")[0].names == ("y",)
+
+
+def test_strict_refuses_what_would_be_left_out(tmp_path: Path) -> None:
+    saved(tmp_path, [make(0), make(1)])
+    assert "differs by rank: 2 saved, and 1 load" in str(loaded(tmp_path, [make(0)], strict=True)[0])
+    assert "`more` is not in the save" in str(loaded(tmp_path, [make(0) | {"more": 1}, make(1)], strict=True)[0])
+    assert "`nope` is not in the save, which has log, mine," in str(loaded(tmp_path, [make(0)], "nope")[0])
