@@ -68,14 +68,16 @@ class Request:
     Attributes:
         why: for people, as in "every 10 min".
         run, step: the step at whose end; 0: whichever comes next.
+        is_last: the ranks may be ended as soon as it is done: nothing is left to be written behind.
     """
 
     why: str
     run: int = 0
     step: int = 0
+    is_last: bool = False
 
     def encode(self) -> str:
-        return json.dumps([self.why, self.run, self.step])
+        return json.dumps([self.why, self.run, self.step, self.is_last])
 
     @classmethod
     def decode(cls, text: str) -> Request:

@@ -40,21 +40,19 @@ class Wanted:
     """A save that all ranks have agreed on.
 
     Attributes:
-        armed: how it is to be made.
-        why: for people. number: the same on all ranks, and new.
+        armed: how it is to be made. request: why, and for whom.
+        number: the same on all ranks, and new.
         place: where this rank is.
         optimizers: those that have stepped in the run that this rank executes.
         speaks: this rank says in its cell what came of it: the first of those that execute one.
-        by_steps: enough steps were made.
     """
 
     armed: ArmSaves
-    why: str
+    request: Request
     number: int
     place: Place
     optimizers: tuple[Any, ...]
     speaks: bool
-    by_steps: bool
 
 
 class Saved(Protocol):
@@ -157,7 +155,7 @@ class Keeper:
 
     def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
         """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
-        is_fresh = self._status.path and time.time() - self._status.saved_at < wanted.fresh_s
+        is_fresh = bool(self._status.path) and time.time() - self._status.saved_at < wanted.fresh_s
         if self._armed is None or is_fresh:
             done(self.status())
             return
@@ -254,17 +252,17 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the training goes on
             self._status.problem = f"{type(error).__name__}: {error}"
             if wanted.speaks:
-                self._lines.append(f"not saved ({wanted.why}): {error}")
+                self._lines.append(f"not saved ({wanted.request.why}): {error}")
         else:
             place = wanted.place
-            self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.why
+            self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.request.why
             self._status.run, self._status.step = place.run, 0 if place.ended else place.steps
             self._status.problem = ""
             at = "" if place.ended else f" at step {place.steps:,}"
             if wanted.speaks:
-                self._lines.append(f"saved {saved.path}{at} ({wanted.why}): {saved.describe()}")
+                self._lines.append(f"saved {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
             self._changed = not place.ended
-            if wanted.by_steps:  # they are counted from here on, on all ranks
+            if wanted.request.step:  # they are counted from here on, on all ranks
                 self._steps_before = -place.steps
         finally:
             self._saved.set()
@@ -324,7 +322,7 @@ class Keeper:
             return None
         for urgent in self._urgent:
             if now_s >= urgent.again_s:
-                return Request(urgent.why)
+                return Request(urgent.why, is_last=True)
         if armed.every_s and now_s >= self._due_s and self._changed:
             return Request(f"every {duration(armed.every_s)}")
         return None
@@ -350,10 +348,8 @@ class Keeper:
                 self._wake.clear()
             if verdict == SAVE:
                 self._saved.clear()
-                optimizers, by_steps = tuple(self._optimizers.values()), bool(request.step)
-                self._decision = Wanted(
-                    armed, request.why, number, self._part.place, optimizers, round_.is_first(), by_steps
-                )
+                optimizers, speaks = tuple(self._optimizers.values()), round_.is_first()
+                self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
                 self._free_main()
                 self._saved.wait()
             elif round_.is_first():
