@@ -159,7 +159,7 @@ class Keeper:
         if self._armed is None or is_fresh:
             done(self.status())
             return
-        self._urgent.append(_Urgent(wanted.why, time.monotonic() + wanted.within_s, done))
+        self._urgent.append(_Urgent(wanted, time.monotonic() + wanted.within_s, done))
         self._wake.set()
 
     def status(self) -> SavesStatus:
@@ -322,7 +322,7 @@ class Keeper:
             return None
         for urgent in self._urgent:
             if now_s >= urgent.again_s:
-                return Request(urgent.why, is_last=True)
+                return Request(urgent.wanted.why, is_last=urgent.wanted.is_last)
         if armed.every_s and now_s >= self._due_s and self._changed:
             return Request(f"every {duration(armed.every_s)}")
         return None
@@ -390,7 +390,7 @@ class Keeper:
 
 @dataclass
 class _Urgent:
-    why: str
+    wanted: SaveNow
     until_s: float
     done: Callable[[SavesStatus], None]
     again_s: float = 0.0
