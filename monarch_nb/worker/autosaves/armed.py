@@ -43,6 +43,7 @@ def keeper(
         save=lambda wanted: _save(wanted, rank, world_size, for_script=for_script),
         when_idle=when_idle,
         computes=computes,
+        for_script=for_script,
     )
 
 

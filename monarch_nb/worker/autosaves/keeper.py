@@ -8,6 +8,7 @@ nothing that happens on this rank could wake it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -98,6 +99,7 @@ class Keeper:
         prefix: returns what keeps keys apart from those of others, made from a store.
         save: saves, with all other ranks, which do the same; on the main thread.
         when_idle: has the main thread call something when it executes nothing, and soon.
+        for_script: a script meets signals as it would without us.
         computes: whether other threads execute user code: what they change can not be saved meanwhile.
     """
 
@@ -112,7 +114,9 @@ class Keeper:
         save: Callable[[Wanted], Saved],
         when_idle: Callable[[Callable[[], None]], object],
         computes: Callable[[], bool],
+        for_script: bool = False,
     ) -> None:
+        self._for_script = for_script
         self._rank, self._size = rank, size
         self._connect, self._prepare, self._prefix, self._save = connect, prepare, prefix, save
         self._is_prepared = False
@@ -135,6 +139,7 @@ class Keeper:
         self._saved = threading.Event()
         self._was_interrupted = False
         self._lines: list[str] = []
+        self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._forget)
 
     # ---- what the control thread asks for
@@ -150,6 +155,7 @@ class Keeper:
         self._due_s = time.monotonic() + wanted.every_s
         self._wake.set()
         if self._armed is not None:
+            self._when_idle(self._mind_signals)
             name = "monarch_nb-saves"
             threading.Thread(target=self._keep, args=(self._armed,), name=name, daemon=True).start()
 
@@ -177,6 +183,7 @@ class Keeper:
     def begin_run(self, number: int) -> None:
         """A run is about to begin."""
         self._hold()
+        self._mind_signals()
         self._steps = StepCounter()
         self._optimizers.clear()
         self._changed = True
@@ -216,6 +223,20 @@ class Keeper:
             self._say()
         if self._part.must_hold() or self._decision is not None:
             self._hold()
+
+    def _mind_signals(self) -> None:
+        """On the main thread: the engine may tell every process of a job that it ends, and ranks are to save first.
+        The allocator hears it too, and ends them."""
+        if self._armed is None or not self._armed.at_end or self._for_script:
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if os.getpid() != self._pid or self._armed is None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def _idle(self) -> None:
         """Called when the main thread executes nothing, or later."""
