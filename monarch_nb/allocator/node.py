@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -166,6 +167,20 @@ class Node:
         self.log_limit.start()
         self.archiving.start()
         self.warming.start()
+
+    def warn_ranks(self) -> None:
+        """The engine says that the node will be taken away: ranks save where that is armed."""
+        for reservation_id in self.state.leases:
+            before_s = self.autosaves.before_s(reservation_id)
+            self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
+
+    async def leave_in_peace(self, grace_s: float) -> None:
+        """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        await self.autosaves.save(self.state.leases, "the node is taken away", grace_s)
+        if "SLURM_JOB_ID" not in os.environ:  # Slurm tells every process of a job by itself
+            await self.scripts.terminate(until - loop.time())
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""

@@ -1026,21 +1026,25 @@ class SaveNow(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     WITHIN_S_FIELD_NUMBER: _builtins.int
     FRESH_S_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
     why: _builtins.str
     within_s: _builtins.float
     """what is not done by then is given up"""
     fresh_s: _builtins.float
     """a save that is no older will do"""
+    is_last: _builtins.bool
+    """ranks are ended as soon as it is done: nothing is written behind"""
     def __init__(
         self,
         *,
         why: _builtins.str = ...,
         within_s: _builtins.float = ...,
         fresh_s: _builtins.float = ...,
+        is_last: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh_s", b"fresh_s", "why", b"why", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh_s", b"fresh_s", "is_last", b"is_last", "why", b"why", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

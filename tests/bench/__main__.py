@@ -36,7 +36,7 @@ from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
-    *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit"),
+    *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit", "autosave"),
     *("slurm", "ray"),
     *("hang", "flood", "fold", "push", "import", "compared", "save", "save-ddp"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.kernels import Kernel
 from integration.live import client, eventually, leave
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
@@ -149,3 +150,32 @@ def test_a_script_is_saved_as_it_is(four: Reservation, tmp_path: Path) -> None:
     [of_run] = saves(tmp_path / "saves")
     names = mesh.saves(of_run)[0].names
     assert set(names) >= {"net", "optim", "scheduler"}
+
+
+def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
+    where = tmp_path / "saves"
+    assert "not released" in kernel.run("%mesh release --save")
+    said = kernel.run(f"%mesh save {where} --every 2steps --at-end --keep 5")
+    assert f"ranks save by themselves in {where}, every 2 steps and before the nodes are taken away" in said
+    printed = kernel.run(
+        "%%mesh\n"
+        "import torch\n"
+        "def train():\n"
+        "    net = torch.nn.Linear(4, 1)\n"
+        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "    for _ in range(3):\n"
+        "        net(torch.rand(2, 4)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "train()\n"
+    )
+    assert f"saved {where}/0001 at step 2 (every 2 steps): " in printed
+    assert "net, optimizer" in printed, "locals of the function that trains"
+    assert f"last saved {where}/0001 at step 2" in kernel.run("%mesh status")
+    assert kernel.run("%mesh save --off") == "ranks save by themselves no more"
+    assert "save by themselves" not in kernel.run("%mesh status")
+    kernel.run(f"%mesh save {where} --at-end")
+    kernel.run("%%mesh\nnumber = rank")
+    said = kernel.run("%mesh release --save")
+    assert f"saved {where}/0002" in said
+    assert "released" in said
+    assert len(saves(where)) == 2

@@ -77,7 +77,7 @@ class Autosaves:
         if not processes:
             return
         _log.info("%s: %d ranks are to save within %s", why, len(processes), duration(within_s))
-        wanted = run_pb2.SaveNow(why=why, within_s=within_s, fresh_s=FRESH_S)
+        wanted = run_pb2.SaveNow(why=why, within_s=within_s, fresh_s=FRESH_S, is_last=True)
         asked = (
             process.link.control(wire.ControlRequest(save_now=wanted), within_s + ANSWER_S) for process in processes
         )

@@ -200,6 +200,18 @@ class Scripts:
         self._supervisor.kill(doomed)
         return doomed
 
+    async def terminate(self, within_s: float) -> None:
+        """Tell all scripts that the node is taken away, as an engine tells programs, and let them end by themselves."""
+        processes = [process for process in self._supervisor.ranks.values() if process.record.script_of]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.record.process.pid, signal.SIGTERM)
+        ends = [asyncio.create_task(process.watch.ended.wait()) for process in processes]
+        if ends:
+            _, left = await asyncio.wait(ends, timeout=max(0.0, within_s))
+            for end in left:
+                end.cancel()
+
     # ---- who does what ----
 
     def of_run(self, run_id: str) -> list[RankProcess]:

@@ -145,17 +145,18 @@ class Autosaves:
         told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
         return _status(told[0]) if told else None
 
-    def save_now(self: ArmedMesh, why: str, within: Duration) -> AutosaveStatus | None:
+    def save_now(self: ArmedMesh, why: str, within: Duration, *, is_last: bool = False) -> AutosaveStatus | None:
         """Have the ranks save as soon as they can, in the middle of a cell too, where saves by itself are armed.
 
         Args:
             why: for people. within: what is not done by then is given up.
+            is_last: write everything before this returns, also where ranks write in the background.
 
         Returns:
             What came of it; None when nothing is armed.
         """
         within_s = seconds_of(within, "within")
-        wanted = run_pb2.SaveNow(why=why, within_s=within_s)
+        wanted = run_pb2.SaveNow(why=why, within_s=within_s, is_last=is_last)
         replies = call(self.core.control(self.ranks, timeout_s=within_s + STATUS_TIMEOUT_S, save_now=wanted))
         told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
         return _status(told[0]) if told else None

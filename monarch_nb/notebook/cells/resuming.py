@@ -102,6 +102,7 @@ def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: 
         show(calm_line(str(reservation.mesh.load(plan.directory))))
     except SaveError as error:
         raise SaveError(f"not resumed: {error}") from error
+    reservation.mesh.autosave(plan.directory, at_end=True)
 
 
 def _text(source: str | list[str]) -> str:

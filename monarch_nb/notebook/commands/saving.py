@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving.saves import SaveInfo, last_save
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
@@ -19,6 +19,8 @@ from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 DEFAULT_DIRECTORY = "checkpoints"
+RELEASE_WITHIN_S = 600.0
+"""So long ranks may take to save before they are released."""
 
 
 def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
@@ -60,6 +62,26 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
         progress.done(str(report))
+
+
+def save_before_release(reservation: Reservation) -> list[str]:
+    """Save what the ranks of a reservation hold, where they save by themselves; return what to say of it.
+
+    Raises:
+        UsageError: they do not. SaveError: nothing was saved.
+    """
+    said = []
+    for mesh in reservation.meshes.now():
+        if mesh.autosave_status() is None:
+            continue
+        status = mesh.save_now(f"{reservation.name} is released", RELEASE_WITHIN_S, is_last=True)
+        if status is None or status.problem:
+            why = status.problem if status is not None else "no rank answers"
+            raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
+        said.append(f"saved {status.last}")
+    if not said:
+        raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
+    return said
 
 
 def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:

@@ -28,7 +28,7 @@ from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.plotting import plot
-from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save
+from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save, save_before_release
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
@@ -168,7 +168,9 @@ class Subcommands:
             if (reload := parsed.text("reload")) and not steps:
                 lines.append(f"reload: {reload} from now on")
             lines += filter(_is_to_be_read, progress.messages)
-            if steps:
+            if directory := parsed.text("save"):
+                lines.append(str(reservation.mesh.autosave(directory, at_end=True)))
+            if steps:  # it is a new one
                 lines += last_save_line(reservation, parsed.text("save"))
             progress.done("\n".join(lines))
 
@@ -253,33 +255,34 @@ class Subcommands:
         errors: list[MonarchNbError] = []
         for name in names:
             try:
-                self._release_one(name, parsed.text("pool"))
+                self._release_one(name, parsed.text("pool"), saves=parsed.switch("save"))
             except MonarchNbError as error:
                 errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else MonarchNbError("\n".join(map(str, errors)))
 
-    def _release_one(self, name: str, pool: str | None) -> None:
+    def _release_one(self, name: str, pool: str | None, *, saves: bool) -> None:
         current = self._session.reservation
         is_current = current is not None and is_called(current, name) and pool in (None, current.pool)
         pool = pool or self._session.pool
         _revive(current.pool if current is not None and is_current else pool)
         with Progress(is_notebook(self._shell)) as progress:
             progress(f"releasing {name}")
-            progress.done(self._end(current if is_current else None, name, pool, progress))
+            progress.done(self._end(current if is_current else None, name, pool, progress, saves=saves))
         if is_current:
             self._session.released()
             self._mode.stop()
 
-    def _end(self, current: Reservation | None, name: str, pool: str | None, progress: Progress) -> str:
+    def _end(self, current: Reservation | None, name: str, pool: str | None, progress: Progress, *, saves: bool) -> str:
         """Release a reservation, also one whose nodes are away, gone or were never there; return what to say."""
         try:
             reservation = current or self._session.client.attach(name, pool=pool)
         except MonarchNbError as error:
             return release_unattached(name, pool, error, progress)
+        saved = save_before_release(reservation) if saves else []
         kept = reservation.release()
         line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
-        return "\n".join([line, *map(str, kept)])
+        return "\n".join([*saved, line, *map(str, kept)])
 
     def _replace(self, parsed: Parsed) -> None:
         reservation = self._named(parsed.word)

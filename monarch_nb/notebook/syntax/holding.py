@@ -72,7 +72,7 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
-        Flag("--save", "save there before the nodes are taken away", value="DIR", completes="file"),
+        Flag("--save", "save in DIR before the nodes are taken away (%mesh save DIR --at-end)", value="DIR"),
         Flag("--resume", "when the engine of --on takes the nodes back: ask again, load the last save, rerun the cell"),
         Flag("--setup", "with --resume: first run the notebook's cells that have this tag", value="TAG", repeat=True),
         Flag("--force-busy", "also take GPUs on which other programs run, when no others are free"),
@@ -131,12 +131,13 @@ DETACH = Command(
 RELEASE = Command(
     "release",
     "end the ranks and give the nodes back",
-    usage="[NAME | --all] [--pool POOL]",
+    usage="[NAME | --all] [--save] [--pool POOL]",
     magic="%mesh ",
     section="Hold",
     words=Words("NAME", "a reservation (default: this notebook's)", completes="reservation"),
     flags=(
         Flag("--all", "every reservation of yours in the pool"),
+        Flag("--save", "first save where its ranks save by themselves (%mesh save DIR --at-end)"),
         Flag("--pool", "its pool (default: this notebook's, else the default pool)", value="POOL"),
     ),
     notes="Never asks. Variables on the ranks are lost.",

@@ -32,7 +32,7 @@ SAVE = "save"
 """The verdict; others say why nothing is saved."""
 DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
-ANSWER_S = 15.0
+ANSWER_S = 30.0
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
 HOLD_S = 60.0
 """So long a main thread holds for ranks that have not come to the target."""
@@ -68,14 +68,16 @@ class Request:
     Attributes:
         why: for people, as in "every 10 min".
         run, step: the step at whose end; 0: whichever comes next.
+        is_last: the ranks may be ended as soon as it is done: nothing is left to be written behind.
     """
 
     why: str
     run: int = 0
     step: int = 0
+    is_last: bool = False
 
     def encode(self) -> str:
-        return json.dumps([self.why, self.run, self.step])
+        return json.dumps([self.why, self.run, self.step, self.is_last])
 
     @classmethod
     def decode(cls, text: str) -> Request:

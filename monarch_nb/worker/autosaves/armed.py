@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.keeper import Keeper, Wanted
@@ -42,6 +43,7 @@ def keeper(
         save=lambda wanted: _save(wanted, rank, world_size, for_script=for_script),
         when_idle=when_idle,
         computes=computes,
+        for_script=for_script,
     )
 
 
@@ -53,6 +55,7 @@ def _prefix(prefix: str, store: Any) -> Store:
 @dataclass(frozen=True)
 class _Saved:
     report: SaveReport
+    failed: str
 
     @property
     def path(self) -> str:
@@ -62,9 +65,10 @@ class _Saved:
         """Return what was saved, in a line."""
         report = self.report
         names = f"{', '.join(part.name for part in report.parts)}: " if report.parts else ""
+        how = f"{size(report.size_bytes)} in {duration(report.duration_s)}"
         if report.background:
-            return f"{names}staged in {duration(report.duration_s)}, being written"
-        return f"{names}{size(report.size_bytes)} in {duration(report.duration_s)}"
+            how = f"copied in {duration(report.duration_s)}, being written"
+        return f"{names}{how}{self.failed and f'; {self.failed}'}"
 
 
 def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _Saved:
@@ -76,12 +80,14 @@ def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _S
         directory=directory,
         names=tuple(armed.names),
         keep=armed.keep or KEPT_SAVES,
-        background=armed.background,
-        origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.why),
+        background=armed.background and not wanted.request.is_last,
+        origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.request.why),
     )
     secret = f"{armed.secret}/{wanted.number}/{directory}"
     objects = _objects(wanted, for_script=for_script)
-    return _Saved(entry.save(request, secret, range(world_size), rank=rank, objects=objects))
+    entry.behind.wait()
+    failed = entry.behind.take_news() if isinstance(entry.behind.last, MonarchNbError) else ""
+    return _Saved(entry.save(request, secret, range(world_size), rank=rank, objects=objects), failed)
 
 
 def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:

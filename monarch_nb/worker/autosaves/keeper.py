@@ -8,6 +8,7 @@ nothing that happens on this rank could wake it.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -40,21 +41,19 @@ class Wanted:
     """A save that all ranks have agreed on.
 
     Attributes:
-        armed: how it is to be made.
-        why: for people. number: the same on all ranks, and new.
+        armed: how it is to be made. request: why, and for whom.
+        number: the same on all ranks, and new.
         place: where this rank is.
         optimizers: those that have stepped in the run that this rank executes.
         speaks: this rank says in its cell what came of it: the first of those that execute one.
-        by_steps: enough steps were made.
     """
 
     armed: ArmSaves
-    why: str
+    request: Request
     number: int
     place: Place
     optimizers: tuple[Any, ...]
     speaks: bool
-    by_steps: bool
 
 
 class Saved(Protocol):
@@ -100,6 +99,7 @@ class Keeper:
         prefix: returns what keeps keys apart from those of others, made from a store.
         save: saves, with all other ranks, which do the same; on the main thread.
         when_idle: has the main thread call something when it executes nothing, and soon.
+        for_script: a script meets signals as it would without us.
         computes: whether other threads execute user code: what they change can not be saved meanwhile.
     """
 
@@ -114,7 +114,9 @@ class Keeper:
         save: Callable[[Wanted], Saved],
         when_idle: Callable[[Callable[[], None]], object],
         computes: Callable[[], bool],
+        for_script: bool = False,
     ) -> None:
+        self._for_script = for_script
         self._rank, self._size = rank, size
         self._connect, self._prepare, self._prefix, self._save = connect, prepare, prefix, save
         self._is_prepared = False
@@ -138,6 +140,7 @@ class Keeper:
         self._saved = threading.Event()
         self._was_interrupted = False
         self._lines: list[str] = []
+        self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._forget)
 
     # ---- what the control thread asks for
@@ -153,16 +156,17 @@ class Keeper:
         self._due_s = time.monotonic() + wanted.every_s
         self._wake.set()
         if self._armed is not None:
+            self._when_idle(self._mind_signals)
             name = "monarch_nb-saves"
             threading.Thread(target=self._keep, args=(self._armed,), name=name, daemon=True).start()
 
     def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
         """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
-        is_fresh = self._status.path and time.time() - self._status.saved_at < wanted.fresh_s
+        is_fresh = bool(self._status.path) and time.time() - self._status.saved_at < wanted.fresh_s
         if self._armed is None or is_fresh:
             done(self.status())
             return
-        self._urgent.append(_Urgent(wanted.why, time.monotonic() + wanted.within_s, done))
+        self._urgent.append(_Urgent(wanted, time.monotonic() + wanted.within_s, done))
         self._wake.set()
 
     def status(self) -> SavesStatus:
@@ -180,6 +184,7 @@ class Keeper:
     def begin_run(self, number: int) -> None:
         """A run is about to begin."""
         self._hold()
+        self._mind_signals()
         self._steps = StepCounter()
         self._optimizers.clear()
         self._changed = True
@@ -221,6 +226,20 @@ class Keeper:
         if self._part.must_hold() or self._decision is not None:
             self.watch.call_between(self._hold)
 
+    def _mind_signals(self) -> None:
+        """On the main thread: the engine may tell every process of a job that it ends, and ranks are to save first.
+        The allocator hears it too, and ends them."""
+        if self._armed is None or not self._armed.at_end or self._for_script:
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if os.getpid() != self._pid or self._armed is None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     def _idle(self) -> None:
         """Called when the main thread executes nothing, or later."""
         if self._part.place.ended:
@@ -256,17 +275,17 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 -- whatever it is, the training goes on
             self._status.problem = f"{type(error).__name__}: {error}"
             if wanted.speaks:
-                self._lines.append(f"not saved ({wanted.why}): {error}")
+                self._lines.append(f"not saved ({wanted.request.why}): {error}")
         else:
             place = wanted.place
-            self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.why
+            self._status.path, self._status.saved_at, self._status.why = saved.path, time.time(), wanted.request.why
             self._status.run, self._status.step = place.run, 0 if place.ended else place.steps
             self._status.problem = ""
             at = "" if place.ended else f" at step {place.steps:,}"
             if wanted.speaks:
-                self._lines.append(f"saved {saved.path}{at} ({wanted.why}): {saved.describe()}")
+                self._lines.append(f"saved {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
             self._changed = not place.ended
-            if wanted.by_steps:  # they are counted from here on, on all ranks
+            if wanted.request.step:  # they are counted from here on, on all ranks
                 self._steps_before = -place.steps
         finally:
             self._saved.set()
@@ -326,7 +345,7 @@ class Keeper:
             return None
         for urgent in self._urgent:
             if now_s >= urgent.again_s:
-                return Request(urgent.why)
+                return Request(urgent.wanted.why, is_last=urgent.wanted.is_last)
         if armed.every_s and now_s >= self._due_s and self._changed:
             return Request(f"every {duration(armed.every_s)}")
         return None
@@ -352,10 +371,8 @@ class Keeper:
                 self._wake.clear()
             if verdict == SAVE:
                 self._saved.clear()
-                optimizers, by_steps = tuple(self._optimizers.values()), bool(request.step)
-                self._decision = Wanted(
-                    armed, request.why, number, self._part.place, optimizers, round_.is_first(), by_steps
-                )
+                optimizers, speaks = tuple(self._optimizers.values()), round_.is_first()
+                self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
                 self._free_main()
                 self._saved.wait()
             elif round_.is_first():
@@ -396,7 +413,7 @@ class Keeper:
 
 @dataclass
 class _Urgent:
-    why: str
+    wanted: SaveNow
     until_s: float
     done: Callable[[SavesStatus], None]
     again_s: float = 0.0

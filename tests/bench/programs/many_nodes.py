@@ -151,6 +151,7 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
         node.leases.expiry,
         node.scripts,
         node.resizing,
+        node.autosaves,
     )
     lines = LogLines(node.paths, node.state, node.watch, node.archives)
     reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)

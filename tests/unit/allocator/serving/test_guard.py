@@ -75,6 +75,7 @@ def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Ser
         node.leases.expiry,
         node.scripts,
         node.resizing,
+        node.autosaves,
     )
     access = Access("host1", "host1:7878", node.state, node.records)
     lines = LogLines(node.paths, node.state, node.watch, node.archives)
