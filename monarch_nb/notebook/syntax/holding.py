@@ -73,7 +73,7 @@ RESERVE = Command(
             kind="duration",
         ),
         Flag("--save", "save in DIR before the nodes are taken away (%mesh save DIR --at-end)", value="DIR"),
-        Flag("--resume", "when the engine of --on takes the nodes back: ask again, load the last save, rerun the cell"),
+        Flag("--resume", "when the engine of --on takes the nodes back: ask again, load, rerun the cell"),
         Flag("--setup", "with --resume: first run the notebook's cells that have this tag", value="TAG", repeat=True),
         Flag("--force-busy", "also take GPUs on which other programs run, when no others are free"),
         Flag(

@@ -172,6 +172,9 @@ class FakeMesh:
             way_on=lambda said: "",
         )
 
+    def autosave_status(self) -> None:
+        """None of them saves by itself."""
+
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
         return FakeMesh(self.client, self.reservation, self.extent, ranks, self.name)
 
