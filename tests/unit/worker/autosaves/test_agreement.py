@@ -8,7 +8,17 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from monarch_nb.worker.autosaves.agreement import ANSWER_S, HOLD_S, SAVE, Part, Place, Request, Round, objection, targets
+from monarch_nb.worker.autosaves.agreement import (
+    ANSWER_S,
+    HOLD_S,
+    SAVE,
+    Part,
+    Place,
+    Request,
+    Round,
+    objection,
+    targets,
+)
 
 
 class Store:
@@ -240,7 +250,9 @@ def test_a_rank_that_was_started_again_ends_the_request() -> None:
 
 def test_what_does_not_belong_together_is_said() -> None:
     at = [Place(7, 10, ended=False), Place(7, 9), Place(7, 10, ended=False), Place(3, 4), Place(7, 0)]
-    assert objection(at) == "ranks have made different numbers of steps: rank 1 ended after step 9, ranks 0,2 at step 10"
+    assert (
+        objection(at) == "ranks have made different numbers of steps: rank 1 ended after step 9, ranks 0,2 at step 10"
+    )
     assert objection([Place(7, 9), Place(7, 10)]) == ""  # both have ended: they are saved as they are
     assert targets([Place(7, 3, ended=False), Place(7, 4, ended=False), Place(8, 1, ended=False), Place(2, 9)]) == {
         7: 5,
