@@ -135,10 +135,11 @@ def _drop(hidden: Iterable[Path], exchange: Exchange) -> None:
 def _own(collected: Collected, *, named: bool) -> _Own:
     """Take apart what was collected. What can not be is left out, unless it was asked for by name."""
     own = _Own(aliases=dict(collected.aliases), left_out=dict(collected.left_out))
+    equal = _kept_equal(collected.holders.values())
     for name, holder in collected.holders.items():
         try:
             leaves = take_apart(name, holder.state())
-            made = {leaf.key: _tell(leaf, holder, own) for leaf in leaves}
+            made = {leaf.key: _tell(leaf, holder, own, is_kept_equal=name in equal) for leaf in leaves}
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if named:
@@ -151,7 +152,7 @@ def _own(collected: Collected, *, named: bool) -> _Own:
     return own
 
 
-def _tell(leaf: Leaf, holder: Holder, own: _Own) -> _Told:
+def _tell(leaf: Leaf, holder: Holder, own: _Own, *, is_kept_equal: bool) -> _Told:
     if kinds.is_tensor(leaf.value):
         if kinds.is_dtensor(leaf.value):
             return _Told(leaf.name, leaf.path, description(leaf), among=leaf.value.device_mesh.size())
@@ -160,18 +161,37 @@ def _tell(leaf: Leaf, holder: Holder, own: _Own) -> _Told:
         if leaf.key in _buffers_of_first(holder):
             own.of_first.add(leaf.key)
             return _Told(leaf.name, leaf.path, "what the first rank has")
-        return _Told(leaf.name, leaf.path, description(leaf))
+        return _Told(leaf.name, leaf.path, description(leaf, is_kept_equal=is_kept_equal))
     data = own.pickles[leaf.key] = pickled(leaf.value)
     return _Told(leaf.name, leaf.path, description(leaf), pickled=not is_harmless(data))
+
+
+def _kept_equal(holders: Iterable[Holder]) -> set[str]:
+    """Return the names of modules of DistributedDataParallel, and of optimizers of their parameters."""
+    modules = [holder for holder in holders if _replicas_of(holder) is not None]
+    parameters = {id(parameter) for holder in modules for parameter in holder.value.parameters()}
+    optimizers = [
+        holder.name
+        for holder in holders
+        if isinstance(holder.value, torch.optim.Optimizer)
+        and all(id(parameter) in parameters for group in holder.value.param_groups for parameter in group["params"])
+    ]
+    return {*optimizers, *(holder.name for holder in modules)}
+
+
+def _replicas_of(holder: Holder) -> Any:
+    """Return the DistributedDataParallel around what is saved, if there is one."""
+    wrapper = holder.wrapper
+    while "_orig_mod" in getattr(wrapper, "_modules", {}):
+        wrapper = wrapper._orig_mod
+    return wrapper if isinstance(wrapper, torch.nn.parallel.DistributedDataParallel) else None
 
 
 def _buffers_of_first(holder: Holder) -> set[str]:
     """Return the keys of the buffers that DistributedDataParallel sends from its first rank to all others before it
     uses them: what the others have is of no account."""
-    wrapper = holder.wrapper
-    while "_orig_mod" in getattr(wrapper, "_modules", {}):
-        wrapper = wrapper._orig_mod
-    if not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel) or not wrapper.broadcast_buffers:
+    replicas = _replicas_of(holder)
+    if replicas is None or not replicas.broadcast_buffers:
         return set()
     return {f"{holder.name}.{name}" for name, _ in holder.value.named_buffers()}
 
