@@ -1,4 +1,4 @@
-"""Saves that ranks make by themselves: armed in a notebook, made while cells and scripts train, and without a kernel."""
+"""Saves that ranks make by themselves: while cells and scripts train, and without a kernel."""
 
 from __future__ import annotations
 

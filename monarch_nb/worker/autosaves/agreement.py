@@ -108,7 +108,7 @@ class Part:
 
     def step(self) -> None:
         """A step is complete."""
-        self.place = replace(self.place, steps=self.place.steps + 1)
+        self.place = Place(self.place.run, self.place.steps + 1, self.place.ended)
 
     def end(self) -> None:
         """The run has ended."""

@@ -93,6 +93,6 @@ def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _S
 def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:
     """Return what there is to save: what the names of the cells, or of the script, mean, and what their training has
     besides."""
-    namespace, hidden = (vars(sys.modules["__main__"]), ()) if for_script else entry._cells()
+    namespace, hidden = (vars(sys.modules["__main__"]), ()) if for_script else entry.cells()
     named = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in hidden}
     return {**named, **reached(named, wanted.optimizers)}

@@ -7,6 +7,8 @@ nothing that happens on this rank could wake it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import signal
 import sys
@@ -66,27 +68,31 @@ class Saved(Protocol):
         """Return what was saved, in a line."""
 
 
+def _locked(method: Callable[..., Any]) -> Any:
+    @functools.wraps(method)
+    def locked(self: _SharedPart, *arguments: Any) -> Any:
+        with self.lock:
+            return method(self, *arguments)
+
+    return locked
+
+
 class _SharedPart(Part):
     """A part that two threads use."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name not in _SHARED:
-            return value
-        lock = super().__getattribute__("_lock")
-
-        def locked(*arguments: Any) -> Any:
-            with lock:
-                return value(*arguments)
-
-        return locked
-
-
-_SHARED = {"begin", "step", "end", "must_hold", "ask", "aim", "arrival", "come", "settle"}
+    begin = _locked(Part.begin)
+    step = _locked(Part.step)
+    end = _locked(Part.end)
+    must_hold = _locked(Part.must_hold)
+    ask = _locked(Part.ask)
+    aim = _locked(Part.aim)
+    arrival = _locked(Part.arrival)
+    come = _locked(Part.come)
+    settle = _locked(Part.settle)
 
 
 class Keeper:
@@ -304,7 +310,7 @@ class Keeper:
         while self._armed is armed:
             try:
                 store = self._connect(CONNECT_TIMEOUT)
-                self._talk(armed, self._prefix(f"{_ROOT}/{armed.secret}", store))
+                self._talk(armed, self._prefix(f"{_ROOT}/{_public(armed.secret)}", store))
             except RuntimeError as error:  # the store is gone, or its connection was broken with others
                 self._status.problem = f"the mesh's store does not answer: {str(error).partition(chr(10))[0]}"
                 time.sleep(AGAIN_S)
@@ -417,6 +423,11 @@ class _Urgent:
     until_s: float
     done: Callable[[SavesStatus], None]
     again_s: float = 0.0
+
+
+def _public(secret: str) -> str:
+    """Return what is equal where a secret is: the store tells its keys to anybody who reaches its port."""
+    return hashlib.blake2b(secret.encode(), digest_size=12).hexdigest()
 
 
 def _text(value: bytes | str) -> str:

@@ -110,7 +110,7 @@ def save(
     behind.wait()
     _need_torch()
     exchange = _exchange(secret, ranks, rank, request.timeout_s)
-    namespace, hidden = _cells() if objects is None else (objects, ())
+    namespace, hidden = cells() if objects is None else (objects, ())
     try:
         collected = collect(namespace, request.names, hidden=hidden, random_states=random_states)
     except SaveError as error:
@@ -142,7 +142,7 @@ def load(
     behind.wait()
     _need_torch()
     exchange = _exchange(secret, ranks, rank, request.timeout_s)
-    namespace, hidden = _cells() if objects is None else (objects, ())
+    namespace, hidden = cells() if objects is None else (objects, ())
     reading = importlib.import_module("monarch_nb.worker.saving.reading")
     return reading.load(request, namespace, hidden, exchange)  # type: ignore[no-any-return]
 
@@ -159,7 +159,7 @@ def _exchange(secret: str, ranks: Sequence[int], rank: int | None, timeout_s: fl
     return Exchange(ranks, own, secret, forming.connect_to_store, timeout_s)
 
 
-def _cells() -> tuple[MutableMapping[str, Any], Collection[str]]:
+def cells() -> tuple[MutableMapping[str, Any], Collection[str]]:
     """Return the namespace of the cells, and its names that are not the user's."""
     shell: Any = importlib.import_module("IPython.core.interactiveshell").InteractiveShell.instance()
     return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", "device"}

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.proto.run_pb2 import OUTCOME_OK, ArmSaves, SaveNow, SavesStatus
+from monarch_nb.ground.frames import send_frame
+from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, ArmSaves, SaveNow, SavesStatus
+from monarch_nb.proto.worker_pb2 import ControlRequest, ToRank
 
 PREPARE = """
 import torch, time, os
@@ -107,3 +109,62 @@ def test_a_request_while_a_cell_trains_is_kept_at_one_step_by_all(ranks: list[Ra
     assert load(ranks, told[0].path) == [(history[step - 1], step) for history in histories]  # type: ignore[index]
     assert len(saves(tmp_path / "saves")) == 3
     assert ranks[0].text("err", 2).count("(a test)") == 3
+
+
+def test_a_round_of_two_optimizers_with_accumulated_gradients_is_a_step(
+    ranks: list[RankProcess], tmp_path: Path
+) -> None:
+    """In a function, whose locals are saved: the generator steps last, after two backwards of each."""
+    arm(ranks, tmp_path, every_steps=3)
+    ok(
+        ranks,
+        "def gan(rounds):\n"
+        "    critic, maker = torch.nn.Linear(4, 1), torch.nn.Linear(2, 4)\n"
+        "    of_critic = torch.optim.Adam(critic.parameters())\n"
+        "    of_maker = torch.optim.Adam(maker.parameters())\n"
+        "    for _ in range(rounds):\n"
+        "        for optimizer in (of_critic, of_maker):\n"
+        "            for _ in range(2):\n"
+        "                critic(maker(torch.rand(3, 2))).sum().backward()\n"
+        "            optimizer.step()\n"
+        "gan(4)\n",
+    )
+    # The first round has a step for each call, so the third step is that of the second round.
+    [path] = saves(tmp_path)
+    assert "at step 3 (every 3 steps): " in ranks[0].text("err", 2)
+    steps = ok(
+        ranks,
+        "critic, maker = torch.nn.Linear(4, 1), torch.nn.Linear(2, 4)\n"
+        "of_critic, of_maker = torch.optim.Adam(critic.parameters()), torch.optim.Adam(maker.parameters())\n"
+        "from monarch_nb.worker.saving import entry\n"
+        "from monarch_nb.worker.saving.asked import LoadRequest\n"
+        f"names = ('critic', 'maker', 'of_critic', 'of_maker')\n"
+        f"_ = entry.load(LoadRequest({str(path)!r}, names=names), {uuid.uuid4().hex!r}, range(world_size))\n"
+        "[int(each.state_dict()['state'][0]['step']) for each in (of_critic, of_maker)]",
+    )
+    assert steps == [[2, 2]] * 3
+
+
+def test_a_rank_that_makes_no_step_holds_nobody_up_for_long(ranks: list[RankProcess], tmp_path: Path) -> None:
+    stop = str(tmp_path / "stop")
+    arm(ranks, tmp_path / "saves")
+    train = (
+        "net = torch.nn.Linear(2, 1); own = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        f"while not os.path.exists({stop!r}):\n"
+        "    net(torch.rand(1, 2)).sum().backward()\n"
+        "    own.step()"
+    )
+    runs = [rank.start(train) for rank in ranks[:2]]
+    ranks[2].start(f"while not os.path.exists({stop!r}): time.sleep(0.01)")
+    status = ranks[0].ask(save_now=SaveNow(why="a test", within_s=3)).saves
+    assert status.problem == "there was no more time"
+    request = ControlRequest(request=1000, save_now=SaveNow(why="a test", within_s=50))
+    send_frame(ranks[1].control, ToRank(control=request).SerializeToString())
+    while not all(ranks[0].where().line.endswith(":4") for _ in range(50)):
+        pass  # it holds at the end of its step when it is seen nowhere else
+    assert ranks[0].interrupt(runs[0].run_id)
+    assert ranks[0].result().outcome == OUTCOME_INTERRUPTED
+    (tmp_path / "stop").touch()
+    assert [rank.result().outcome for rank in ranks[1:]] == [OUTCOME_OK] * 2
+    assert not ranks[1].receive_from(ranks[1].control).control.saves.problem, "all are idle now, and save"
+    assert len(saves(tmp_path / "saves")) == 1

@@ -1,0 +1,37 @@
+"""What a save finds in the functions that train."""
+
+from __future__ import annotations
+
+import torch
+
+from monarch_nb.worker.autosaves.reached import reached
+
+
+class Trainer:
+    """Of a program, which holds what it trains."""
+
+    def __init__(self) -> None:
+        self.net = torch.nn.Linear(2, 1)
+        self.schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(self.net.parameters(), lr=0.1), 1)
+
+    def train(self) -> dict[str, object]:
+        scaler = torch.amp.GradScaler("cpu")
+        return reached({"known": self.net}, [self.schedule.optimizer]) if scaler else {}
+
+
+def test_locals_attributes_and_the_optimizer_that_steps() -> None:
+    trainer = Trainer()
+    found = trainer.train()
+    assert found["schedule"] is trainer.schedule
+    assert found["optimizer"] is trainer.schedule.optimizer
+    assert "scaler" in found
+    assert "net" not in found, "it has a name already"
+
+
+def test_a_model_that_nobody_names_is_found_by_its_parameters() -> None:
+    whole = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    hidden = [whole]  # no local has a state
+    optimizer = [torch.optim.SGD(whole.parameters(), lr=0.1)]
+    del whole
+    found = reached({"optimizer": optimizer[0]}, optimizer)
+    assert found == {"model": hidden[0]}
