@@ -237,7 +237,12 @@ PLOT = Command(
     words=Words("NAME", "the name beside the numbers; without a NAME, lists all names", most=None, completes="metric"),
     flags=(
         Flag("--x", "the name for the x axis (default: the step of a line)", value="NAME"),
-        Flag("--run", "run number N, or several over each other: 12,14", value="N", completes="run"),
+        Flag(
+            "--run",
+            "run number N, or several: 12,14 (default: the newest that printed the name)",
+            value="N",
+            completes="run",
+        ),
         _TARGETS,
         _MESH,
     ),
