@@ -226,7 +226,7 @@ SHOW = Command(
     words=Words("RANKS", "as -t takes them; all shows all ranks again", completes="target"),
     notes="A line says how much the other ranks wrote on stderr. Failures show as always.\n"
     "Without RANKS, says what is set.",
-    examples=(("%mesh show 0", "rank 0's output alone, as launchers do"), ("%%mesh --show 0", "one cell")),
+    examples=(("%mesh show 0", "rank 0's output alone"), ("%%mesh --show 0", "one cell")),
 )
 PLOT = Command(
     "plot",

@@ -365,7 +365,7 @@ def test_a_pool_has_the_title_of_its_job(engine: Engine, monkeypatch: pytest.Mon
     assert (jobs.title_of_pool(job.pool), jobs.title_of_pool("local")) == ("engine job 1", "")
 
     def not_installed(on: str) -> NoReturn:
-        raise UsageError(f"--on {on}: there is no such launcher")
+        raise UsageError(f"--on {on}: there is no such engine")
 
     monkeypatch.setattr(jobs, "launcher", not_installed)
     assert jobs.title_of_pool(job.pool) == "engine 1"
