@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return allocator_main(words[1:])
     options, unknown = make_parser().parse_known_args(words)
     if "numbers" in options and not any(word.startswith("-") for word in unknown):
-        options.runs, unknown = unknown, []  # behind flags argparse takes no more of them
+        options.numbers, unknown = unknown, []  # behind flags argparse takes no more of them
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.words = words if "pool" in options else []
