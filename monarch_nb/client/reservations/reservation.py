@@ -74,6 +74,15 @@ class Reservation:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
         >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
         [0, 2, 4, 6, 8, 10, 12, 14]
+        >>> dev.status().alive_of_all, dev.nodes, dev.node_names  # doctest: +SKIP
+        ('8 of 8', 2, ['node0', 'node1'])
+        >>> dev.add_time_listener(print)  # doctest: +SKIP
+        >>> dev.submit("df -h .").wait(timeout_s=60)  # doctest: +SKIP
+        True
+        >>> helpers = dev.spawn_procs({"procs": 1}, name="helpers")  # or dev.hosts.spawn_procs  # doctest: +SKIP
+        >>> sorted(dev.actors), dev.stop_mesh("helpers")  # doctest: +SKIP
+        >>> [file.path for file in dev.list_files()], dev.sync()  # doctest: +SKIP
+        >>> print(dev.doctor())  # doctest: +SKIP
     """
 
     def __init__(self, pool: Pool, held: HeldReservation) -> None:
@@ -324,6 +333,10 @@ class Reservation:
             UsageError: it has no time limit, or you can not extend its job.
             NodeUnreachable: a node does not answer. Nothing changes, because all nodes must agree.
             ReservationNotFound: it was released.
+
+        Example:
+            >>> dev.extend("2h")  # doctest: +SKIP
+            9000.0
         """
         return extend(self._pool, self.id, self.name, seconds_of(time, "time"))
 
@@ -344,6 +357,9 @@ class Reservation:
 
         Example:
             >>> dev.share("bob", "run")  # doctest: +SKIP
+            >>> dev.shares  # doctest: +SKIP
+            {'bob': 'run'}
+            >>> dev.unshare("bob")  # doctest: +SKIP
         """
         call(sharing.share(self._pool, self.id, self.name, {to: sharing.checked_grant(right)}))
         return doubt(self.pool, to)
@@ -382,6 +398,9 @@ class Reservation:
 
         Raises:
             UsageError: this is no notebook, or the notebook has not loaded the extension.
+
+        Example:
+            >>> dev.panel()  # the last line of a cell  # doctest: +SKIP
         """
         return panel_of(self)
 
@@ -391,7 +410,12 @@ class Reservation:
         return self._detach.alive
 
     def detach(self) -> None:
-        """Stop using it from this process. You still hold it, and its idle time may begin."""
+        """Stop using it from this process. You still hold it, and its idle time may begin.
+
+        Example:
+            >>> dev.detach()  # doctest: +SKIP
+            >>> dev = monarch_nb.attach("dev")  # doctest: +SKIP
+        """
         self._detach()
 
     def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
@@ -526,6 +550,9 @@ class Reservation:
         Raises:
             RunFailed: pip failed in an environment. The output of the run says why.
             RankDead: a node has no living rank.
+
+        Example:
+            >>> print(dev.pip("install", "einops"))  # doctest: +SKIP
         """
         widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
         return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
@@ -546,6 +573,10 @@ class Reservation:
         Raises:
             NodeUnreachable: no node that exists answered, and the release can not be remembered. The ranks go on.
             PoolError: the job could not be ended, or an allocator that died did not start again.
+
+        Example:
+            >>> for kept in dev.release():  # doctest: +SKIP
+            ...     print(kept)
         """
         self._pool.revive(progress or _silent)
         job = jobs.job_of_pool(self._pool.name)
