@@ -26,12 +26,7 @@ from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import shared_storage
 from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.facts.infos import (
-    ReservationInfo,
-    rank_infos,
-    reservation_info,
-    shares_of,
-)
+from monarch_nb.client.pools.facts.infos import ReservationInfo, rank_infos, reservation_info, shares_of
 from monarch_nb.client.pools.leasing.beside import checked
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.pools.pool import Pool, Progress
@@ -76,12 +71,11 @@ class Reservation:
         [0, 2, 4, 6, 8, 10, 12, 14]
         >>> dev.status().alive_of_all, dev.nodes, dev.node_names  # doctest: +SKIP
         ('8 of 8', 2, ['node0', 'node1'])
-        >>> dev.add_time_listener(print)  # doctest: +SKIP
         >>> dev.submit("df -h .").wait(timeout_s=60)  # doctest: +SKIP
         True
         >>> helpers = dev.spawn_procs({"procs": 1}, name="helpers")  # or dev.hosts.spawn_procs  # doctest: +SKIP
         >>> sorted(dev.actors), dev.stop_mesh("helpers")  # doctest: +SKIP
-        >>> [file.path for file in dev.list_files()], dev.sync()  # doctest: +SKIP
+        >>> dev.list_files("."), dev.sync(), dev.add_time_listener(print)  # doctest: +SKIP
         >>> print(dev.doctor())  # doctest: +SKIP
     """
 
@@ -93,11 +87,7 @@ class Reservation:
         main = main_of(held)
         self.shared = shared_storage(held)
         self.spec = main.spec
-        dead = {
-            info.rank: info.death
-            for info in rank_infos(held, main.spec.mesh_id)
-            if info.state == "dead" and info.death is not None
-        }
+        dead = {info.rank: info.death for info in rank_infos(held, main.spec.mesh_id) if info.death is not None}
         self.mesh = Mesh(main.spec.mesh_id, MAIN_MESH, main.extent, self, main.connections(held), dead)
         self.meshes = Meshes(self, held)
         self.files = synced_files(held)
@@ -167,7 +157,7 @@ class Reservation:
             >>> [(one.old, one.new) for one in dev.replace("host3")]  # doctest: +SKIP
             [('host3', 'host4')]
         """
-        return self._members.replace(words(*nodes), Asking(wait, time), progress or _silent)
+        return self._members.replace(words(*nodes), Asking(wait, time), progress or _nothing)
 
     def grow(
         self,
@@ -212,7 +202,7 @@ class Reservation:
             >>> dev.meshes["grown"].run("rank").values[-1]  # doctest: +SKIP
             15
         """
-        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _silent)
+        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _nothing)
 
     def shrink(
         self,
@@ -242,7 +232,7 @@ class Reservation:
         Example:
             >>> print(dev.shrink(2, into="main"))  # doctest: +SKIP
         """
-        return self._members.shrink(nodes, node, into, progress or _silent)
+        return self._members.shrink(nodes, node, into, progress or _nothing)
 
     def stop_mesh(self, name: str) -> list[str]:
         """End the ranks of a mesh beside the main mesh, and forget the mesh. You still hold its nodes.
@@ -414,7 +404,6 @@ class Reservation:
 
         Example:
             >>> dev.detach()  # doctest: +SKIP
-            >>> dev = monarch_nb.attach("dev")  # doctest: +SKIP
         """
         self._detach()
 
@@ -575,10 +564,9 @@ class Reservation:
             PoolError: the job could not be ended, or an allocator that died did not start again.
 
         Example:
-            >>> for kept in dev.release():  # doctest: +SKIP
-            ...     print(kept)
+            >>> dev.release()  # doctest: +SKIP
         """
-        self._pool.revive(progress or _silent)
+        self._pool.revive(progress or _nothing)
         job = jobs.job_of_pool(self._pool.name)
         with self._attachment.ends_here():
             released = call(release(self._members.connections.values(), self.id, self.owner, by=where_here()))
@@ -593,9 +581,7 @@ class Reservation:
                 raise PoolError("\n".join(told)) from None
             return [*released.kept, *map(ReleasedLater, untold)]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
-        exist_names = {
-            connection.name for connection in self._members.connections.values() if connection.address in exist
-        }
+        exist_names = {each.name for each in self._members.connections.values() if each.address in exist}
         for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist_names:
                 raise error
@@ -609,10 +595,6 @@ def in_use() -> list[Reservation]:
     """Return the reservations that this process uses, oldest first."""
     _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
     return [one for reference in _in_use if (one := reference()) is not None]
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _nothing(*_: object) -> None:
