@@ -42,9 +42,20 @@ nb_merge_streams = True
 copybutton_prompt_text = "$ "
 
 add_module_names = False
+INTERNAL = (
+    *("on_lost", "on_event", "on_finished", "on_link", "on_node_replaced", "on_output", "on_queued", "on_refused"),
+    *("on_started", "emit", "follow", "left", "raise_failures", "replace_listener", "send_interrupt", "tell_line"),
+    *("timed_out", "wait_freed", "wait_news", "collected", "join"),  # of a run
+    *("addresses", "attach_run", "complete", "flag", "inspect", "log_batches", "numbers"),  # of a mesh
+    *("one_per_node", "open_calls", "run_program", "run_titles", "running", "start_script", "where"),
+    *("actor_infos", "all_meshes", "full_name", "held", "is_attached", "is_mine"),
+    *("from_facts", "to_facts", "groups", "told", "of", "places", "starting", "at", "target_at", "ranked"),
+    "logging_option",  # Monarch's, without effect
+)
+"""Members that only monarch_nb's own parts call: the reference leaves them out."""
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "exclude-members": "on_lost, on_event"}
+autodoc_default_options = {"members": True, "exclude-members": ", ".join(INTERNAL)}
 python_maximum_signature_line_length = 80
 
 mermaid_use_local = "mermaid.mjs"

@@ -1,6 +1,6 @@
 """Where things lie and what they are called: the one home of paths, environment variables and defaults.
 
-Sockets and state lie in `$MONARCH_NB_HOME`, else in `/tmp/monarch-nb-UID/HOST`: not in $XDG_RUNTIME_DIR (removed at
+Sockets and state lie in `$MONARCH_NB_HOME`, else in `/tmp/monarch-nb-UID/HOSTNAME`: not in $XDG_RUNTIME_DIR (removed at
 logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts may share. Certificates and addresses of
 pools of hosts lie in `$MONARCH_NB_CONFIG`, else in `~/.config/monarch-nb`, which hosts may well share.
 """

@@ -522,7 +522,7 @@ class ActorError(MonarchNbError):
         >>> try:
         ...     counters.fail.call().get()
         ... except ActorError as error:
-        ...     print(sorted(error.failures), sorted(error.values))
+        ...     print(sorted(error.failures), sorted(error.values), error.exception, error.exception_formatted)
     """
 
     def __init__(

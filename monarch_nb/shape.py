@@ -32,6 +32,8 @@ class Extent(Mapping[str, int]):
         (8, {'hosts': 1/2, 'procs': 1/4})
         >>> extent.ranks(hosts=0, procs=slice(0, 2))
         (0, 1)
+        >>> extent.labels, extent.sizes, extent.nelements, extent.region.labels
+        (['hosts', 'procs'], [2, 4], 8, ('hosts', 'procs'))
 
     Raises:
         ValueError: the numbers of labels and sizes differ, a label is there twice, or a size is negative.

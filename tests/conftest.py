@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import signal
@@ -19,8 +20,13 @@ from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
 
-def pytest_configure() -> None:
-    """A suite that a script starts with `&` ignores Ctrl-C; the tests' clients would inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A suite that a script starts with `&` ignores Ctrl-C; the tests' clients would inherit that.
+
+    Thousands of processes import the package. It is compiled once, also where PYTHONDONTWRITEBYTECODE keeps them from
+    doing it, each for itself again."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "monarch_nb", quiet=2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with other things

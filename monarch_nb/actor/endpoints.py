@@ -28,6 +28,9 @@ class Endpoint(Protocol):
         >>> counters.add.call(1).get()  # all, and a value per rank
         >>> counters.slice(hosts=0, procs=0).add.call_one(1).get()  # the only one
         >>> counters.add.broadcast(1)  # all, waiting for nothing
+        >>> counters.add.choose(1).get()  # a random one
+        >>> for future in counters.value.stream():  # all, in the order in which values come
+        ...     print(future.get())
     """
 
     def call(self, *args: Any, **kwargs: Any) -> Future[Any]:

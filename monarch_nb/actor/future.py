@@ -40,6 +40,8 @@ class Future(Generic[R]):
 
     Example:
         >>> losses = trainers.step.call(10).get(timeout=60)  # or: await trainers.step.call(10)
+        >>> future = trainers.step.call(11)  # in a coroutine: asyncio.wait_for(future.as_asyncio(), 60)
+        >>> future.result(), counters.fail.call().exception()
     """
 
     _outcome: Outcome

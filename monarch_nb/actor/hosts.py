@@ -76,6 +76,11 @@ class ProcMesh(MeshTrait):
     Example:
         >>> evaluators = dev.spawn_procs({"gpus": 2}, name="evaluators")
         >>> judges = evaluators.spawn("judges", Counter, 0)
+        >>> evaluators.initialized.get(), evaluators.sizes, evaluators.size("gpus")
+        (True, {'hosts': 2, 'gpus': 2}, 2)
+        >>> evaluators.rename(gpus="tp").extent.labels, evaluators.flatten("rank").extent.labels
+        (['hosts', 'tp'], ['rank'])
+        >>> helpers = evaluators.slice(hosts=0, gpus=0).host_mesh.spawn_procs({"procs": 1})
         >>> evaluators.stop().get()
     """
 

@@ -30,6 +30,9 @@ class Uid:
     Example:
         >>> str(Uid.instance("trainers")), str(Uid.from_string("root"))
         ('trainers<xM3bT8pQ2vK>', 'root')
+        >>> Uid.instance_from_value(7, "trainers").is_instance, Uid.from_string("root").is_singleton
+        (True, True)
+        >>> Uid.anonymous().label
     """
 
     label: str | None
@@ -116,8 +119,8 @@ class ProcId:
         uid: the identifier as a Uid.
 
     Example:
-        >>> str(ProcId.from_string("local"))
-        'local'
+        >>> str(ProcId.from_string("local")), ProcId.from_string("local").label
+        ('local', 'local')
     """
 
     uid: Uid

@@ -7,7 +7,7 @@ debug   monarch-nb debug: the debugger's prompt
 doctor  monarch-nb doctor: what differs between this environment and the nodes'
 nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reservation
 release monarch-nb release: what is held is given back
-meshes  which mesh a command is for
+declared  commands that are subcommands of %mesh, too: what they take is declared once
 pool    monarch-nb pool: pools of hosts, and who may use them
 ssh_hosts  monarch-nb pool init --ssh: nodes on hosts that ssh reaches
 manifest  monarch-nb manifest: the YAML of pods

@@ -11,9 +11,11 @@ from monarch_nb.config import POOL_VARIABLE
 _HINTS = (
     (r" starts one, and so does %mesh reserve", " starts one"),
     (r": %mesh reserve NAME (--nodes \d+ --procs \d+)", r": monarch-nb run \1 SCRIPT reserves ranks for a script"),
-    (r"%mesh stop (\w[\w-]*)", r"monarch-nb stop --mesh \1"),
     (r"%%mesh --mesh (\S+) runs a cell there", r"monarch-nb run --mesh \1 SCRIPT runs a script there"),
-    (r"%mesh (release|replace|grow|shrink|doctor|list|logs|plot|debug)\b", r"monarch-nb \1"),
+    (r"\(default: this notebook's\)", "(default: the only one you hold)"),
+    (r" \(%mesh help \w+\)", ""),
+    (r"■ \((Ctrl-C)\)", r"\1"),
+    (r"%mesh (release|replace|grow|shrink|stop|doctor|list|status|logs|plot|debug)\b", r"monarch-nb \1"),
 )
 _NAMED_POOL = re.compile(rf"--pool (\S+), or {POOL_VARIABLE}=\1")
 

@@ -20,14 +20,13 @@ from monarch_nb.cli import plot as plot_command
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
+from monarch_nb.cli.declared import about, add_declared, part_of
 from monarch_nb.cli.hints import typed_here
-from monarch_nb.cli.meshes import mesh_of
 from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, MAIN_MESH, PROTOCOL, VERSION, default_pool
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
-from monarch_nb.lines.templates import FOLDS_BY
-from monarch_nb.notebook.syntax import holding
+from monarch_nb.notebook.syntax import declarations, holding
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
-        added.set_defaults(run=run, parser=added)
+        added.set_defaults(handler=run, parser=added)
         if name not in ("pool", "manifest", "allocator", "version"):
             said = "all" if name == "list" else default_pool()
             added.add_argument("--pool", default=None, help=f"name of the pool (default: {said})")
@@ -124,52 +123,29 @@ def make_parser() -> argparse.ArgumentParser:
     run_command.add_arguments(run_script)
     run_script.about_unknown = ABOUT_UNKNOWN
 
-    logs = command("logs", _logs, "show what ranks printed", "logs dev -t 0,2-3 -n 20", "logs dev --follow")
-    logs.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
-    logs.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="a mesh beside main")
-    logs.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    lines = f"the last N lines of each rank (default: {LOG_LINES}; 0: all)"
-    logs.add_argument("-n", "--lines", type=int, metavar="N", help=lines)
-    run = "only run number N; if it failed, with the traceback"
-    logs.add_argument("--run", type=int, metavar="N", dest="number", help=run)
-    logs.add_argument(
-        "-f", "--follow", action="store_true", help="show new lines as they come, until Ctrl-C or the end of --run"
-    )
-    logs.add_argument(
-        "--fold",
-        choices=FOLDS_BY,
-        help="how the lines of one row may differ (default: by the number of ranks; with --run: equal)",
-    )
+    logs = command("logs", _logs, *about(declarations.LOGS))
+    add_declared(logs, declarations.LOGS)
     logs.add_argument("--raw", action="store_true", help="show every rank's lines, also equal ones")
 
     plot = command("plot", plot_command.run, plot_command.SUMMARY, *plot_command.EXAMPLES)
     plot_command.add_arguments(plot)
 
-    debug = command(
-        "debug",
-        debug_command.run,
-        "open a prompt for ranks that stopped at breakpoint(), or for their last error",
-        "debug dev",
-        "debug dev --post-mortem -t 2",
-    )
-    debug_command.add_arguments(debug)
+    debug = command("debug", debug_command.run, *about(declarations.DEBUG))
+    add_declared(debug, declarations.DEBUG, without=("--on-breakpoint",))
 
     doctor = command("doctor", doctor_command.run, *doctor_command.SUMMARY)
     doctor_command.add_arguments(doctor)
 
-    release = command("release", release_command.run, *release_command.SUMMARY)
-    release_command.add_arguments(release)
+    release = command("release", release_command.run, *about(holding.RELEASE))
+    add_declared(release, holding.RELEASE, one_of=("NAME", "--all"))
 
     for run_it, declared, required in (
         (nodes_command.replace, holding.REPLACE, ""),
         (nodes_command.grow, holding.GROW, "--nodes"),
         (nodes_command.shrink, holding.SHRINK, ""),
+        (nodes_command.stop, holding.STOP, ""),
     ):
-        changes = command(declared.name, run_it, *nodes_command.about(declared))
-        nodes_command.add_declared(changes, declared, required)
-
-    stop = command("stop", nodes_command.stop, *nodes_command.STOP)
-    nodes_command.add_stop_arguments(stop)
+        add_declared(command(declared.name, run_it, *about(declared)), declared, required=required)
 
     extend = command("extend", _extend, "hold a reservation for longer: add to its time limit", "extend dev 2h")
     extend.add_argument("name", metavar="NAME", help="the reservation")
@@ -177,19 +153,8 @@ def make_parser() -> argparse.ArgumentParser:
         "time", nargs="?", metavar="TIME", help="how much longer: 30m, 2h, 1h30m; without it, say what is left"
     )
 
-    share = command(
-        "share",
-        _share,
-        "let somebody else see a reservation, or run cells on it; without --to: list who may",
-        "share dev --to bob",
-        "share dev --to bob --run",
-    )
-    share.add_argument("name", metavar="NAME", help="the reservation")
-    share.add_argument("--to", metavar="WHO", help="the name in that user's certificate")
-    grant = share.add_mutually_exclusive_group()
-    grant.add_argument("--read", action="store_true", help="see output, logs and the panel (the default)")
-    grant.add_argument("--run", action="store_true", dest="may_run", help="run cells as well")
-    grant.add_argument("--end", action="store_true", help="stop sharing")
+    share = command("share", _share, *about(holding.SHARE))
+    add_declared(share, holding.SHARE, one_of=("--read", "--run", "--end"))
 
     down = command("down", _down, "end the local pool and remove its files", "down", "down --force")
     down.add_argument("--force", action="store_true", help="end it even if reservations are held")
@@ -220,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.words = words if "pool" in options else []
     try:
         _find_pool(options)
-        status: int = options.run(options)
+        status: int = options.handler(options)
         sys.stdout.flush()
     except UsageError as error:
         options.parser.error(typed_here(str(error), options.words))
@@ -241,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _find_pool(options: argparse.Namespace) -> None:
     """Choose the pool when none is named: that in which the reservation is which the command names."""
     options.is_pool_named = bool(getattr(options, "pool", None))
-    if "pool" not in options or options.pool or options.run in (_list, _status, run_command.run, plot_command.run):
+    if "pool" not in options or options.pool or options.handler in (_list, _status, run_command.run, plot_command.run):
         return
     options.pool = default_pool()
     if name := getattr(options, "name", None):
@@ -392,25 +357,18 @@ def _check_named_pool(pool: str) -> None:
 def _logs(options: argparse.Namespace) -> int:
     from monarch_nb import attach
     from monarch_nb.notebook.output.logs import nothing_line, shown_logs
-    from monarch_nb.shape import parse_targets
 
-    for flag, number, least in (("-n", options.lines, 0), ("--run", options.number, 1)):
-        if number is not None and number < least:
-            raise UsageError(f"{flag} must be at least {least}, not {number}")
-    mesh = mesh_of(attach(options.name, pool=options.pool), options.mesh)
-    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    mesh = part_of(attach(options.name, pool=options.pool), options.mesh, options.targets)
     if options.raw:
         lines = LOG_LINES if options.lines is None else options.lines
-        shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.number, follow=options.follow))
+        shown = _raw_lines(mesh.log_batches(lines=lines or None, run=options.run, follow=options.follow))
     else:
-        shown = shown_logs(
-            mesh, options.lines, options.number, follow=options.follow, typed=typed_here, by=options.fold
-        )
+        shown = shown_logs(mesh, options.lines, options.run, follow=options.follow, typed=typed_here, by=options.fold)
     line = ""
     for line in shown:
         print(line, flush=options.follow)
     if not line:
-        _say(nothing_line(mesh, options.number))
+        _say(nothing_line(mesh, options.run))
     return 0
 
 
@@ -454,15 +412,15 @@ def _share(options: argparse.Namespace) -> int:
 
     reservation = attach(options.name, pool=options.pool)
     if not options.to:
-        if options.read or options.may_run or options.end:
+        if options.read or options.run or options.end:
             raise UsageError("name the user: --to NAME, as in the pool's certificates")
         shares = [f"{name} ({right})" for name, right in reservation.shares.items()]
-        print(f"{options.name}: shared with {', '.join(shares) or 'nobody'}")
+        print(f"{reservation.name}: shared with {', '.join(shares) or 'nobody'}")
     elif options.end:
         reservation.unshare(options.to)
-        print(f"{options.name}: {options.to} may not use it any more")
+        print(f"{reservation.name}: {options.to} may not use it any more")
     else:
-        grant: Grant = "run" if options.may_run else "read"
+        grant: Grant = "run" if options.run else "read"
         doubtful = reservation.share(options.to, grant)
         print(granted_line(reservation.owner, reservation.name, reservation.pool, options.to, grant))
         if doubtful:

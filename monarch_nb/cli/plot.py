@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.cli.meshes import mesh_of
+from monarch_nb.cli.declared import add_flag, part_of
 from monarch_nb.cli.tables import print_table
-from monarch_nb.config import MAIN_MESH, default_pool
+from monarch_nb.config import default_pool
+from monarch_nb.notebook.syntax.declarations import PLOT
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
@@ -31,14 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "numbers", nargs="*", metavar="NUMBER", help="the name of a number: a chart for each; without names, lists all"
     )
-    parser.add_argument(
-        "--x", metavar="NUMBER", default="", help="the number for the x axis (default: the step of a line)"
-    )
-    run = "run number N, or several over each other: 12,14 (default: the newest that has such numbers)"
-    parser.add_argument("--run", metavar="N", dest="runs", default="", help=run)
+    for flag in PLOT.flags:
+        add_flag(parser, flag)
     parser.add_argument("--svg", metavar="FILE", help="write a picture, light and dark, instead of drawing")
-    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help="a mesh beside main")
-    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,15 +42,13 @@ def run(options: argparse.Namespace) -> int:
     from monarch_nb import attach
     from monarch_nb.client.curves.names import run_numbers
     from monarch_nb.client.curves.plot import drawn_for_terminal
-    from monarch_nb.shape import parse_targets
 
-    runs = run_numbers(options.runs)
+    runs = run_numbers(options.run or "")
     name, names = _split(options, [*options.first, *options.numbers])
-    mesh = mesh_of(attach(name, pool=options.pool), options.mesh)
-    mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+    mesh = part_of(attach(name, pool=options.pool), options.mesh, options.targets)
     if not names:
         return _list(mesh, runs)
-    plot = mesh.plot(*names, x=options.x, run=runs or None)
+    plot = mesh.plot(*names, x=options.x or "", run=runs or None)
     if options.svg:
         Path(options.svg).write_text(plot.svg(), encoding="utf-8")
         print(f"wrote {options.svg}", file=sys.stderr)

@@ -78,7 +78,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )
-        added.set_defaults(run=run, parser=added)
+        added.set_defaults(handler=run, parser=added)
         if name not in ("list", "join", "init"):
             added.add_argument("name", metavar="NAME", help="the pool")
         return added

@@ -8,16 +8,6 @@ import sys
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError
 
-SUMMARY = ("end the ranks of a reservation and give its slots back", "release dev", "release --all")
-"""What it does, and examples."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what it takes."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("name", nargs="?", metavar="NAME", help="the reservation (default: the only one you hold)")
-    which.add_argument("--all", action="store_true", help="everything that you hold")
-
 
 def run(options: argparse.Namespace) -> int:
     """Release what is named, or everything. One that can not be released does not keep the others."""

@@ -10,13 +10,14 @@ import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from monarch_nb.cli.meshes import mesh_of
+from monarch_nb.cli.declared import add_flag, part_of
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
 from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.notebook.syntax.declarations import RUN
 from monarch_nb.shape import Extent, parse_targets
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ EXAMPLES = (
 )
 ABANDONED_AFTER_S = 60.0
 """What was reserved for a script is given back so long after it when this process was killed."""
+_AS_IN_A_CELL = ("--targets", "--mesh", "--in-place", "--beside", "--on-breakpoint")
 _SHOWN_FLAGS = ("--max-restarts", "--module")
 _RESERVE = "monarch-nb run"
 _INTERRUPTED = 128 + signal.SIGINT
@@ -50,15 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--procs", type=int, metavar="N", help="CPU ranks to reserve per node")
     kind.add_argument("--gpus", type=int, metavar="N", help="GPUs to reserve per node, with one rank each")
-    on_mesh = "a mesh beside main, made by grow, for example"
-    parser.add_argument("--mesh", metavar="NAME", default=MAIN_MESH, help=on_mesh)
-    parser.add_argument("-t", "--targets", metavar="RANKS", default="all", help="as in 0, 0,2-3, ::2 or hosts=0")
-    in_place = "use the live ranks' own namespace; its variables stay for cells"
-    parser.add_argument("-i", "--in-place", action="store_true", help=in_place)
-    beside = "do not wait for other scripts on these ranks"
-    parser.add_argument("--beside", action="store_true", help=beside)
-    at_breakpoint = "at breakpoint(): stop and prompt, go on, or fail (without a terminal: go-on)"
-    parser.add_argument("--on-breakpoint", choices=get_args(OnBreakpoint), help=at_breakpoint)
+    for declared in RUN.flags:
+        if declared.name in _AS_IN_A_CELL:
+            add_flag(parser, declared)
     for flag in FLAGS:
         shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
         takes: dict[str, Any] = {"metavar": flag.value} if flag.value else {"action": "store_true"}
@@ -82,8 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if options.pool is None:
         options.pool = pool_of(name, default_pool()) if name else default_pool()
     with _signals_as_ctrl_c() as signals, _held(options, name) as reservation:
-        mesh = mesh_of(reservation, options.mesh)
-        mesh = mesh.select(parse_targets(options.targets, mesh.extent))
+        mesh = part_of(reservation, options.mesh, options.targets)
         launch = read(vars(options), os.environ, held_by(mesh, _RESERVE))
         path, directory = _place(options, launch, mesh)
         script = launch.script(
@@ -141,7 +136,7 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
             raise UsageError(f"you hold {', '.join(mine)}: say which: monarch-nb run {mine[0]} {options.script}")
         yield attach(name, pool=options.pool)
         return
-    if options.mesh != MAIN_MESH:
+    if options.mesh not in (None, MAIN_MESH):
         raise UsageError(
             f"--mesh {options.mesh} needs a reservation that you hold: leave out --nodes, --procs and --gpus, or --mesh"
         )
@@ -167,7 +162,7 @@ def _check_flags(options: argparse.Namespace) -> None:
     kind = "gpus" if options.gpus else "procs"
     per_node = options.gpus or options.procs
     if per_node > 0 and (nodes := options.nodes or 1) > 0:
-        ranks = parse_targets(options.targets, Extent({"hosts": nodes, kind: per_node}))
+        ranks = parse_targets(options.targets or "all", Extent({"hosts": nodes, kind: per_node}))
         read(vars(options), os.environ, held_in(ranks, per_node, kind, _RESERVE))
 
 

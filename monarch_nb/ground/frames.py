@@ -5,10 +5,8 @@ the pickle, and its out-of-band buffers (PEP 574), each aligned, so that a reade
 of a large array between all the processes of a node.
 """
 
-import asyncio
 import mmap
 import pickle
-import socket
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +20,7 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 class FrameError(ConnectionError):
-    """The peer sent something that is not a frame, or closed the connection inside one."""
+    """The peer sent something that is not a frame."""
 
 
 def encode_frame(payload: bytes) -> bytes:
@@ -34,40 +32,6 @@ def encode_frame(payload: bytes) -> bytes:
     if len(payload) > MAX_FRAME_BYTES:
         raise FrameError(f"{len(payload)} bytes are too long for a message of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(payload)) + payload
-
-
-def send_frame(connection: socket.socket, payload: bytes) -> None:
-    """Send one frame on a blocking socket."""
-    connection.sendall(encode_frame(payload))
-
-
-def receive_frame(connection: socket.socket) -> bytes | None:
-    """Return the next frame of a blocking socket, or None when the peer closed it between frames.
-
-    Raises:
-        FrameError: the peer closed the connection inside a frame, or sent an impossible length.
-    """
-    header = _receive_exactly(connection, _LENGTH.size)
-    if header is None:
-        return None
-    payload = _receive_exactly(connection, _checked_length(header))
-    if payload is None:
-        raise FrameError("connection closed inside a frame")
-    return payload
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """As `receive_frame`, for an asyncio stream."""
-    try:
-        header = await reader.readexactly(_LENGTH.size)
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise FrameError("connection closed inside a frame") from error
-        return None
-    try:
-        return await reader.readexactly(_checked_length(header))
-    except asyncio.IncompleteReadError as error:
-        raise FrameError("connection closed inside a frame") from error
 
 
 class FrameSplitter:
@@ -113,19 +77,6 @@ def _checked_length(header: bytes | bytearray) -> int:
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"impossible frame of {length} bytes: the peer does not speak this protocol")
     return int(length)
-
-
-def _receive_exactly(connection: socket.socket, size_bytes: int) -> bytes | None:
-    data = bytearray(size_bytes)
-    view, received = memoryview(data), 0
-    while received < size_bytes:
-        count = connection.recv_into(view[received:])
-        if count == 0:
-            if received:
-                raise FrameError("connection closed inside a frame")
-            return None
-        received += count
-    return bytes(data)
 
 
 def pack_pickle(value: Any, dumps: Callable[..., bytes]) -> list[bytes | memoryview]:

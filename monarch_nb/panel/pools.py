@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.shown.view import Json
-from monarch_nb.provision import jobs, prices
+from monarch_nb.provision import jobs
 from monarch_nb.provision.known import known_pools
 from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
@@ -74,9 +74,9 @@ class Fate:
         await asyncio.to_thread(self._price, pool["name"], held)
 
     def _ask(self, pool: str) -> None:
-        self._said, self._ended = jobs.trouble(pool), prices.ended_in(pool)
+        self._said, self._ended = jobs.trouble(pool), jobs.ended_in(pool)
         self._asked_s = time.monotonic()
 
     def _price(self, pool: str, held: Iterable[Json]) -> None:
         for each in held:
-            each["price_per_hour"] = prices.price_per_hour(pool, each["name"], self._ended) or None
+            each["price_per_hour"] = jobs.price_per_hour(pool, each["name"], self._ended) or None

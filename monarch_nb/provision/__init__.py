@@ -1,8 +1,7 @@
 """Ways to obtain nodes: one file each, found by the entry points of the group `monarch_nb.provisioners`.
 
-jobs       nodes that an engine is asked for: a pool for each job, found again, ended
+jobs       nodes that an engine is asked for: a pool for each job, found again, priced, ended
 waiting    until the nodes of a job serve
-prices     what reservations in these cost
 slurm      an engine: jobs of Slurm
 lsf        an engine: jobs of LSF
 lightning  an engine: jobs of Lightning AI
@@ -11,6 +10,7 @@ ssh        an engine: hosts that ssh reaches
 remote     what is done on these
 kubernetes pods of a Kubernetes cluster: the launcher, what it asks for, and how it asks
 ray        nodes of a Ray cluster: the launcher, the process that asks Ray for it, and what runs on Ray's nodes
+commands   schedulers that are asked by their commands
 helpers    processes that talk to engines for a kernel
 launchers  what every engine can do
 known      which pools there are by name, and what is said of a name that is none

@@ -98,7 +98,7 @@ def job_of_pool(pool: str) -> Job | None:
 
 
 def title_of(job: Job) -> str:
-    """Return what people call a job, also one whose launcher is not installed any more: "Slurm job 12"."""
+    """Return what people call a job, also one whose engine is not installed any more: "Slurm job 12"."""
     try:
         return f"{launcher(job.on).title} {job.id}"
     except (PoolError, UsageError):
@@ -131,24 +131,24 @@ def obtain(
         PoolError: the engine does not answer; the job ended; its allocators did not come up. The log is shown.
         UsageError: it makes no sense to the engine.
     """
-    way = launcher(on)
+    engine = launcher(on)
     with locked(private_pools_directory()):
         _sweep()
         there = jobs_of_pool(pool)
         job = next((job for job in there if len(there) == 1 or launcher(job.on).look(job).state != "ended"), None)
-        job = job or _asked(way, on, ask, pool)
+        job = job or _asked(engine, on, ask, pool)
     asked = ask(pool, job.paths)
     is_other = (job.on, job.nodes, job.procs, job.gpus) != (on, asked.nodes, asked.procs, asked.gpus)
     if is_other and len(there) < 2:  # what is in several jobs says itself how large it is
         raise ReservationConflict(
-            f"{job.reservation!r} has {way.title} {job.id} already, with {size_of(job)}; "
+            f"{job.reservation!r} has {engine.title} {job.id} already, with {size_of(job)}; "
             "--replace ends it first, or choose another name"
         )
-    if job.served and way.look(job).state == "running":
+    if job.served and engine.look(job).state == "running":
         if job.unwanted:
             remember(job := replace(job, unwanted=False))
         return job, False  # what has become of its nodes they say themselves
-    return _served(way, job, longest_s, say), True
+    return _served(engine, job, longest_s, say), True
 
 
 def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Progress) -> Job:
@@ -165,7 +165,7 @@ def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Prog
     Raises:
         CapacityError, PoolError, UsageError: as `obtain`.
     """
-    way = launcher(like.on)
+    engine = launcher(like.on)
 
     def ask(pool: str, paths: TrustPaths) -> Ask:
         others = jobs_of_pool(pool)
@@ -188,17 +188,17 @@ def add(like: Job, nodes: int, time_s: float, longest_s: float | None, say: Prog
         if not job.served and job.nodes != nodes:
             end(job, say)
     with locked(private_pools_directory()):
-        waiting = [job for job in jobs_of_pool(like.pool) if not job.served and way.look(job).state != "ended"]
-        job = waiting[0] if waiting else _asked(way, like.on, ask, like.pool)
-    return _served(way, job, longest_s, say)
+        waiting = [job for job in jobs_of_pool(like.pool) if not job.served and engine.look(job).state != "ended"]
+        job = waiting[0] if waiting else _asked(engine, like.on, ask, like.pool)
+    return _served(engine, job, longest_s, say)
 
 
-def _served(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Job:
+def _served(engine: Launcher, job: Job, longest_s: float | None, say: Progress) -> Job:
     """Wait until every node of a job serves, and remember it; whatever raises ends it."""
     if job.unwanted:
         remember(job := replace(job, unwanted=False))
     try:
-        look = wait(way, job, longest_s, say)
+        look = wait(engine, job, longest_s, say)
         price = look.price_per_hour if look else job.price_per_hour
         addresses = tuple(nodes_of(job, look))
         job = replace(job, served=True, addresses=addresses, price_per_hour=price)
@@ -210,7 +210,7 @@ def _served(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> 
     return job
 
 
-def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: str) -> Job:
+def _asked(engine: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: str) -> Job:
     """Ask for a job whose nodes a pool has, which is made if it is missing; nothing new is left when that fails."""
     of_pool = make_paths(pool)
     if not of_pool.jobs.exists() and any(of_pool.directory.iterdir()):
@@ -228,11 +228,11 @@ def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: 
         for of_all, own in ((of_pool.identity, paths.identity), (of_pool.node, paths.node)):
             write_private(own, read_private(of_all))
         paths.published.mkdir(mode=0o700, exist_ok=True)
-        job = replace(job, id=_asked_of(way, asked))
+        job = replace(job, id=_asked_of(engine, asked))
         try:
             remember(job)
         except BaseException:
-            way.end(job)
+            engine.end(job)
             raise
     except BaseException:
         _remove(paths)
@@ -240,10 +240,10 @@ def _asked(way: Launcher, on: str, ask: Callable[[str, TrustPaths], Ask], pool: 
     return job
 
 
-def _asked_of(way: Launcher, asked: Ask) -> str:
+def _asked_of(engine: Launcher, asked: Ask) -> str:
     """Ask an engine; return how it calls the job. What it never has is named when nobody has: a further job."""
     try:
-        return way.ask(asked)
+        return engine.ask(asked)
     except CapacityError as error:
         if not asked.beside:
             raise
@@ -296,10 +296,10 @@ def extend(pool: str, by_s: float, left_s: float) -> None:
         UsageError: the engine does not let this user. PoolError: it does not answer.
     """
     for job in jobs_of_pool(pool):
-        way = launcher(job.on)
-        look = way.look(job)
+        engine = launcher(job.on)
+        look = engine.look(job)
         if look.state != "ended" and look.ends_at and look.ends_at - time.time() - SOONER_S < left_s + by_s:
-            way.extend(job, by_s)
+            engine.extend(job, by_s)
 
 
 def trouble(pool: str) -> str:
@@ -385,6 +385,22 @@ def has_ended(job: Job) -> bool:
         return False
 
 
+def price_per_hour(pool: str, reservation: str, ended: Collection[str] = ()) -> float:
+    """Return what a reservation costs in US dollars; 0 when it is in no job, or the engine does not know.
+
+    Args:
+        ended: the ids of jobs that cost nothing any more, as `ended_in` has them.
+    """
+    of_pool = [job for job in jobs_of_pool(pool) if job.reservation == reservation]
+    return sum(job.price_per_hour for job in of_pool if job.id not in ended)
+
+
+def ended_in(pool: str) -> frozenset[str]:
+    """Return the ids of a pool's jobs that have ended. Engines are asked, which may take a while: only where a node is
+    lost can there be such jobs, which are remembered until it is replaced."""
+    return frozenset(job.id for job in jobs_of_pool(pool) if has_ended(job))
+
+
 def nodes_in(job: Job, named: Mapping[str, str]) -> list[str]:
     """Return which of some nodes a job has brought, also those that do not answer.
 
@@ -418,17 +434,17 @@ def end(job: Job, say: Progress | None = None) -> Sequence[str]:
     Raises:
         PoolError: the engine does not answer: what is remembered stays, so that it can be done again.
     """
-    way = launcher(job.on)
+    engine = launcher(job.on)
     if say:
-        say(f"ending {way.title} {job.id}")
+        say(f"ending {engine.title} {job.id}")
     with locked(private_pools_directory()):
         if all((known.paths, known.id) != (job.paths, job.id) for known in jobs_of_pool(job.pool)):
             return ()
         untold: Sequence[str] = ()
         try:
-            if way.look(job).state != "ended":
-                untold = way.end(job) or ()
-                _wait_for_end(way, job)
+            if engine.look(job).state != "ended":
+                untold = engine.end(job) or ()
+                _wait_for_end(engine, job)
         except (PoolError, KeyboardInterrupt):
             remember(replace(job, unwanted=True))
             raise
@@ -436,10 +452,10 @@ def end(job: Job, say: Progress | None = None) -> Sequence[str]:
     return untold
 
 
-def _wait_for_end(way: Launcher, job: Job) -> None:
+def _wait_for_end(engine: Launcher, job: Job) -> None:
     """Wait until a job is gone, and every allocator has removed its files and said so."""
     deadline_s = time.monotonic() + END_S
-    while (nodes_of(job) or way.look(job).state != "ended") and time.monotonic() < deadline_s:
+    while (nodes_of(job) or engine.look(job).state != "ended") and time.monotonic() < deadline_s:
         pause(PUBLISHED_EVERY_S)
 
 
@@ -465,7 +481,7 @@ def _sweep() -> None:
                 for job in of_pool:
                     _remove(job.paths)
         except (PoolError, UsageError):
-            continue  # its engine does not answer, or its launcher is not installed
+            continue  # its engine does not answer, or its package is not installed
 
 
 def _half_made() -> list[TrustPaths]:

@@ -228,14 +228,14 @@ class HasOffers(Protocol):
         """
 
 
-def options_of(way: Launcher) -> list[Option]:
+def options_of(engine: Launcher) -> list[Option]:
     """Return what people choose of an engine: its own options; flags can be written in any case."""
-    return [*way.options()] if isinstance(way, HasOptions) else []
+    return [*engine.options()] if isinstance(engine, HasOptions) else []
 
 
-def offer_of(way: Launcher, ask: Ask) -> Offer:
+def offer_of(engine: Launcher, ask: Ask) -> Offer:
     """Return what an engine says of something that it is not asked for yet."""
-    return way.offer(ask) if isinstance(way, HasOffers) else Offer()
+    return engine.offer(ask) if isinstance(engine, HasOffers) else Offer()
 
 
 def priced(per_hour: float) -> str:
@@ -278,9 +278,9 @@ def launcher(on: str) -> Launcher:
     if (made := _launcher(name)) is None:
         names = launcher_names()
         meant = "".join(f"did you mean {near}? " for near in get_close_matches(name, names, n=1))
-        raise UsageError(f"--on {on}: there is no such launcher; {meant}installed: {', '.join(names) or 'none'}")
+        raise UsageError(f"--on {on}: there is no such engine; {meant}installed: {', '.join(names) or 'none'}")
     if target and not getattr(made, "targets", ""):
-        raise UsageError(f"--on {on}: this launcher takes no target: --on {name}")
+        raise UsageError(f"--on {on}: this engine takes no target: --on {name}")
     return made
 
 

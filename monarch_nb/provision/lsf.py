@@ -20,11 +20,10 @@ from pathlib import Path
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
+from monarch_nb.provision.commands import Commands, last_said, whole_minutes
 from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 
-COMMAND_S = 60.0
-"""A master host that is busy may take this long."""
 START_S = 30.0
 """So long allocators may take to begin in a job that is there."""
 STEP_EVERY_S = 0.1
@@ -65,6 +64,12 @@ _KEPT = ("LSB_DEFAULTQUEUE", "LSB_DEFAULTPROJECT", "LSB_DEFAULT_USERGROUP", "LSB
 _NOT_OF_JOBS = ("LSB_", "LS_", "LSFUSER", "CUDA_VISIBLE_DEVICES")
 
 
+_LSF = Commands(
+    "LSF",
+    "Run the notebook where you would run bsub, with LSF's profile sourced (. /path/to/lsf/conf/profile.lsf)",
+)
+
+
 class LsfLauncher:
     """Hosts of an LSF cluster.
 
@@ -76,7 +81,7 @@ class LsfLauncher:
 
     def options(self) -> list[Option]:
         """Return what sites want to know of most jobs."""
-        _check_installed("bsub")
+        _LSF.check_installed("bsub")
         return [
             Option("queue", "Queue", "text", "", "empty: the default", flag="-q"),
             Option("project", "Project", "text", "", "that pays; empty: your default", flag="-P"),
@@ -117,11 +122,11 @@ class LsfLauncher:
         row = _row(number)
         if row is None or not row.limit_minutes:
             raise UsageError(f"LSF job {number} has no time limit that could be extended")
-        words = ["bmod", "-W", str(row.limit_minutes + _minutes(by_s)), number]
+        words = ["bmod", "-W", str(row.limit_minutes + whole_minutes(by_s)), number]
         done = _run(words)
         if done.returncode:
             raise UsageError(
-                f"LSF does not let you extend job {number} ({_said(done.stderr)}): ask who runs the cluster for "
+                f"LSF does not let you extend job {number} ({last_said(done.stderr)}): ask who runs the cluster for "
                 f"{shlex.join(words)}, or save your work and reserve again with a longer --time"
             )
 
@@ -134,7 +139,7 @@ class LsfLauncher:
         done = _run(["bkill", number])
         gone = ("is being terminated", "already finished", "not found", "No matching job")
         if done.returncode and not any(word in done.stdout + done.stderr for word in gone):
-            raise PoolError(f"LSF did not cancel job {number}: {_said(done.stderr)}; later: bkill {number}")
+            raise PoolError(f"LSF did not cancel job {number}: {last_said(done.stderr)}; later: bkill {number}")
 
 
 def options(ask: Ask) -> list[str]:
@@ -143,7 +148,7 @@ def options(ask: Ask) -> list[str]:
     others = f"select[{' && '.join(f'hname!={host}' for host in ask.beside)}] " if ask.beside else ""
     words = ["-J", f"monarch-nb-{ask.reservation}", "-n", str(ask.nodes * slots), "-R", f"{others}span[ptile={slots}]"]
     words += ["-gpu", f"num={ask.gpus}"] if ask.gpus else []
-    words += ["-W", str(_minutes(ask.time_s))] if ask.time_s else []
+    words += ["-W", str(whole_minutes(ask.time_s))] if ask.time_s else []
     return [*words, "-o", "/dev/null"]  # else LSF collects the output, and has a report of its own at the log's end
 
 
@@ -176,10 +181,6 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             raise UsageError(f"{word!r} is no flag of bsub: put flags after the --, as in -- -q gpu -P lab")
 
 
-def _minutes(seconds: float) -> int:
-    return max(1, -int(-seconds // 60))
-
-
 # ---- a job that is there ----
 
 
@@ -195,7 +196,7 @@ def _job_with(ask: Ask, environment: Mapping[str, str]) -> str:
 
 def _start_inside(ask: Ask, number: str) -> str:
     """Start allocators beside what else runs in this job; return how they are known."""
-    _check_installed("blaunch")
+    _LSF.check_installed("blaunch")
     path, started = ask.paths.directory / "allocators.sh", ask.paths.directory / "allocators.pid"
     here = socket.gethostname()
     path.write_text(f"echo $$ > {shlex.quote(str(started))}\n{script(ask, shlex.quote(here))}")
@@ -305,7 +306,7 @@ def _row(number: str) -> Row | None:
         return None
     lines = [line for line in done.stdout.splitlines() if line.count("|") >= 8]
     if not lines:
-        raise PoolError(f"LSF does not answer: {_said(done.stderr or done.stdout)}")
+        raise _LSF.no_answer(last_said(done.stderr or done.stdout))
     return parse_row(lines[0])
 
 
@@ -339,21 +340,7 @@ def parse_lost(said: str) -> str:
 
 
 def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    _check_installed(words[0])
-    try:
-        return subprocess.run(
-            words, input=text, capture_output=True, text=True, check=False, timeout=COMMAND_S, env=_environment()
-        )
-    except subprocess.TimeoutExpired:
-        raise PoolError(f"LSF does not answer: {words[0]} took longer than {COMMAND_S:g} s") from None
-
-
-def _check_installed(command: str) -> None:
-    if shutil.which(command) is None:
-        raise PoolError(
-            f"LSF is not installed on this machine: there is no {command} in the PATH. Run the notebook where you "
-            "would run bsub, with LSF's profile sourced (. /path/to/lsf/conf/profile.lsf)"
-        )
+    return _LSF.run(words, _environment(), text)
 
 
 def _environment(*, inside: bool = False) -> dict[str, str]:
@@ -367,23 +354,16 @@ def _environment(*, inside: bool = False) -> dict[str, str]:
 
 def _refusal(said: str) -> UsageError | CapacityError | PoolError:
     """Return the error for what bsub said when it refused."""
-    text = f"LSF refused the job: {_said(said)}"
+    text = f"LSF refused the job: {last_said(said)}"
     if re.search(r"Too many (processors|tasks|slots)|[Cc]annot exceed queue|no suitable host|Resource limit", said):
         return CapacityError(f"{text}. Ask for less, or name a queue that has it: ... -- -q NAME{_queues()}")
     if "No such queue" in said or "cannot use the queue" in said:
         return UsageError(f"{text}{_queues()}")
     if re.search(r"LIM is down|[Cc]annot connect|Failed in an LSF library call|not responding|Please wait", said):
-        return PoolError(f"LSF does not answer: {_said(said)}")
+        return _LSF.no_answer(last_said(said))
     return UsageError(text)
 
 
 def _queues() -> str:
     names = [line.split()[0] for line in _run(["bqueues"]).stdout.splitlines()[1:] if line.strip()]
     return f"; there are {', '.join(sorted(names))}" if names else ""
-
-
-def _said(text: str) -> str:
-    """Return the last thing that a command said, before how it is used."""
-    before_usage = re.split(r"^Usage:", text, maxsplit=1, flags=re.MULTILINE | re.IGNORECASE)[0]
-    lines = [line.strip() for line in before_usage.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"

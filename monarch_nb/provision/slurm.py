@@ -18,12 +18,11 @@ from itertools import chain
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
+from monarch_nb.provision.commands import Commands, last_said, whole_minutes
 from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.times import time_of_day
 
-COMMAND_S = 60.0
-"""A controller that is busy may take this long."""
 STEP_S = 30.0
 """So long a step may take to begin in an allocation that is there."""
 STEP_END_S = 10.0
@@ -87,6 +86,14 @@ _ON_NODE = (
 )
 
 
+_SLURM = Commands(
+    "Slurm",
+    "Run the notebook where you would run sbatch: on a login node, or in a job",
+    "scontrol ping tells which controller is asked, and whether it is up; when it is, try again, else tell whoever "
+    "runs the cluster",
+)
+
+
 class SlurmLauncher:
     """Nodes of a Slurm cluster.
 
@@ -97,7 +104,7 @@ class SlurmLauncher:
 
     def options(self) -> list[Option]:
         """Return what sites want to know of most jobs; which partitions there are Slurm says."""
-        _check_installed("sbatch")
+        _SLURM.check_installed("sbatch")
         if not (names := _partition_names()):
             raise PoolError("Slurm does not say which partitions it has")
         choices = (("", "the default"), *((name, name) for name in names))
@@ -145,12 +152,12 @@ class SlurmLauncher:
     def extend(self, job: Job, by_s: float) -> None:
         """Add to the job's time limit, where the site lets its users."""
         number = job.id.partition(".")[0]
-        done = _run(["scontrol", "update", f"JobId={number}", f"TimeLimit=+{_minutes(by_s)}"])
+        words = ["scontrol", "update", f"JobId={number}", f"TimeLimit=+{whole_minutes(by_s)}"]
+        done = _run(words)
         if done.returncode:
             raise UsageError(
-                f"Slurm does not let you extend job {number} ({_said(done.stderr)}): ask who runs the cluster for "
-                f"scontrol update JobId={number} TimeLimit=+{_minutes(by_s)}, or save your work and reserve again with "
-                "a longer --time"
+                f"Slurm does not let you extend job {number} ({last_said(done.stderr)}): ask who runs the cluster for "
+                f"{shlex.join(words)}, or save your work and reserve again with a longer --time"
             )
 
     def end(self, job: Job) -> None:
@@ -162,14 +169,14 @@ class SlurmLauncher:
                 pause(STEP_EVERY_S)
         done = _run(["scancel", job.id])
         if done.returncode and "Invalid job id" not in done.stderr:
-            raise PoolError(f"Slurm did not cancel job {job.id}: {_said(done.stderr)}; later: scancel {job.id}")
+            raise PoolError(f"Slurm did not cancel job {job.id}: {last_said(done.stderr)}; later: scancel {job.id}")
 
 
 def script(ask: Ask) -> str:
     """Return the batch script: an allocator on each node, and nothing stays when all have ended as they should."""
     options = [f"--job-name=monarch-nb-{ask.reservation}", f"--nodes={ask.nodes}", "--ntasks-per-node=1"]
     options += [f"--gpus-per-node={ask.gpus}"] if ask.gpus else [f"--cpus-per-task={ask.procs}"]
-    options += [f"--time={_minutes(ask.time_s)}"] if ask.time_s else []
+    options += [f"--time={whole_minutes(ask.time_s)}"] if ask.time_s else []
     options += _exclusion(ask)
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
@@ -203,10 +210,6 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             raise UsageError(f"{word!r} is no flag of sbatch: put flags after the --, as in -- --partition=a100")
 
 
-def _minutes(seconds: float) -> int:
-    return max(1, -int(-seconds // 60))
-
-
 # ---- an allocation that is there ----
 
 
@@ -224,7 +227,7 @@ def _allocation_with(ask: Ask, environment: Mapping[str, str]) -> str:
 def _start_step(ask: Ask, number: str) -> str:
     """Start a step beside the others of an allocation; return what Slurm calls it."""
     name = f"monarch-nb-{ask.pool}-{ask.paths.directory.name}"
-    _check_installed("srun")
+    _SLURM.check_installed("srun")
     with ask.paths.log.open("ab") as log:
         _, *srun = chain.from_iterable(_step(ask, f"--jobid={number}", "--overlap", f"--job-name={name}"))
         detach([shutil.which("srun") or "srun", *srun], ask.paths.directory, _environment(number), log)
@@ -237,7 +240,7 @@ def _start_step(ask: Ask, number: str) -> str:
                 return step
         if b"srun: error" in (printed := ask.paths.log.read_bytes()):
             raise PoolError(
-                f"no step can be started in your allocation {number}: {_said(printed.decode(errors='replace'))}"
+                f"no step can be started in your allocation {number}: {last_said(printed.decode(errors='replace'))}"
             )
         pause(STEP_EVERY_S)
     raise PoolError(f"no step began in your allocation {number} within {STEP_S:g} s; scancel --name={name} ends it")
@@ -280,7 +283,7 @@ def _seconds(text: str) -> float:
 def _row(number: str) -> Row | None:
     done = _run(["squeue", "--noheader", "--states=all", f"--jobs={number}", f"--format={_FIELDS}"])
     if done.returncode and "Invalid job id" not in done.stderr:
-        raise _no_answer(_said(done.stderr))
+        raise _SLURM.no_answer(last_said(done.stderr))
     lines = done.stdout.splitlines()
     return parse_row(lines[0]) if lines else None
 
@@ -364,23 +367,8 @@ def parse_failed(said: str) -> str:
 
 
 def _run(words: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    _check_installed(words[0])
     keeps_environment = words[0] == "sbatch" and "--test-only" not in words
-    environment = _environment() | ({} if keeps_environment else {"SLURM_TIME_FORMAT": "%s"})
-    try:
-        return subprocess.run(
-            words, input=text, capture_output=True, text=True, check=False, timeout=COMMAND_S, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        raise _no_answer(f"{words[0]} took longer than {COMMAND_S:g} s") from None
-
-
-def _check_installed(command: str) -> None:
-    if shutil.which(command) is None:
-        raise PoolError(
-            f"Slurm is not installed on this machine: there is no {command} in the PATH. Run the notebook where you "
-            "would run sbatch: on a login node, or in a job"
-        )
+    return _SLURM.run(words, _environment() | ({} if keeps_environment else {"SLURM_TIME_FORMAT": "%s"}), text)
 
 
 def _environment(allocation: str = "") -> dict[str, str]:
@@ -403,22 +391,15 @@ def _refusal(said: str, *, is_further: bool = False) -> UsageError | CapacityErr
     Args:
         is_further: whether it was asked for more of what it had given before, with the same flags.
     """
-    text = f"Slurm refused the job: {_said(said)}"
+    text = f"Slurm refused the job: {last_said(said)}"
     if "Requested node configuration" in said or "time limit" in said.lower() or "More processors" in said:
         other = "" if is_further else f", or name a partition that has it: ... -- --partition=NAME{_partitions()}"
         return CapacityError(f"{text}. Ask for less{other}")
     if "partition" in said:
         return UsageError(f"{text}{_partitions()}")
     if "Unable to contact" in said or "Zero Bytes" in said or "Connection" in said:
-        return _no_answer(_said(said))
+        return _SLURM.no_answer(last_said(said))
     return UsageError(text)
-
-
-def _no_answer(why: str) -> PoolError:
-    return PoolError(
-        f"Slurm does not answer: {why}. scontrol ping tells which controller is asked, and whether it is up; when it "
-        "is, try again, else tell whoever runs the cluster"
-    )
 
 
 def _partitions() -> str:
@@ -449,10 +430,3 @@ def parse_test(said: str) -> str:
 
 def _is_unknown(starts_at: float) -> bool:
     return starts_at > time.time() + FARTHEST_START_S
-
-
-def _said(text: str) -> str:
-    """Return the last thing that a command said, without who said it."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
-    last = next((line for line in reversed(lines) if "error" in line), lines[-1] if lines else "it says nothing")
-    return re.sub(r"^.*?error: ", "", last.strip())

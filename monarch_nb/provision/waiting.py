@@ -29,7 +29,7 @@ START_S = 300.0
 LOG_TAIL_LINES = 15
 
 
-def wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Look | None:
+def wait(engine: Launcher, job: Job, longest_s: float | None, say: Progress) -> Look | None:
     """Wait until every node of a job serves; return what the engine said last, if it was asked."""
     began_s = time.monotonic()
     running_s = looked_s = 0.0
@@ -37,8 +37,8 @@ def wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Loo
     while len(addresses := nodes_of(job, look)) < job.nodes:
         now_s = time.monotonic()
         if not looked_s or now_s - looked_s >= _look_every_s(now_s - began_s, running_s):
-            looked_s, look = now_s, _looked(way, job, look)
-            _check(way, job, look)
+            looked_s, look = now_s, _looked(engine, job, look)
+            _check(engine, job, look)
             running_s = (running_s or now_s) if look.state == "running" else 0.0
             text = look.text if look.state != "running" else f"{look.text}; {_starting(job, addresses)} starting"
             if text != said:
@@ -46,7 +46,7 @@ def wait(way: Launcher, job: Job, longest_s: float | None, say: Progress) -> Loo
                 say(text)
         if running_s and now_s - running_s > START_S:
             raise PoolError(
-                f"{way.title} {job.id} runs, but {_starting(job, addresses)} did not come up within "
+                f"{engine.title} {job.id} runs, but {_starting(job, addresses)} did not come up within "
                 f"{duration(START_S)}{_log_tail(job)}"
             )
         if longest_s is not None and not running_s and now_s - began_s > longest_s:
@@ -61,23 +61,23 @@ def _look_every_s(waited_s: float, running_s: float) -> float:
     return PUBLISHED_EVERY_S if waited_s < AT_ONCE_S else LOOK_EVERY_S if running_s or waited_s < 60 else SELDOM_S
 
 
-def _looked(way: Launcher, job: Job, before: Look | None) -> Look:
+def _looked(engine: Launcher, job: Job, before: Look | None) -> Look:
     """Look at a job; when the engine does not answer now, it is what it was."""
     try:
-        return way.look(job)
+        return engine.look(job)
     except PoolError as error:
-        return replace(before or Look("waiting", ""), text=f"{way.title} {job.id}: {error}")
+        return replace(before or Look("waiting", ""), text=f"{engine.title} {job.id}: {error}")
 
 
-def _check(way: Launcher, job: Job, look: Look) -> None:
+def _check(engine: Launcher, job: Job, look: Look) -> None:
     """Raise what makes it futile to wait."""
     if look.state == "ended":
         kind = CapacityError if look.no_room else PoolError
         raise kind(f"{look.text}{_log_tail(job) if look.logged else ''}")
     if look.trouble and look.state == "waiting":
-        raise CapacityError(f"{way.title} {job.id} for {size_of(job)} would wait for ever: {look.trouble}")
+        raise CapacityError(f"{engine.title} {job.id} for {size_of(job)} would wait for ever: {look.trouble}")
     if look.trouble:
-        raise PoolError(f"{way.title} {job.id}: {look.trouble}{_log_tail(job)}")
+        raise PoolError(f"{engine.title} {job.id}: {look.trouble}{_log_tail(job)}")
 
 
 def nodes_of(job: Job, look: Look | None = None) -> list[str]:

@@ -67,8 +67,8 @@ class Environment:
         Args:
             torch: the requirement to fetch; "" takes what is there without the network, or does without.
         """
-        where = [] if torch else ["--no-index"]
-        has_torch = self.pip("install", "--quiet", *([] if torch else ["--no-deps"]), *where, torch or "torch") == 0
+        found = ["--quiet", torch] if torch else ["-qqq", "--no-deps", "--no-index", "torch"]  # -qqq: it may be absent
+        has_torch = self.pip("install", *found) == 0
         wanted = [f"{wheel}[lab]"]
         if not has_torch:
             self._must("install", "--quiet", "--no-deps", str(wheel))

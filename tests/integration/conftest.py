@@ -25,12 +25,20 @@ from monarch_nb.provision.local import LocalProvisioner
 POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
 
 
+TOGETHER = ("notebook", "tree")
+"""In the names of files of few tests, which take long."""
+
+
 class ByPlace(LoadScopeScheduling):
-    """The tests of a file run in one process, and so do those of a folder: they share what takes long to start."""
+    """The tests of a file run in one process, and so do those of a folder: they share what takes long to start. What
+    has most tests begins first. So files of few long tests are together: alone they would begin last, and the other
+    processes would wait for them."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.partition("::")[0])
-        return str(file if file.parent.name == "integration" else file.parent)
+        if file.parent.name != "integration":
+            return str(file.parent)
+        return next((each for each in TOGETHER if each in file.stem), str(file))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByPlace:

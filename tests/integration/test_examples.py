@@ -88,6 +88,8 @@ def namespace(dev: Reservation, processes: ProcMesh, monkeypatch: pytest.MonkeyP
         "producer": dev.mesh.spawn("producer", Counter),
         "trainers": processes.spawn("trainers", Counter),
     }
+    for actors in made.values():
+        actors.initialized.get()  # else examples that interrupt a mesh interrupt this
     own = {"monarch_nb": monarch_nb, "asyncio": asyncio, "operator": operator, "Counter": Counter, "Registry": Counter}
     return {**public, **own, **made, "Extent": monarch_nb.Extent, "dev": dev, "mesh": dev.mesh, "__name__": __name__}
 

@@ -54,7 +54,13 @@ class Way(Protocol):
 
 
 class AnyWay:
-    """The tests."""
+    """The tests.
+
+    Attributes:
+        is_network: its nodes are hosts, or see each other as hosts do: their ranks form a group.
+    """
+
+    is_network = True
 
     @pytest.fixture
     def open_kernel(self, tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
@@ -75,10 +81,12 @@ class AnyWay:
     ) -> None:
         kernel = open_kernel()
         kernel.run("%load_ext monarch_nb")
+        cell, preload = (ALL_REDUCE, "") if self.is_network else ("float(rank or 1)", " --preload json")
         flags = "".join(f" {flag}" for flag in ("--", *way.flags)) if way.flags else ""
+        flags = preload + flags
         shown = kernel.run(f"%mesh reserve dev --nodes 2 --procs 1 --on {way.on}{flags}")
         assert shown.startswith("dev: 2 nodes × 1 proc, 2 ranks ready in "), shown
-        assert kernel.run(f"%%mesh\n{ALL_REDUCE}") == "Out[0-1]: 1.0"
+        assert kernel.run(f"%%mesh\n{cell}") == "Out[0-1]: 1.0"
         kernel.run("%%mesh\nkept = rank")
         kernel.restart()
         assert kernel.run("%load_ext monarch_nb").startswith("attached to dev: 2 nodes × 1 proc, 2 ranks alive")

@@ -51,5 +51,24 @@ def test_the_reference_has_every_public_name_with_an_example(module: ModuleType)
         if name not in ("__version__", "errors"):
             homes = rf"^ *\.\. auto\w+:: (monarch_nb\.(actor\.)?)?{name}$"
             assert re.search(homes, reference, re.MULTILINE), f"{module.__name__}.{name} is not in docs/reference"
-            text = inspect.getdoc(getattr(module, name)) or ""
-            assert doctest.DocTestParser().get_examples(text), f"{module.__name__}.{name} has no example"
+            assert examples(getattr(module, name)), f"{module.__name__}.{name} has no example"
+
+
+def examples(documented: object) -> str:
+    found = doctest.DocTestParser().get_examples(inspect.getdoc(documented) or "")
+    return "\n".join(example.source for example in found)
+
+
+@pytest.mark.parametrize("module", [monarch_nb, monarch_nb.actor], ids=lambda module: module.__name__)
+def test_every_method_of_the_reference_is_used_in_an_example(module: ModuleType) -> None:
+    internal = set(re.findall(r'"(\w+)"', (DOCS / "conf.py").read_text().split("INTERNAL = (")[1].split("\n)\n")[0]))
+    public = [getattr(module, name) for name in module.__all__]
+    members = {
+        (documented.__name__, name): member.fget if isinstance(member, property) else member
+        for documented in filter(inspect.isclass, public)
+        for name, member in inspect.getmembers(documented)
+        if name not in internal and not name.startswith("_")
+    }
+    ours = {names: each for names, each in members.items() if "monarch_nb" in str(getattr(each, "__module__", ""))}
+    used = "\n".join(map(examples, [*public, *ours.values()]))
+    assert [".".join(names) for names in ours if not re.search(rf"\.{names[1]}\b", used)] == []

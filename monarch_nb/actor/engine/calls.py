@@ -64,7 +64,7 @@ class Call:
         ]
 
     def _failed(self, failures: dict[int, Failed], values: dict[int, Any]) -> ActorError:
-        if self.tag is not None and any(failed.kind == "interrupted" for failed in failures.values()):
+        if self.tag is not None and any(failed.is_interrupt for failed in failures.values()):
             self.tag.was_interrupted()
         return failed_call(self.title, self.extent, failures, values)
 

@@ -54,6 +54,11 @@ class Failed(NamedTuple):
         first = (self.text.splitlines() or [""])[0]
         return f"{self.name}: {first}".removesuffix(": ") if self.name else first
 
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether an interrupt ended it, also while the actor was being made."""
+        return self.kind == "interrupted" or self.name == KeyboardInterrupt.__name__
+
     def is_of_another(self, name: str) -> bool:
         """Whether an actor of that name only failed because another one had, whose failure is told by itself."""
         return self.title != "" and self.title.rpartition(".")[0] != name

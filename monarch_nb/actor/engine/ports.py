@@ -32,6 +32,7 @@ class Port(Generic[R]):
         >>> port.send("as often as you like")
         >>> receiver.recv().get()
         'as often as you like'
+        >>> port.exception(ValueError("no more"))  # what the next recv raises
     """
 
     def __init__(self, process: Postman, target: PortAddress | None, *, once: bool = False) -> None:

@@ -128,6 +128,8 @@ class Caller:
         that the called actors may call in turn."""
         key = mesh_ids if isinstance(mesh_ids, frozenset) else frozenset(mesh_ids)
         self.used_s = time.monotonic()
+        if over := {run.id for run in self.runs if run.is_interrupted}:
+            self.renounce(over)
         if tag := self._tags.get(key):
             return tag
         with self._lock:

@@ -48,13 +48,11 @@ class Found:
     Attributes:
         is_all: everything that there is has been read.
         unlisted_lines: so many lines are of kinds that are too many to be remembered.
-        printed_bytes: how much there is.
     """
 
     metrics: list[MetricInfo]
     is_all: bool
     unlisted_lines: int
-    printed_bytes: int
     finished: bool
 
 
@@ -106,7 +104,6 @@ class RunMetrics:
             metrics,
             all(reply.read_bytes >= reply.size_bytes for reply in replies),
             sum(reply.unlisted_lines for reply in replies),
-            sum(reply.size_bytes for reply in replies),
             all(reply.finished for reply in replies),
         )
 

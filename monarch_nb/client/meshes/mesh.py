@@ -55,8 +55,20 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
 
     Example:
         >>> mesh = dev.mesh  # doctest: +SKIP
+        >>> mesh.extent.size, mesh.select([0, 5]).ranks  # doctest: +SKIP
+        (8, (0, 5))
         >>> mesh.slice(hosts=0).run("rank").values  # doctest: +SKIP
         [0, 1, 2, 3]
+        >>> judges = mesh.procs.spawn("judges", Counter)  # doctest: +SKIP
+        >>> run = mesh.submit("import time; time.sleep(60)")  # doctest: +SKIP
+        >>> print(mesh.runs()[0], mesh.stacks())  # doctest: +SKIP
+        >>> print(mesh.interrupt())  # doctest: +SKIP
+        >>> mesh.select([7]).restart()  # doctest: +SKIP
+        >>> [info.state for info in mesh.status()]  # doctest: +SKIP
+        ['idle', 'idle', 'idle', 'idle', 'idle', 'idle', 'idle', 'idle']
+        >>> mesh.past_runs()[-1].title  # doctest: +SKIP
+        'import time; time.sleep(60)'
+        >>> mesh.end_groups()  # or dist.destroy_process_group() on all ranks  # doctest: +SKIP
     """
 
     def __init__(
@@ -102,6 +114,9 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
 
         Raises:
             UsageError: this is no notebook, or the notebook has not loaded the extension.
+
+        Example:
+            >>> mesh.panel()  # the last line of a cell  # doctest: +SKIP
         """
         return panel_of(self)
 
@@ -308,7 +323,11 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
         sync: bool = True,
         listener: Listener | None = None,
     ) -> Run:
-        """Like `run_script`, but return at once. With `max_restarts` the run stands for all attempts."""
+        """Like `run_script`, but return at once. With `max_restarts` the run stands for all attempts.
+
+        Example:
+            >>> run = mesh.submit_script("train.py", "--lr", "3e-4", max_restarts=3)  # doctest: +SKIP
+        """
         script = Script(
             path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
         )

@@ -13,7 +13,7 @@ from monarch_nb.client.scaling.report import Plan, ScalingReport, plan
 from monarch_nb.client.scaling.series import Series, Submit
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.proto import run_pb2
-from monarch_nb.provision.prices import price_per_hour
+from monarch_nb.provision.jobs import price_per_hour
 
 FREED_WITHIN_S = 10.0
 """Ranks that an interrupt has not freed by then hang."""

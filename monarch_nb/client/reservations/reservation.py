@@ -28,12 +28,7 @@ from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import shared_storage
 from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.client.pools.facts.infos import (
-    ReservationInfo,
-    rank_infos,
-    reservation_info,
-    shares_of,
-)
+from monarch_nb.client.pools.facts.infos import ReservationInfo, rank_infos, reservation_info, shares_of
 from monarch_nb.client.pools.leasing.beside import checked
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, release
 from monarch_nb.client.pools.pool import Pool, Progress
@@ -77,6 +72,14 @@ class Reservation:
         >>> dev = monarch_nb.reserve("dev", nodes=2, procs=4)  # doctest: +SKIP
         >>> dev.mesh.run("rank * 2").values  # doctest: +SKIP
         [0, 2, 4, 6, 8, 10, 12, 14]
+        >>> dev.status().alive_of_all, dev.nodes, dev.node_names  # doctest: +SKIP
+        ('8 of 8', 2, ['node0', 'node1'])
+        >>> dev.submit("df -h .").wait(timeout_s=60)  # doctest: +SKIP
+        True
+        >>> helpers = dev.spawn_procs({"procs": 1}, name="helpers")  # or dev.hosts.spawn_procs  # doctest: +SKIP
+        >>> sorted(dev.actors), dev.stop_mesh("helpers")  # doctest: +SKIP
+        >>> dev.list_files("."), dev.sync(), dev.add_time_listener(print)  # doctest: +SKIP
+        >>> print(dev.doctor())  # doctest: +SKIP
     """
 
     def __init__(self, pool: Pool, held: HeldReservation) -> None:
@@ -87,11 +90,7 @@ class Reservation:
         main = main_of(held)
         self.shared = shared_storage(held)
         self.spec = main.spec
-        dead = {
-            info.rank: info.death
-            for info in rank_infos(held, main.spec.mesh_id)
-            if info.state == "dead" and info.death is not None
-        }
+        dead = {info.rank: info.death for info in rank_infos(held, main.spec.mesh_id) if info.death is not None}
         self.mesh = Mesh(main.spec.mesh_id, MAIN_MESH, main.extent, self, main.connections(held), dead)
         self.meshes = Meshes(self, held)
         self.files = synced_files(held)
@@ -161,7 +160,7 @@ class Reservation:
             >>> [(one.old, one.new) for one in dev.replace("host3")]  # doctest: +SKIP
             [('host3', 'host4')]
         """
-        return self._members.replace(words(*nodes), Asking(wait, time), progress or _silent)
+        return self._members.replace(words(*nodes), Asking(wait, time), progress or _nothing)
 
     def grow(
         self,
@@ -206,7 +205,7 @@ class Reservation:
             >>> dev.meshes["grown"].run("rank").values[-1]  # doctest: +SKIP
             15
         """
-        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _silent)
+        return self._members.grow(nodes, into, mesh, Asking(wait, time), progress or _nothing)
 
     def shrink(
         self,
@@ -236,7 +235,7 @@ class Reservation:
         Example:
             >>> print(dev.shrink(2, into="main"))  # doctest: +SKIP
         """
-        return self._members.shrink(nodes, node, into, progress or _silent)
+        return self._members.shrink(nodes, node, into, progress or _nothing)
 
     def stop_mesh(self, name: str) -> list[str]:
         """End the ranks of a mesh beside the main mesh, and forget the mesh. You still hold its nodes.
@@ -327,6 +326,10 @@ class Reservation:
             UsageError: it has no time limit, or you can not extend its job.
             NodeUnreachable: a node does not answer. Nothing changes, because all nodes must agree.
             ReservationNotFound: it was released.
+
+        Example:
+            >>> dev.extend("2h")  # doctest: +SKIP
+            9000.0
         """
         return extend(self._pool, self.id, self.name, seconds_of(time, "time"))
 
@@ -347,6 +350,9 @@ class Reservation:
 
         Example:
             >>> dev.share("bob", "run")  # doctest: +SKIP
+            >>> dev.shares  # doctest: +SKIP
+            {'bob': 'run'}
+            >>> dev.unshare("bob")  # doctest: +SKIP
         """
         call(sharing.share(self._pool, self.id, self.name, {to: sharing.checked_grant(right)}))
         return doubt(self.pool, to)
@@ -385,6 +391,9 @@ class Reservation:
 
         Raises:
             UsageError: this is no notebook, or the notebook has not loaded the extension.
+
+        Example:
+            >>> dev.panel()  # the last line of a cell  # doctest: +SKIP
         """
         return panel_of(self)
 
@@ -394,7 +403,11 @@ class Reservation:
         return self._detach.alive
 
     def detach(self) -> None:
-        """Stop using it from this process. You still hold it, and its idle time may begin."""
+        """Stop using it from this process. You still hold it, and its idle time may begin.
+
+        Example:
+            >>> dev.detach()  # doctest: +SKIP
+        """
         self._detach()
 
     def sync(self, *, overwrite: bool = False, progress: SyncProgress | None = None) -> SyncReport:
@@ -529,6 +542,9 @@ class Reservation:
         Raises:
             RunFailed: pip failed in an environment. The output of the run says why.
             RankDead: a node has no living rank.
+
+        Example:
+            >>> print(dev.pip("install", "einops"))  # doctest: +SKIP
         """
         widest = max(self.meshes.now(), key=lambda mesh: mesh.extent["hosts"])
         return pip(widest, widest.core.connections, self.spec.python, arguments, run or Mesh.run)
@@ -556,8 +572,11 @@ class Reservation:
         Raises:
             NodeUnreachable: no node that exists answered, and the release can not be remembered. The ranks go on.
             PoolError: the job could not be ended, or an allocator that died did not start again.
+
+        Example:
+            >>> dev.release()  # doctest: +SKIP
         """
-        self._pool.revive(progress or _silent)
+        self._pool.revive(progress or _nothing)
         self._finish_saves()
         job = jobs.job_of_pool(self._pool.name)
         with self._attachment.ends_here():
@@ -573,9 +592,7 @@ class Reservation:
                 raise PoolError("\n".join(told)) from None
             return [*released.kept, *map(ReleasedLater, untold)]
         exist = {node.address for node in provisioner_of(self._pool.name).nodes(pool=self._pool.name)}
-        exist_names = {
-            connection.name for connection in self._members.connections.values() if connection.address in exist
-        }
+        exist_names = {each.name for each in self._members.connections.values() if each.address in exist}
         for error in released.failed:
             if not isinstance(error, NodeUnreachable) or error.node in exist_names:
                 raise error
@@ -589,10 +606,6 @@ def in_use() -> list[Reservation]:
     """Return the reservations that this process uses, oldest first."""
     _in_use[:] = [reference for reference in _in_use if (one := reference()) is not None and one.is_attached]
     return [one for reference in _in_use if (one := reference()) is not None]
-
-
-def _silent(_: str) -> None:
-    pass
 
 
 def _nothing(*_: object) -> None:

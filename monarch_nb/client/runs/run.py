@@ -71,6 +71,16 @@ class Run(PrintedOfRun):
         >>> run = dev.mesh.submit("rank * 2")  # doctest: +SKIP
         >>> run.result(timeout_s=60)  # doctest: +SKIP
         [0, 2, 4, 6, 8, 10, 12, 14]
+        >>> run = dev.mesh.submit("for n in range(3): print('loss:', 3 - n)\\nif rank: 1 / 0")  # doctest: +SKIP
+        >>> run.wait(timeout_s=60), run.done, len(run.failures), run.values == run.kept_values  # doctest: +SKIP
+        (True, True, 7, True)
+        >>> print(run.name, run.failures[0].line, [record.text for record in run.logs()])  # doctest: +SKIP
+        >>> sorted(run.metrics("loss", ranks=0))  # doctest: +SKIP
+        ['loss', 'rank', 'step']
+        >>> run = dev.mesh.submit("import time; time.sleep(60)")  # doctest: +SKIP
+        >>> run.add_listener(print)  # doctest: +SKIP
+        >>> print(run.interrupt())  # doctest: +SKIP
+        >>> run.cancel()  # the same without waiting  # doctest: +SKIP
     """
 
     def __init__(

@@ -58,7 +58,7 @@ from monarch_nb.notebook.syntax.command_line import (
     read_environment,
     wants_help,
 )
-from monarch_nb.provision import jobs, prices
+from monarch_nb.provision import jobs
 from monarch_nb.times import duration, seconds_of, time_of_day
 
 if TYPE_CHECKING:
@@ -505,8 +505,8 @@ def _revive(pool: str | None) -> None:
 
 def _price(info: ReservationInfo) -> float:
     """Return what a reservation costs in an hour: where a node is lost, its job may have ended."""
-    ended = prices.ended_in(info.pool) if info.nodes_answering < info.nodes else ()
-    return prices.price_per_hour(info.pool, info.name, ended)
+    ended = jobs.ended_in(info.pool) if info.nodes_answering < info.nodes else ()
+    return jobs.price_per_hour(info.pool, info.name, ended)
 
 
 def _interrupted(what: str, interrupt: KeyboardInterrupt) -> RunInterrupted:

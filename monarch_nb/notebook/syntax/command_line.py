@@ -239,7 +239,7 @@ def parse(command: Command, line: str) -> Parsed:
             if not pending or _is_flag_of(command, pending[-1]):
                 raise UsageError(f"{spelling} needs a value: {spelling} {flag.value}")
             attached = pending.pop()
-        _store(values, flag, spelling, _read_value(flag, unquote(attached)))
+        _store(values, flag, spelling, read_value(flag, unquote(attached)))
     return Parsed(command, _read_words(command, words), values, tuple(map(unquote, passed_on)))
 
 
@@ -461,7 +461,12 @@ def _store(values: dict[str, Value], flag: Flag, spelling: str, value: Value) ->
     values[flag.key] = value
 
 
-def _read_value(flag: Flag, text: str) -> Value:
+def read_value(flag: Flag, text: str) -> Value:
+    """Return what was typed as the value of a flag, as its kind.
+
+    Raises:
+        UsageError: it is no such value.
+    """
     if flag.choices and text not in flag.choices:
         *others, last = flag.choices
         suggestion = _suggestion(text, flag.choices)

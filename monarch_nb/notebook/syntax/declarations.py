@@ -227,7 +227,7 @@ SHOW = Command(
     words=Words("RANKS", "as -t takes them; all shows all ranks again", completes="target"),
     notes="A line says how much the other ranks wrote on stderr. Failures show as always.\n"
     "Without RANKS, says what is set.",
-    examples=(("%mesh show 0", "rank 0's output alone, as launchers do"), ("%%mesh --show 0", "one cell")),
+    examples=(("%mesh show 0", "rank 0's output alone"), ("%%mesh --show 0", "one cell")),
 )
 PLOT = Command(
     "plot",
@@ -238,7 +238,12 @@ PLOT = Command(
     words=Words("NAME", "the name beside the numbers; without a NAME, lists all names", most=None, completes="metric"),
     flags=(
         Flag("--x", "the name for the x axis (default: the step of a line)", value="NAME"),
-        Flag("--run", "run number N, or several over each other: 12,14", value="N", completes="run"),
+        Flag(
+            "--run",
+            "run number N, or several: 12,14 (default: the newest that printed the name)",
+            value="N",
+            completes="run",
+        ),
         _TARGETS,
         _MESH,
     ),

@@ -187,7 +187,7 @@ GROW = Command(
         _MORE_TIME,
     ),
     notes="main stays as it is, on its nodes. The new mesh has as many ranks on each node, beside main's.\n"
-    "Held nodes keep their numbers, and so do their ranks. Running the same cell again changes nothing.",
+    "Held nodes keep their numbers, and so do their ranks. The same again changes nothing.",
     examples=(
         ("%mesh grow dev --nodes 4", "4 nodes; %%mesh --mesh grown runs a cell on all of them"),
         ("%mesh grow dev --nodes 4 --into main", "4 nodes, and main has ranks on all of them"),

@@ -10,7 +10,6 @@ from monarch_nb.actor.engine.delivery import map_and_remove
 from monarch_nb.files.pieces import write_pieces
 
 SENT = "sent"
-RECEIVED = "received"
 
 
 class MailBlobs:

@@ -355,7 +355,33 @@ def _above_standard(descriptor: int) -> int:
         os.close(descriptor)
 
 
-class RunStream(io.TextIOBase):
+class _Lasting(io.IOBase):
+    """What stdout and stderr of all runs have in common, as text and as bytes: nothing closes them."""
+
+    _kind: int
+
+    def flush(self) -> None:
+        current_output().flush()
+
+    def fileno(self) -> int:
+        return self._kind + 1
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Flush only: the stream serves later runs."""
+        self.flush()
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+    def __del__(self) -> None:
+        """Nothing to close."""
+
+
+class RunStream(_Lasting, io.TextIOBase):
     """`sys.stdout` or `sys.stderr`: line-buffered text that goes to the run of the context that writes it."""
 
     encoding = "utf-8"
@@ -369,34 +395,14 @@ class RunStream(io.TextIOBase):
         self.buffer = RunBytes(kind)
         self.write = _make_write(kind)  # type: ignore[method-assign]  # a closure: print calls it twice a line
 
-    def flush(self) -> None:
-        current_output().flush()
-
-    def fileno(self) -> int:
-        return self._kind + 1
-
     def isatty(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Flush only: the stream serves later runs."""
-        self.flush()
-
-    @property
-    def closed(self) -> bool:
         return False
 
     def reconfigure(self, **_: Any) -> None:
         """Accepted for the sake of programs that call it; the stream stays UTF-8 and line-buffered."""
 
-    def __del__(self) -> None:
-        """Nothing to close."""
 
-
-class RunBytes(io.BufferedIOBase):
+class RunBytes(_Lasting, io.BufferedIOBase):
     """The `buffer` of a RunStream: raw bytes, which need not be valid UTF-8."""
 
     def __init__(self, kind: int) -> None:
@@ -406,26 +412,6 @@ class RunBytes(io.BufferedIOBase):
         copied = bytes(data)
         current_output().write_bytes(self._kind, copied)
         return len(copied)
-
-    def flush(self) -> None:
-        current_output().flush()
-
-    def fileno(self) -> int:
-        return self._kind + 1
-
-    def writable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Flush only: the stream serves later runs."""
-        self.flush()
-
-    @property
-    def closed(self) -> bool:
-        return False
-
-    def __del__(self) -> None:
-        """Nothing to close."""
 
 
 def current_output() -> RunOutput:

@@ -179,6 +179,9 @@ def test_an_endpoint_that_never_returns(workers: Any, mesh: Mesh) -> None:
     wait_for(lambda: all("(Worker.hang)" in stack for _, stack in mesh.stacks().groups))
     queued = workers.slice(hosts=0).add.call()
     mesh.interrupt()
+    after: Any = mesh.spawn("after", Worker)
+    assert len(after.add.call(0).get(TIMEOUT_S)) == 8, "what is called from now on is not interrupted"
+    after.stop().get(TIMEOUT_S)
     with pytest.raises(ActorError, match="interrupted"):
         future.get(TIMEOUT_S)
     queued.exception(TIMEOUT_S)

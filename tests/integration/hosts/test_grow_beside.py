@@ -158,7 +158,7 @@ class TestOnThisMachine:
         assert says("run", "dev", "--mesh", "grown", str(script)).splitlines() == ["[0-1] hello"]
         assert "[0-1] hello" in says("logs", "dev", "--mesh", "grown")
         assert "hello" not in says("logs", "dev")
-        assert says("stop", "dev", "--mesh", "grown") == "grown of dev has ended\n"
+        assert says("stop", "grown", "--of", "dev") == "grown of dev has ended\n"
         assert "dev: host2: held, no ranks\n" in says("list")
 
     def test_a_new_client_finds_it(self) -> None:

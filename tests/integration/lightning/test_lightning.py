@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class TestLightning(AnyWay):
     """What holds for every way holds for Lightning, as far as the stand-in does what its service does."""
 
+    is_network = False
+
 
 def test_the_certificate_is_on_no_command_line_and_gone_with_the_job(way: Lightning) -> None:
     flags = ["--studio=my-studio"]

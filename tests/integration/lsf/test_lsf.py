@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class TestLsf(AnyWay):
     """What holds for every way holds for LSF, as far as its stand-in does what it does."""
 
+    is_network = False
+
 
 def test_what_stands_after_the_dashes_is_for_bsub_and_the_run_limit_is_the_limit(way: Lsf) -> None:
     dev = reserve("dev", nodes=2, procs=2, preload=[], time="20m", on="lsf", on_arguments=["-q", "gpu", "-P", "a b"])

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class TestSky(AnyWay):
     """What holds for every way holds for SkyPilot, as far as the stand-in does what its server does."""
 
+    is_network = False
+
 
 def test_the_price_is_what_the_catalog_says(way: Sky) -> None:
     def offered(nodes: int, procs: int, gpus: int, *flags: str) -> Offer:

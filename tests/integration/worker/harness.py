@@ -18,8 +18,9 @@ from typing import Any
 
 import cloudpickle
 
+from framing import receive_frame, send_frame
 from integration.live import TIMEOUT_S
-from monarch_nb.ground.frames import FrameSplitter, pack_pickle, receive_frame, send_frame, unpack_pickle
+from monarch_nb.ground.frames import FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Cell, Mark, Pull, Push, RankResult, RunSpec, Tree, Where
 from monarch_nb.proto.worker_pb2 import (
     AbortGroups,

@@ -8,9 +8,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from framing import receive_frame, send_frame
 from integration.live import Gate
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect, run_all
-from monarch_nb.ground.frames import receive_frame, send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Where
 from monarch_nb.proto.worker_pb2 import FromRank, Hello, ToRank
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import thp
+from framing import receive_frame
 from integration.live import Gate, eventually, open_files
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
-from monarch_nb.ground.frames import receive_frame
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
 
 MakeTemplate = Callable[..., TemplateProcess]

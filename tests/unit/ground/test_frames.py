@@ -1,11 +1,8 @@
 """Frames survive any cut of the stream; packed pickles share their buffers."""
 
-import asyncio
 import itertools
 import pickle
-import socket
 import struct
-import threading
 
 import cloudpickle
 import numpy as np
@@ -19,9 +16,6 @@ from monarch_nb.ground.frames import (
     FrameSplitter,
     encode_frame,
     pack_pickle,
-    read_frame,
-    receive_frame,
-    send_frame,
     unpack_pickle,
 )
 
@@ -43,62 +37,6 @@ def test_a_splitter_does_not_care_where_the_stream_is_cut(frames: list[bytes], p
 def test_a_splitter_refuses_an_impossible_length() -> None:
     with pytest.raises(FrameError, match="impossible frame"):
         list(FrameSplitter().feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
-
-
-@given(payloads)
-def test_blocking_sockets(frames: list[bytes]) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for frame in frames:
-            send_frame(theirs, frame)
-        theirs.close()
-        received = []
-        while (frame := receive_frame(ours)) is not None:  # type: ignore[assignment]
-            received.append(frame)
-        assert received == frames
-
-
-def test_a_large_frame_comes_in_pieces() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        payload = bytes(range(256)) * 20_000
-        sender = threading.Thread(target=send_frame, args=(theirs, payload))
-        sender.start()
-        assert receive_frame(ours) == payload
-        sender.join()
-
-
-@pytest.mark.parametrize("torn", [b"\0", b"\0\0\0\5", b"\0\0\0\5abc"])
-def test_a_peer_that_hangs_up_inside_a_frame(torn: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    with ours:
-        theirs.sendall(torn)
-        theirs.close()
-        with pytest.raises(FrameError, match="inside a frame"):
-            receive_frame(ours)
-
-    async def read() -> bytes | None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(torn)
-        reader.feed_eof()
-        return await read_frame(reader)
-
-    with pytest.raises(FrameError, match="inside a frame"):
-        asyncio.run(read())
-
-
-@given(payloads)
-def test_streams(frames: list[bytes]) -> None:
-    async def read() -> list[bytes]:
-        reader = asyncio.StreamReader()
-        reader.feed_data(b"".join(map(encode_frame, frames)))
-        reader.feed_eof()
-        received = []
-        while (frame := await read_frame(reader)) is not None:
-            received.append(frame)
-        return received
-
-    assert asyncio.run(read()) == frames
 
 
 values = st.recursive(

@@ -12,7 +12,7 @@ from monarch_nb.errors import NodeUnreachable, UsageError
 from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.commands.subcommands import is_called
-from monarch_nb.provision import jobs, prices
+from monarch_nb.provision import jobs
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
 
 
@@ -202,8 +202,8 @@ def test_list_and_status_say_what_it_costs(held: Notebook, client: FakeClient, m
         assert (pool, name) == ("lab", "dev")
         return sum(each for job, each in jobs_of.items() if job not in ended)
 
-    monkeypatch.setattr(prices, "price_per_hour", price)
-    monkeypatch.setattr(prices, "ended_in", lambda _: ["2"])
+    monkeypatch.setattr(jobs, "price_per_hour", price)
+    monkeypatch.setattr(jobs, "ended_in", lambda _: ["2"])
     for nodes_silent, costs in ((0, "≈ $15.90 an hour"), (1, "≈ $12.40 an hour")):
         client.held["dev"].nodes_silent = nodes_silent
         assert costs in held.ok("%mesh list")

@@ -13,7 +13,7 @@ import pytest
 from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.provision import jobs, prices, provisioner_of, waiting
+from monarch_nb.provision import jobs, provisioner_of, waiting
 from monarch_nb.provision.jobs import job_of, job_of_pool, obtain, pool_name
 from monarch_nb.provision.launchers import Ask, Job, Look
 from monarch_nb.trust.identity import load_identity
@@ -352,12 +352,12 @@ def test_a_reservation_ends_before_its_job(engine: Engine, monkeypatch: pytest.M
 
 def test_what_a_job_costs_is_remembered_when_the_engine_says_it(engine: Engine) -> None:
     job, _ = have()
-    assert prices.price_per_hour(job.pool, job.reservation) == 0.0
+    assert jobs.price_per_hour(job.pool, job.reservation) == 0.0
     engine.looks = [replace(RUNNING, price_per_hour=12.4)]
     jobs.time_left_s(job.pool)
-    assert prices.price_per_hour(job.pool, job.reservation) == 12.4
-    assert prices.price_per_hour(job.pool, "another in the same pool") == 0.0
-    assert prices.price_per_hour("local", job.reservation) == 0.0
+    assert jobs.price_per_hour(job.pool, job.reservation) == 12.4
+    assert jobs.price_per_hour(job.pool, "another in the same pool") == 0.0
+    assert jobs.price_per_hour("local", job.reservation) == 0.0
 
 
 def test_a_pool_has_the_title_of_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_a_pool_has_the_title_of_its_job(engine: Engine, monkeypatch: pytest.Mon
     assert (jobs.title_of_pool(job.pool), jobs.title_of_pool("local")) == ("engine job 1", "")
 
     def not_installed(on: str) -> NoReturn:
-        raise UsageError(f"--on {on}: there is no such launcher")
+        raise UsageError(f"--on {on}: there is no such engine")
 
     monkeypatch.setattr(jobs, "launcher", not_installed)
     assert jobs.title_of_pool(job.pool) == "engine 1"
@@ -479,10 +479,10 @@ class TestFurtherJobs:
         engine.looks = [replace(RUNNING, price_per_hour=12.4)]
         second = self.more(first)
         jobs.time_left_s(POOL)  # by which the price of the first is learnt as well
-        assert prices.ended_in(POOL) == frozenset()
-        assert prices.price_per_hour(POOL, "dev", prices.ended_in(POOL)) == 24.8
+        assert jobs.ended_in(POOL) == frozenset()
+        assert jobs.price_per_hour(POOL, "dev", jobs.ended_in(POOL)) == 24.8
         engine.ended.append(second.id)
-        assert prices.price_per_hour(POOL, "dev", prices.ended_in(POOL)) == 12.4
+        assert jobs.price_per_hour(POOL, "dev", jobs.ended_in(POOL)) == 12.4
 
     def test_one_costs_as_before_while_its_engine_does_not_answer(
         self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
@@ -491,7 +491,7 @@ class TestFurtherJobs:
             raise PoolError("it does not answer")
 
         monkeypatch.setattr(engine, "look", be_away)
-        assert prices.ended_in(POOL) == frozenset()
+        assert jobs.ended_in(POOL) == frozenset()
 
     def test_the_first_end_counts(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         second, extended = self.more(first), []

@@ -189,7 +189,7 @@ class TestCommand:
         options = make_parser().parse_args(
             ["manifest", "lab", "--procs", "1", "--image", "x", "-o", str(tmp_path / "lab.yaml")]
         )
-        assert options.run(options) == 0
+        assert options.handler(options) == 0
         assert "its first lines say" in capsys.readouterr().out
         text = (tmp_path / "lab.yaml").read_text()
         assert text.startswith("# Nodes of the pool lab.")

@@ -315,13 +315,13 @@ def test_it_is_found_by_its_entry_point() -> None:
 
 
 def test_it_has_no_targets() -> None:
-    with pytest.raises(UsageError, match=r"--on slurm:lab: this launcher takes no target: --on slurm$"):
+    with pytest.raises(UsageError, match=r"--on slurm:lab: this engine takes no target: --on slurm$"):
         launcher("slurm:lab")
 
 
 def test_another_engine_is_refused_by_name() -> None:
     with pytest.raises(
-        UsageError, match=r"--on slrum: there is no such launcher; did you mean slurm\? installed: .*slurm"
+        UsageError, match=r"--on slrum: there is no such engine; did you mean slurm\? installed: .*slurm"
     ):
         launcher("slrum")
 

@@ -15,7 +15,7 @@ from monarch_nb.allocator.supervision import links, mail_link
 from monarch_nb.allocator.supervision.links import RankLink
 from monarch_nb.allocator.supervision.mail_link import MailLink
 from monarch_nb.errors import SpawnError
-from monarch_nb.ground.frames import encode_frame, read_frame
+from monarch_nb.ground.frames import FrameSplitter, encode_frame
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.frame_connection import FrameConnection, connect
@@ -32,19 +32,20 @@ class FakeRank:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
-        while frame := await read_frame(reader):
-            message = wire.ToRank.FromString(frame)
-            if message.HasField("run"):
-                self.runs.put_nowait(message.run.run_id)
-            elif message.hello.channel == wire.Hello.CHANNEL_MAIL:
-                self.mail.put_nowait(None)
-            elif message.hello.channel == wire.Hello.CHANNEL_WORK:
-                if self.silent:
-                    self.silent -= 1
-                    writer.close()
-                    return
-                hello = wire.RankHello(results=[run_pb2.RankResult(run_id="kept")])
-                writer.write(encode_frame(wire.FromRank(hello=hello).SerializeToString()))
+        frames = FrameSplitter()
+        while data := await reader.read(1 << 16):
+            for message in map(wire.ToRank.FromString, frames.feed(data)):
+                if message.HasField("run"):
+                    self.runs.put_nowait(message.run.run_id)
+                elif message.hello.channel == wire.Hello.CHANNEL_MAIL:
+                    self.mail.put_nowait(None)
+                elif message.hello.channel == wire.Hello.CHANNEL_WORK:
+                    if self.silent:
+                        self.silent -= 1
+                        writer.close()
+                        return
+                    hello = wire.RankHello(results=[run_pb2.RankResult(run_id="kept")])
+                    writer.write(encode_frame(wire.FromRank(hello=hello).SerializeToString()))
 
     def hang_up(self) -> None:
         for writer in self.writers:

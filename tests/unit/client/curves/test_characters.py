@@ -60,6 +60,6 @@ def test_what_is_drawn_when_nobody_says() -> None:
     assert suggested([metric("step"), metric("tps"), metric("train/loss")]) == ["train/loss"]
     assert suggested([metric("step"), metric("parameters", 2), metric("tps")]) == ["tps"]
     assert suggested([metric("step")]) == []
-    found = Found([metric("step"), metric("tps")], True, 0, 10, True)
+    found = Found([metric("step"), metric("tps")], True, 0, True)
     assert nothing_named(found, 3) == "name what to draw: run 3 has tps"
-    assert "no line of run 3 has a number" in nothing_named(Found([], True, 0, 0, True), 3)
+    assert "no line of run 3 has a number" in nothing_named(Found([], True, 0, True), 3)

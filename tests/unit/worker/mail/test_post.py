@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from framing import receive_frame
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.config import INLINE_VALUE_BYTES
-from monarch_nb.ground.frames import encode_frame, receive_frame
+from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import mail_pb2
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.worker.mail.blobs import MailBlobs
