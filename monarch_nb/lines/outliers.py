@@ -17,6 +17,7 @@ LEAST_OTHERS = 3
 FAR, FEW = 2.0, 125.0
 _MOST_ENDS = 32
 """So many different numbers at either end may be far."""
+_SAMPLE = 4 * _MOST_ENDS
 
 Real = int | float
 
@@ -34,17 +35,22 @@ def times_as_far(others: int) -> float:
 def may_be_outside(values: Sequence[Real], most: int) -> bool:
     """Whether at most so many of these may be far from the others: false of nearly all, and soon known.
 
-    Args:
-        values: different ones, from least to greatest.
+    Of many, a sample says how far the others are from each other at least: it has the ends of some of them.
     """
     ends = min(_MOST_ENDS, most)
     if len(values) <= 2 * ends:
         return True
-    least, greatest = values[ends], values[-1 - ends]
+    ordered = sorted(values[:: max(1, len(values) // _SAMPLE)])
+    least, greatest = ordered[ends], ordered[-1 - ends]
     core = FAR * (greatest - least)
+    if least - min(values) <= core and max(values) - greatest <= core:
+        return False
+    if len(ordered) < len(values):
+        ordered = sorted(values)
+        core = FAR * (ordered[-1 - ends] - ordered[ends])
     return any(
         after - before > core
-        for part in (values[: ends + 1], values[-1 - ends :])
+        for part in (ordered[: ends + 1], ordered[-1 - ends :])
         for before, after in itertools.pairwise(part)
     )
 

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from monarch_nb.branches.alike import pack
 from monarch_nb.branches.folding import joined_alike
 from monarch_nb.client.connections.decoding import OutputDecoder
 from monarch_nb.notebook.output.view import RunView
@@ -80,7 +81,7 @@ def _messages(lines: int, *, are_equal: bool, are_joined: bool) -> Iterator[byte
                 text = "".join(_line(step, random.Random(step) if are_equal else of_each) for step in steps)
                 outputs.append(pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=text.encode())]))
             if are_joined:
-                outputs = joined_alike([(each.rank, list(each.items), each.cursor) for each in outputs])
+                outputs = pack(joined_alike([(each.rank, list(each.items), each.cursor) for each in outputs]))
             yield pb.Output(run_id="run", ranks=outputs).SerializeToString()
 
 
