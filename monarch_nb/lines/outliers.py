@@ -32,10 +32,13 @@ def times_as_far(others: int) -> float:
     return float(FAR + FEW / (others - 2) ** 2)
 
 
-def may_be_outside(values: Sequence[Real], most: int) -> bool:
+def may_be_outside(values: Sequence[Real], most: int, bounds: tuple[Real, Real]) -> bool:
     """Whether at most so many of these may be far from the others: false of nearly all, and soon known.
 
-    Of many, a sample says how far the others are from each other at least: it has the ends of some of them.
+    Of many, a sample says how far the others are from each other at least.
+
+    Args:
+        bounds: the least and the greatest of the values.
     """
     ends = min(_MOST_ENDS, most)
     if len(values) <= 2 * ends:
@@ -43,7 +46,7 @@ def may_be_outside(values: Sequence[Real], most: int) -> bool:
     ordered = sorted(values[:: max(1, len(values) // _SAMPLE)])
     least, greatest = ordered[ends], ordered[-1 - ends]
     core = FAR * (greatest - least)
-    if least - min(values) <= core and max(values) - greatest <= core:
+    if least - bounds[0] <= core and bounds[1] - greatest <= core:
         return False
     if len(ordered) < len(values):
         ordered = sorted(values)

@@ -83,15 +83,17 @@ class _Column:
     """What lines have in place of one token.
 
     Attributes:
-        parts: of each line.
+        parts: of each line; one for all where all are equal.
         is_one: they all are equal.
     """
 
-    __slots__ = ("_values", "is_one", "kind", "parts")
+    __slots__ = ("_ends", "_text", "_values", "is_one", "kind", "parts")
 
-    def __init__(self, kind: Kind, parts: Sequence[str]) -> None:
-        self.kind, self.parts = kind, parts
+    def __init__(self, kind: Kind, parts: Sequence[str], text: str = "") -> None:
+        """Args: text: the parts, with something between them, if somebody has it already."""
+        self.kind, self.parts, self._text = kind, parts, text
         self.is_one = parts.count(parts[0]) == len(parts)
+        self._ends: tuple[float, float] | None = None
         self._values: list[float] | None = None
 
     @property
@@ -104,7 +106,17 @@ class _Column:
     @property
     def has_words(self) -> bool:
         """Whether some lines have nan or inf there, where others may have numbers."""
-        return self.kind is Kind.NUMBER and not self.is_one and "n" in "".join(self.parts).lower()
+        if self.kind is not Kind.NUMBER or self.is_one:
+            return False
+        text = self._text or "".join(self.parts)
+        return "n" in text or "N" in text
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest number."""
+        if self._ends is None:
+            self._ends = min(self.values), max(self.values)
+        return self._ends
 
     def without(self, places: Collection[int]) -> _Column:
         """Return the column of the other lines than those."""
@@ -140,7 +152,7 @@ class _Lines:
         pieces.sort(key=lambda piece: piece.ranks[0])
         ranks = [*itertools.chain.from_iterable(piece.ranks for piece in pieces)]
         together = packing.joined([piece.columns for piece in pieces], [len(piece.ranks) for piece in pieces])
-        parts: list[Sequence[str]] = [*map(packing.parts_of, together)]
+        parts = [*map(packing.parts_of, together)]
         if ranks != (ordered := sorted(ranks)):
             order = sorted(range(len(ranks)), key=ranks.__getitem__)
             parts = [[of[index] for index in order] if len(of) > 1 else of for of in parts]
@@ -150,9 +162,11 @@ class _Lines:
             line = next(piece.line for piece in pieces if ranks[index] in piece.ranks)
             return line.of(ranks[index]) if isinstance(line, LineOfMany) else line
 
-        first, left = text_of(0), iter(parts)
+        first, left = text_of(0), zip(parts, together, strict=True)
         columns = [
-            _Column(token.kind, [first[token.start : token.end]] if token.kind is Kind.LITERAL else next(left))
+            _Column(token.kind, [first[token.start : token.end]])
+            if token.kind is Kind.LITERAL
+            else _Column(token.kind, *next(left))
             for token in shape_of(first).tokens
         ]
         return cls(_bits_of(tuple(ranks)), columns, text_of)
@@ -160,6 +174,11 @@ class _Lines:
     def token(self, line: int, place: int) -> Token:
         """Return where a line has a token."""
         return shape_of(self.text(line)).tokens[place]
+
+    @cached_property
+    def count(self) -> int:
+        """How many ranks they are of."""
+        return _count(self.ranks)
 
     @cached_property
     def word_places(self) -> list[int]:
@@ -230,22 +249,24 @@ def _odd(lines: _Lines, place: int, before: str) -> set[int]:
     odd: set[int] = set()
     if column.has_words:
         odd = {index for index, part in enumerate(column.parts) if _is_word(part)}
-        if 2 * _count(lines.ranks[index] for index in odd) > _count(lines.ranks):
+        if 2 * _count(lines.ranks[index] for index in odd) > lines.count:
             return set(range(len(lines.ranks))) - odd
     is_clock = column.kind is Kind.MOMENT and _is_wide(column)
     if (column.kind in (Kind.NUMBER, Kind.DURATION) or is_clock) and not _are_of_ranks(before, column.parts):
         if not odd:
-            return set(_far(lines.ranks, column, is_clock))
+            return set(_far(lines.ranks, lines.count, column, is_clock))
         left = [index for index in range(len(lines.ranks)) if index not in odd]
-        odd |= {left[index] for index in _far([lines.ranks[each] for each in left], column.without(odd), is_clock)}
+        ranks = [lines.ranks[index] for index in left]
+        odd |= {left[index] for index in _far(ranks, _count(ranks), column.without(odd), is_clock)}
     return odd
 
 
-def _far(ranks: Sequence[int], column: _Column, is_clock: bool) -> list[int]:
+def _far(ranks: Sequence[int], count: int, column: _Column, is_clock: bool) -> list[int]:
     """Return which lines have a number there that is far from all others'."""
-    count = _count(ranks)
     most = count // MOST_APART or 1
-    if count <= LEAST_OTHERS or not may_be_outside(column.values, most) or _are_ranks(ranks, column.parts):
+    if count <= LEAST_OTHERS or not may_be_outside(column.values, most, column.ends):
+        return []
+    if _are_ranks(ranks, column.parts):
         return []
     return outside(
         column.values,
@@ -357,7 +378,7 @@ def _together(column: _Column, before: str) -> str:
         return format_ranks(map(int, set(column.parts)))
     if all(map(_is_word, column.parts)):
         return "/".join(dict.fromkeys(column.parts))
-    least, greatest = min(column.values), max(column.values)
+    least, greatest = column.ends
     if least == greatest:
         return first
     if kind is Kind.DURATION and greatest - least <= _NEAR_SHARE * abs(greatest):
