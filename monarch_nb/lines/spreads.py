@@ -319,7 +319,7 @@ def _named(lines: _Lines, group: Sequence[int], place: int) -> str:
     token, column, line = lines.token(group[0], place), lines.columns[place], lines.text(group[0])
     text = escapes.ESCAPE.sub(lambda code: " " * len(code[0]), line)
     parts = tuple(column.parts[index] for index in group)
-    value = _together(_Column(column.kind, parts), _before(line, token))
+    value = _together(_Column(column.kind, parts), _before(line, token)).strip()
     field = next((each for each in named.read(text).fields if token.start <= each.start < token.end), None)
     if field is None:
         return f"{' '.join(text[: token.start].split()[-_WORDS_BEFORE:])} {value}".strip()
@@ -377,13 +377,13 @@ def _together(column: _Column, before: str) -> str:
     if _are_of_ranks(before, column.parts):
         return format_ranks(map(int, set(column.parts)))
     if all(map(_is_word, column.parts)):
-        return "/".join(dict.fromkeys(column.parts))
+        return "/".join(dict.fromkeys(part.strip() for part in column.parts))
     least, greatest = column.ends
     if least == greatest:
         return first
     if kind is Kind.DURATION and greatest - least <= _NEAR_SHARE * abs(greatest):
         return f"{_DIM}{first}{_NOT_DIM}"
-    return _RANGE.join(column.parts[column.values.index(value)] for value in (least, greatest))
+    return _RANGE.join(column.parts[column.values.index(value)].strip() for value in (least, greatest))
 
 
 def _is_wide(column: _Column) -> bool:
@@ -406,7 +406,9 @@ def _are_ranks(ranks: Sequence[int], parts: Sequence[str]) -> bool:
 
 def _are_small(parts: Sequence[str]) -> bool:
     """Whether these are whole numbers of a few digits."""
-    return parts[0].isdecimal() and "".join(parts).isdecimal() and max(map(len, parts)) < 7
+    if not parts[0].strip().isdecimal():
+        return False
+    return "".join(parts).replace(" ", "").isdecimal() and max(map(len, parts)) < 7
 
 
 def _format(ranks: int) -> str:

@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Token(NamedTuple):
-    """A place in a line."""
+    """A place in a line. Blanks before a number that make it as wide as others are part of it, but for one."""
 
     kind: Kind
     start: int
@@ -150,6 +150,9 @@ def _find_shape(text: str) -> Shape:
         kind, start, end = _KINDS[found.lastgroup or ""], *found.span()
         if found["duration"] is not None:
             kind, end = Kind.DURATION, found.start("duration")
+        if kind in (Kind.NUMBER, Kind.DURATION):
+            while text.endswith("  ", at, start):  # padding, but for one blank
+                start -= 1
         tokens.append(Token(kind, start, end))
         pieces += (text[at:start], _MARKS[kind])
         at = end
