@@ -161,11 +161,14 @@ def _joined(group: Sequence[_Written], at: int, end: int) -> pb.RankOutput:
     first = group[0]
     if len(group) == 1 and at == 0:
         return first.output
-    pairs = [pair for each in group for pair in ranks_of(each.output)]
-    cursors = [cursor for _, cursor in pairs]
-    joined = pb.RankOutput(rank=pairs[0][0], cursor=cursors[0], also=[rank for rank, _ in pairs[1:]])
-    if any(cursor != cursors[0] for cursor in cursors):
-        joined.also_cursors.extend(cursors[1:])
+    joined = pb.RankOutput(rank=first.ranks[0], cursor=first.output.cursor, also=first.ranks[1:])
+    for each in group[1:]:
+        joined.also.extend(each.ranks)
+    if any(each.output.also_cursors or each.output.cursor != first.output.cursor for each in group):
+        for each in group:
+            if each is not first:
+                joined.also_cursors.append(each.output.cursor)
+            joined.also_cursors.extend(each.output.also_cursors or [each.output.cursor] * len(each.output.also))
     counts = [len(each.ranks) for each in group]
     for is_stderr, places in itertools.groupby(range(at, end), key=first.streams.__getitem__):
         if is_stderr is None:

@@ -178,7 +178,9 @@ def results_of(equal: pb.EqualResults) -> Iterator[run_pb2.RankResult]:
 # ---- output ----
 
 
-def _join_output(run_id: str, messages: Iterable[pb.Output]) -> pb.Output:
+def _join_output(run_id: str, messages: Sequence[pb.Output]) -> pb.Output:
+    if (told := _of_other_ranks_each(messages)) is not None:
+        return pb.Output(run_id=run_id, ranks=told)
     said: dict[int, list[pb.OutputItem]] = {}
     cursors: dict[int, run_pb2.Cursor] = {}
     counts = Counts()
@@ -202,6 +204,17 @@ def _join_output(run_id: str, messages: Iterable[pb.Output]) -> pb.Output:
     if _is_flood(told):
         told = _limited(joined_alike(itertools.chain.from_iterable(map(opened, _of_ranks(wrote, orders)))), counts)
     return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
+
+
+def _of_other_ranks_each(messages: Sequence[pb.Output]) -> list[pb.RankOutput] | None:
+    """Return what messages say that are of other ranks each, for little; None if they are not, or are a flood."""
+    outputs = [each for output in messages for each in output.ranks]
+    ranks = {rank for each in outputs for rank in (each.rank, *each.also)}
+    if len(ranks) < sum(1 + len(each.also) for each in outputs):
+        return None
+    if any(output.HasField("counted") for output in messages) or any(map(_floods, outputs)) or _is_flood(outputs):
+        return None
+    return pack(outputs)
 
 
 _Wrote = tuple[int, Sequence[pb.OutputItem], run_pb2.Cursor]
