@@ -90,7 +90,8 @@ def _of_tree(ranks: int, lines: int) -> tuple[float, float]:
             else:
                 cell.take_in(message)
                 cell.printed_s += _PIECE_S
-        cell.close()
+        if not alone:
+            cell.close()
         spent_s.append(time.process_time() - began_s)
     return spent_s[0], spent_s[1]
 

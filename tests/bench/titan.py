@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.ground import escapes
 from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
 from tests.bench.scale import allocators
 
@@ -31,7 +32,7 @@ def measure(bench: Bench) -> Outcome:
     texts = json.loads(RECORDED.read_text())["train"]
     of_one = len(texts[0].splitlines())
     lines = sum(len(texts[rank % len(texts)].splitlines()) for rank in range(NODES * PROCS))
-    marks = ", ".join(found["marked"]) or "none"
+    marks = ", ".join(map(escapes.strip, found["marked"])) or "none"
     return Outcome(
         f"{found['rows']} rows ({found['stored_bytes'] / 1000:.0f} kB) of {found['lines']:,} lines; marked: {marks}; "
         f"the client's processor time {duration(found['spent_s'])}",

@@ -108,7 +108,7 @@ class OutputDecoder:
     def _lines(self, ranks: tuple[int, ...], alike: allocator_pb2.AlikeLines) -> Iterator[events.Event]:
         stream: events.Stream = "stderr" if alike.stderr else "stdout"
         lines = events.LinesOfMany(ranks, stream, alike.text, alike.columns)
-        if not any((rank, stream) in self._begun for rank in ranks):
+        if not self._begun or not any((rank, stream) in self._begun for rank in ranks):
             yield lines
             return
         for part in lines.parts():

@@ -210,6 +210,11 @@ def members(ranks: int) -> tuple[int, ...]:
 
 def bits(ranks: Iterable[int]) -> int:
     """Return the bit set of `ranks`."""
+    return _bits(tuple(ranks))
+
+
+@lru_cache(256)
+def _bits(ranks: tuple[int, ...]) -> int:
     return sum(1 << rank for rank in set(ranks))
 
 
