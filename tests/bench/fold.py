@@ -26,7 +26,7 @@ class _Cell:
     def __init__(self, ranks: int) -> None:
         self.printed_s = 0.0
         self._later: list[tuple[float, Callable[[], None]]] = []
-        self._view = RunView(range(ranks), lambda bundle, update: None, self._call_later, clock=self._now)
+        self._view = RunView(range(ranks), lambda bundle, update: None, self._call_later, by="numbers", clock=self._now)
         self._decoder = OutputDecoder(lambda rank, model: None)
 
     def _now(self) -> float:
