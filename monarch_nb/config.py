@@ -19,7 +19,7 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
 
 VERSION = "0.1.0"
-PROTOCOL = 6
+PROTOCOL = 7
 HOME_VARIABLE = "MONARCH_NB_HOME"
 CONFIG_VARIABLE = "MONARCH_NB_CONFIG"
 POOL_VARIABLE = "MONARCH_NB_POOL"

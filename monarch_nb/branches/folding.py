@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from monarch_nb.branches.alike import of_some, opened, pack, ranks_of
 from monarch_nb.branches.counting import Counts
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
@@ -177,29 +178,84 @@ def results_of(equal: pb.EqualResults) -> Iterator[run_pb2.RankResult]:
 # ---- output ----
 
 
-def _join_output(run_id: str, messages: Iterable[pb.Output]) -> pb.Output:
+def _join_output(run_id: str, messages: Sequence[pb.Output]) -> pb.Output:
+    if (told := _of_other_ranks_each(messages)) is not None:
+        return pb.Output(run_id=run_id, ranks=told)
     said: dict[int, list[pb.OutputItem]] = {}
     cursors: dict[int, run_pb2.Cursor] = {}
     counts = Counts()
+    orders: dict[int, tuple[int, ...]] = {}  # of packed lines, by the id of their item: whose they are
     for output in messages:
         for rank in counts.add(output.counted, cursors):
             if rank in said:  # it comes before
                 said[rank] = counts.take(rank, said[rank])
         for each in output.ranks:
+            items = list(each.items)
+            ranks = (each.rank, *each.also)
+            orders.update((id(item), ranks) for item in items if item.HasField("alike"))
             for rank, cursor in ranks_of(each):
-                said.setdefault(rank, []).extend(each.items)
+                said.setdefault(rank, []).extend(items)
                 cursors[rank] = cursor
     for rank, parts in said.items():
         if parts or rank not in counts:
             said[rank] = _joined_text(parts)
-    wrote = ((rank, items, cursors[rank]) for rank, items in said.items() if items or rank not in counts)
-    told = _limited(joined_alike(wrote), counts)
+    wrote = [(rank, items, cursors[rank]) for rank, items in said.items() if items or rank not in counts]
+    told = _packed(wrote, orders)
+    if _is_flood(told):
+        told = _limited(joined_alike(itertools.chain.from_iterable(map(opened, _of_ranks(wrote, orders)))), counts)
     return pb.Output(run_id=run_id, ranks=told, counted=counts.message(cursors))
 
 
-def joined_alike(
-    wrote: Iterable[tuple[int, Sequence[pb.OutputItem], run_pb2.Cursor]],
-) -> list[pb.RankOutput]:
+def _of_other_ranks_each(messages: Sequence[pb.Output]) -> list[pb.RankOutput] | None:
+    """Return what messages say that are of other ranks each, for little; None if they are not, or are a flood."""
+    outputs = [each for output in messages for each in output.ranks]
+    ranks = {rank for each in outputs for rank in (each.rank, *each.also)}
+    if len(ranks) < sum(1 + len(each.also) for each in outputs):
+        return None
+    if any(output.HasField("counted") for output in messages) or any(map(_floods, outputs)) or _is_flood(outputs):
+        return None
+    return pack(outputs)
+
+
+_Wrote = tuple[int, Sequence[pb.OutputItem], run_pb2.Cursor]
+"""A rank, what it wrote, and up to where that brings it."""
+
+
+def _packed(wrote: Sequence[_Wrote], orders: Mapping[int, tuple[int, ...]]) -> list[pb.RankOutput]:
+    """Return what ranks wrote, of which some was packed below, with all that is alike packed. A flood is not."""
+    told = _of_ranks(wrote, orders)
+    return told if any(map(_floods, told)) or _is_flood(told) else pack(told)
+
+
+def _of_ranks(wrote: Sequence[_Wrote], orders: Mapping[int, tuple[int, ...]]) -> list[pb.RankOutput]:
+    """Return what ranks wrote: as one message for all that wrote the same, or have the same packed lines."""
+    plain: list[_Wrote] = []
+    sharing: dict[tuple[int, ...], list[_Wrote]] = {}
+    for each in wrote:
+        if orders and any(id(item) in orders for item in each[1]):
+            sharing.setdefault(tuple(map(id, each[1])), []).append(each)
+        else:
+            plain.append(each)
+    return [*joined_alike(plain), *(_sharing(together, orders) for together in sharing.values())]
+
+
+def _sharing(wrote: Sequence[_Wrote], orders: Mapping[int, tuple[int, ...]]) -> pb.RankOutput:
+    """Return what ranks wrote that share their packed lines with each other, and maybe with more."""
+    ranks = [rank for rank, _, _ in wrote]
+    items = []
+    for item in wrote[0][1]:
+        whose = orders.get(id(item))
+        if whose is not None and [*whose] != ranks:
+            place = {rank: index for index, rank in enumerate(whose)}
+            item = of_some(item, [place[rank] for rank in ranks])
+        items.append(item)
+    told = pb.RankOutput(rank=ranks[0], items=items, cursor=wrote[0][2])
+    for rank, _, cursor in wrote[1:]:
+        _add_rank(told, rank, cursor)
+    return told
+
+
+def joined_alike(wrote: Iterable[_Wrote]) -> list[pb.RankOutput]:
     """Return what ranks wrote, and up to where that brings them, as one message for all that wrote the same."""
     same: dict[bytes, pb.RankOutput] = {}
     encoded: dict[int, bytes] = {}
@@ -216,7 +272,7 @@ def joined_alike(
 def _limited(told: list[pb.RankOutput], counts: Counts) -> list[pb.RankOutput]:
     """Return what is forwarded of a message that may be a flood: of the first few ranks that print much, the end; the
     others are counted. Who prints little is heard."""
-    if sum(map(_text_bytes, told)) <= FLOOD_BYTES and sum(map(_floods, told)) <= FLOOD_RANKS:
+    if not _is_flood(told):
         return told
     share_bytes = FLOOD_BYTES // len(told)
     loud = sorted(each.rank for each in told if _floods(each) or _text_bytes(each) > share_bytes)
@@ -235,6 +291,10 @@ def _limited(told: list[pb.RankOutput], counts: Counts) -> list[pb.RankOutput]:
             _replace_items(each, _shortened(list(each.items), room_bytes))
         limited.append(each)
     return limited
+
+
+def _is_flood(told: Sequence[pb.RankOutput]) -> bool:
+    return sum(map(_text_bytes, told)) > FLOOD_BYTES or sum(map(_floods, told)) > FLOOD_RANKS
 
 
 def _cost(output: pb.Output) -> float:
@@ -256,7 +316,9 @@ def _floods(output: pb.RankOutput) -> bool:
 
 
 def _text_bytes(output: pb.RankOutput) -> int:
-    return sum(len(item.stdout) + len(item.stderr) for item in output.items)
+    return sum(
+        len(item.stdout) + len(item.stderr) + len(item.alike.text) + len(item.alike.columns) for item in output.items
+    )
 
 
 def _encoded(item: pb.OutputItem, encoded: dict[int, bytes]) -> bytes:
@@ -290,12 +352,6 @@ def _add_rank(known: pb.RankOutput, rank: int, cursor: run_pb2.Cursor) -> None:
             known.also_cursors.extend([known.cursor] * len(known.also))
         known.also_cursors.append(cursor)
     known.also.append(rank)
-
-
-def ranks_of(output: pb.RankOutput) -> Iterator[tuple[int, run_pb2.Cursor]]:
-    """Yield the ranks that wrote this, and up to where that brings each."""
-    yield output.rank, output.cursor
-    yield from zip(output.also, output.also_cursors or [output.cursor] * len(output.also), strict=True)
 
 
 def _shortened(items: list[pb.OutputItem], room_bytes: int) -> list[pb.OutputItem]:

@@ -3,6 +3,7 @@ library only.
 
 templates  the text between the numbers of a line, by which lines are alike
 outliers   which numbers are far from all others
+packing    alike lines of several ranks on their way: one text, and the numbers of each
 spreads    alike lines of several ranks become one, and numbers that are far apart stand behind it
 texts      the same for texts of several lines, such as tracebacks
 logged     the same for lines as logs hold them

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from monarch_nb.lines.templates import (
     MAX_FOLDED_CHARACTERS,
     MAX_KNOWN_SHAPES,
-    SAME_DIGITS,
     FoldBy,
     Kind,
     key_of,
     shape_of,
+    skeletons_of,
 )
 
 MAX_FOLDED_BYTES = 4 * MAX_FOLDED_CHARACTERS
@@ -48,7 +48,7 @@ def keys_of(lines: Sequence[bytes], by: FoldBy) -> Sequence[bytes]:
     if by == "times" and not _MAY_HAVE_MOMENT.search(together):
         return lines
     known, keys = _known_cuts[by], []
-    for line, skeleton in zip(lines, together.translate(SAME_DIGITS).split(b"\n"), strict=True):
+    for line, skeleton in zip(lines, skeletons_of(together).split(b"\n"), strict=True):
         cut = known.get(skeleton)
         if cut is None:
             cut = _cut_of(line, by)

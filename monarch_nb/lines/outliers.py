@@ -17,6 +17,7 @@ LEAST_OTHERS = 3
 FAR, FEW = 2.0, 125.0
 _MOST_ENDS = 32
 """So many different numbers at either end may be far."""
+_SAMPLE = 4 * _MOST_ENDS
 
 Real = int | float
 
@@ -31,20 +32,28 @@ def times_as_far(others: int) -> float:
     return float(FAR + FEW / (others - 2) ** 2)
 
 
-def may_be_outside(values: Sequence[Real], most: int) -> bool:
+def may_be_outside(values: Sequence[Real], most: int, bounds: tuple[Real, Real]) -> bool:
     """Whether at most so many of these may be far from the others: false of nearly all, and soon known.
 
+    Of many, a sample says how far the others are from each other at least.
+
     Args:
-        values: different ones, from least to greatest.
+        bounds: the least and the greatest of the values.
     """
     ends = min(_MOST_ENDS, most)
     if len(values) <= 2 * ends:
         return True
-    least, greatest = values[ends], values[-1 - ends]
+    ordered = sorted(values[:: max(1, len(values) // _SAMPLE)])
+    least, greatest = ordered[ends], ordered[-1 - ends]
     core = FAR * (greatest - least)
+    if least - bounds[0] <= core and bounds[1] - greatest <= core:
+        return False
+    if len(ordered) < len(values):
+        ordered = sorted(values)
+        core = FAR * (ordered[-1 - ends] - ordered[ends])
     return any(
         after - before > core
-        for part in (values[: ends + 1], values[-1 - ends :])
+        for part in (ordered[: ends + 1], ordered[-1 - ends :])
         for before, after in itertools.pairwise(part)
     )
 

@@ -7,19 +7,21 @@ rank in eight is far: more of them are no exception, and stay in the range.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
-from operator import attrgetter, or_
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.lines import named
+from monarch_nb.lines import named, packing
 from monarch_nb.lines.outliers import LEAST_OTHERS, may_be_outside, outside
-from monarch_nb.lines.templates import Kind, Shape, Token, shapes_of
+from monarch_nb.lines.packing import LineOfMany
+from monarch_nb.lines.templates import Kind, Token, shape_of, shapes_of
 
 FAR_SHARE = 0.02
 """Of the median of the others: what is far is further away than that."""
@@ -81,17 +83,18 @@ class _Column:
     """What lines have in place of one token.
 
     Attributes:
-        parts: of each line.
+        parts: of each line; one for all where all are equal.
         is_one: they all are equal.
     """
 
-    __slots__ = ("_ordered", "_values", "is_one", "kind", "parts")
+    __slots__ = ("_ends", "_text", "_values", "is_one", "kind", "parts")
 
-    def __init__(self, kind: Kind, parts: tuple[str, ...]) -> None:
-        self.kind, self.parts = kind, parts
+    def __init__(self, kind: Kind, parts: Sequence[str], text: str = "") -> None:
+        """Args: text: the parts, with something between them, if somebody has it already."""
+        self.kind, self.parts, self._text = kind, parts, text
         self.is_one = parts.count(parts[0]) == len(parts)
+        self._ends: tuple[float, float] | None = None
         self._values: list[float] | None = None
-        self._ordered: list[float] | None = None
 
     @property
     def values(self) -> list[float]:
@@ -101,11 +104,19 @@ class _Column:
         return self._values
 
     @property
-    def ordered(self) -> list[float]:
-        """The numbers from the least to the greatest."""
-        if self._ordered is None:
-            self._ordered = sorted(self.values)
-        return self._ordered
+    def has_words(self) -> bool:
+        """Whether some lines have nan or inf there, where others may have numbers."""
+        if self.kind is not Kind.NUMBER or self.is_one:
+            return False
+        text = self._text or "".join(self.parts)
+        return "n" in text or "N" in text
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest number."""
+        if self._ends is None:
+            self._ends = min(self.values), max(self.values)
+        return self._ends
 
     def without(self, places: Collection[int]) -> _Column:
         """Return the column of the other lines than those."""
@@ -119,28 +130,87 @@ class _Lines:
 
     Attributes:
         ranks: the bit set of each.
-        texts: of each.
-        shapes: of each.
+        columns: of each token.
     """
 
-    def __init__(self, ranks: Sequence[int], texts: Sequence[str], shapes: Sequence[Shape]) -> None:
-        self.ranks, self.texts, self.shapes = ranks, texts, shapes
+    def __init__(self, ranks: Sequence[int], columns: Sequence[_Column], text_of: Callable[[int], str]) -> None:
+        """Args: text_of: returns a line."""
+        self.ranks, self.columns, self.text = ranks, columns, text_of
 
-    @cached_property
-    def columns(self) -> list[_Column]:
-        """Of each token."""
-        parts = [shape.parts(text) for shape, text in zip(self.shapes, self.texts, strict=True)]
-        kinds = [token.kind for token in self.shapes[0].tokens]
-        return [*map(_Column, kinds, zip(*parts, strict=True))]
+    @classmethod
+    def of_texts(cls, ranks: Sequence[int], texts: Sequence[str]) -> _Lines:
+        """Take lines apart."""
+        shapes = shapes_of(texts)
+        parts = [shape.parts(text) for shape, text in zip(shapes, texts, strict=True)]
+        kinds = [token.kind for token in shapes[0].tokens]
+        return cls(ranks, [*map(_Column, kinds, zip(*parts, strict=True))], texts.__getitem__)
 
-    @cached_property
-    def has_unbounded(self) -> bool:
-        """Whether some have nan or inf."""
-        return any(map(attrgetter("unbounded"), self.shapes))
+    @classmethod
+    def of_many(cls, lines: Iterable[tuple[int, str]]) -> _Lines:
+        """Take lines of which some are those of several ranks, with their columns."""
+        pieces = [_piece(ranks, text) for ranks, text in lines]
+        pieces.sort(key=lambda piece: piece.ranks[0])
+        ranks = [*itertools.chain.from_iterable(piece.ranks for piece in pieces)]
+        together = packing.joined([piece.columns for piece in pieces], [len(piece.ranks) for piece in pieces])
+        parts = [*map(packing.parts_of, together)]
+        if ranks != (ordered := sorted(ranks)):
+            order = sorted(range(len(ranks)), key=ranks.__getitem__)
+            parts = [[of[index] for index in order] if len(of) > 1 else of for of in parts]
+            ranks = ordered
+
+        def text_of(index: int) -> str:
+            line = next(piece.line for piece in pieces if ranks[index] in piece.ranks)
+            return line.of(ranks[index]) if isinstance(line, LineOfMany) else line
+
+        first, left = text_of(0), zip(parts, together, strict=True)
+        columns = [
+            _Column(token.kind, [first[token.start : token.end]])
+            if token.kind is Kind.LITERAL
+            else _Column(token.kind, *next(left))
+            for token in shape_of(first).tokens
+        ]
+        return cls(_bits_of(tuple(ranks)), columns, text_of)
 
     def token(self, line: int, place: int) -> Token:
         """Return where a line has a token."""
-        return self.shapes[line].tokens[place]
+        return shape_of(self.text(line)).tokens[place]
+
+    @cached_property
+    def count(self) -> int:
+        """How many ranks they are of."""
+        return _count(self.ranks)
+
+    @cached_property
+    def word_places(self) -> list[int]:
+        """Where some have nan or inf."""
+        return [place for place, column in enumerate(self.columns) if column.has_words]
+
+    def words(self, line: int) -> tuple[int, ...]:
+        """Return where a line has nan or inf."""
+        return tuple(place for place in self.word_places if _is_word(self.columns[place].parts[line]))
+
+
+class _Piece(NamedTuple):
+    """Ranks, what they have at each place where lines may differ, and their line."""
+
+    ranks: Sequence[int]
+    columns: packing.Columns
+    line: str
+
+
+def _piece(ranks: int, line: str) -> _Piece:
+    if not isinstance(line, LineOfMany):
+        return _Piece(_ranks_in(ranks), shape_of(line).free(line), line)
+    columns = packing.split(line.columns)
+    if ranks.bit_count() == len(line.ranks):
+        return _Piece(line.ranks, columns, line)
+    left = [index for index, rank in enumerate(line.ranks) if ranks >> rank & 1]
+    return _Piece([line.ranks[index] for index in left], packing.chosen(columns, left), line)
+
+
+@lru_cache(1024)
+def _bits_of(ranks: tuple[int, ...]) -> list[int]:
+    return [1 << rank for rank in ranks]
 
 
 def spread(lines: Iterable[tuple[int, str]]) -> Folded:
@@ -153,14 +223,16 @@ def spread(lines: Iterable[tuple[int, str]]) -> Folded:
         >>> spread([(0b01, "step 5: loss 2.31"), (0b10, "step 5: loss 2.35")])
         Folded(ranks=3, text='step 5: loss 2.31–2.35', is_many=True, apart=())
     """
+    lines = [*lines]
+    if any(isinstance(text, LineOfMany) for _, text in lines):
+        return _joined(_Lines.of_many(lines))
     ranks_of: dict[str, int] = defaultdict(int)
     for ranks, text in lines:
         ranks_of[text] |= ranks
     if len(ranks_of) == 1:
         return next(Folded(ranks, text) for text, ranks in ranks_of.items())
     ordered = sorted(ranks_of.items(), key=_first_rank)
-    texts = [text for text, _ in ordered]
-    return _joined(_Lines([ranks for _, ranks in ordered], texts, shapes_of(texts)))
+    return _joined(_Lines.of_texts([ranks for _, ranks in ordered], [text for text, _ in ordered]))
 
 
 def _first_rank(line: tuple[str, int]) -> int:
@@ -175,22 +247,26 @@ def _odd(lines: _Lines, place: int, before: str) -> set[int]:
     or a number that is far from all others."""
     column = lines.columns[place]
     odd: set[int] = set()
-    if column.kind is Kind.NUMBER and lines.has_unbounded:
-        odd = {index for index, shape in enumerate(lines.shapes) if place in shape.unbounded}
-        if 2 * _count(lines.ranks[index] for index in odd) > _count(lines.ranks):
+    if column.has_words:
+        odd = {index for index, part in enumerate(column.parts) if _is_word(part)}
+        if 2 * _count(lines.ranks[index] for index in odd) > lines.count:
             return set(range(len(lines.ranks))) - odd
     is_clock = column.kind is Kind.MOMENT and _is_wide(column)
     if (column.kind in (Kind.NUMBER, Kind.DURATION) or is_clock) and not _are_of_ranks(before, column.parts):
+        if not odd:
+            return set(_far(lines.ranks, lines.count, column, is_clock))
         left = [index for index in range(len(lines.ranks)) if index not in odd]
-        odd |= {left[index] for index in _far([lines.ranks[each] for each in left], column.without(odd), is_clock)}
+        ranks = [lines.ranks[index] for index in left]
+        odd |= {left[index] for index in _far(ranks, _count(ranks), column.without(odd), is_clock)}
     return odd
 
 
-def _far(ranks: Sequence[int], column: _Column, is_clock: bool) -> list[int]:
+def _far(ranks: Sequence[int], count: int, column: _Column, is_clock: bool) -> list[int]:
     """Return which lines have a number there that is far from all others'."""
-    count = _count(ranks)
     most = count // MOST_APART or 1
-    if count <= LEAST_OTHERS or not may_be_outside(column.ordered, most) or _are_ranks(ranks, column.parts):
+    if count <= LEAST_OTHERS or not may_be_outside(column.values, most, column.ends):
+        return []
+    if _are_ranks(ranks, column.parts):
         return []
     return outside(
         column.values,
@@ -223,7 +299,7 @@ def _apart(lines: _Lines, odd: Mapping[int, Sequence[int]], alike: Mapping[int, 
     for index, places in sorted(odd.items()):
         parts = [lines.columns[place].parts[index] for place in places]
         sides = (_is_word(part) or _is_below(part, alike[place]) for part, place in zip(parts, places, strict=True))
-        groups[(*places, lines.shapes[index].unbounded, *sides)].append(index)
+        groups[(*places, lines.words(index), *sides)].append(index)
     for group in groups.values():
         places = odd[group[0]]
         told = ", ".join(_named(lines, group, place) for place in places)
@@ -240,10 +316,10 @@ def _is_below(part: str, other: str) -> bool | None:
 
 def _named(lines: _Lines, group: Sequence[int], place: int) -> str:
     """Return what some lines have at a token, with its name and its unit."""
-    token, column = lines.token(group[0], place), lines.columns[place]
-    text = escapes.ESCAPE.sub(lambda code: " " * len(code[0]), lines.texts[group[0]])
+    token, column, line = lines.token(group[0], place), lines.columns[place], lines.text(group[0])
+    text = escapes.ESCAPE.sub(lambda code: " " * len(code[0]), line)
     parts = tuple(column.parts[index] for index in group)
-    value = _together(_Column(column.kind, parts), _before(lines.texts[group[0]], token))
+    value = _together(_Column(column.kind, parts), _before(line, token)).strip()
     field = next((each for each in named.read(text).fields if token.start <= each.start < token.end), None)
     if field is None:
         return f"{' '.join(text[: token.start].split()[-_WORDS_BEFORE:])} {value}".strip()
@@ -256,13 +332,14 @@ def _named(lines: _Lines, group: Sequence[int], place: int) -> str:
 
 def _joined(lines: _Lines) -> Folded:
     """Return lines as one."""
-    text = lines.texts[0]
+    text = lines.text(0)
+    tokens = shape_of(text).tokens
     pieces: list[str] = []
     at = 0
     odd: dict[int, list[int]] = defaultdict(list)
     alike: dict[int, str] = {}
     for place, column in enumerate(lines.columns):
-        token = lines.token(0, place)
+        token = tokens[place]
         before = text[at : token.start]
         at = token.end
         if column.is_one:
@@ -277,7 +354,8 @@ def _joined(lines: _Lines) -> Folded:
                 odd[index].append(place)
         pieces += (before, _together(usual, words))
     apart = tuple(_apart(lines, odd, alike)) if odd else ()
-    return Folded(reduce(or_, lines.ranks), "".join((*pieces, text[at:])), is_many=True, apart=apart)
+    is_many = not all(column.is_one for column in lines.columns)
+    return Folded(reduce(or_, lines.ranks), "".join((*pieces, text[at:])), is_many, apart)
 
 
 def _before(text: str, token: Token) -> str:
@@ -299,24 +377,21 @@ def _together(column: _Column, before: str) -> str:
     if _are_of_ranks(before, column.parts):
         return format_ranks(map(int, set(column.parts)))
     if all(map(_is_word, column.parts)):
-        return "/".join(dict.fromkeys(column.parts))
-    least, greatest = column.ordered[0], column.ordered[-1]
+        return "/".join(dict.fromkeys(part.strip() for part in column.parts))
+    least, greatest = column.ends
     if least == greatest:
         return first
     if kind is Kind.DURATION and greatest - least <= _NEAR_SHARE * abs(greatest):
         return f"{_DIM}{first}{_NOT_DIM}"
-    return _RANGE.join(column.parts[column.values.index(value)] for value in (least, greatest))
+    return _RANGE.join(column.parts[column.values.index(value)].strip() for value in (least, greatest))
 
 
 def _is_wide(column: _Column) -> bool:
     """Whether times of day are so far apart that they are none."""
-    seconds = {moment[:8] for moment in column.parts}
-    if not all(":" in second for second in seconds):
-        return False  # some are dates
-    whole = _numbers(seconds)
-    if max(whole) - min(whole) < FAR_CLOCK_S - 1:
-        return False  # whatever their fractions are
-    return column.ordered[-1] - column.ordered[0] > FAR_CLOCK_S
+    least, greatest = min(column.parts), max(column.parts)  # as texts, which is the same, and soon known
+    if not all(":" in each for each in (least, greatest)) or _seconds(greatest) - _seconds(least) <= FAR_CLOCK_S:
+        return False
+    return all(":" in moment for moment in column.parts)  # none is a date
 
 
 def _are_of_ranks(before: str, parts: Sequence[str]) -> bool:
@@ -331,14 +406,20 @@ def _are_ranks(ranks: Sequence[int], parts: Sequence[str]) -> bool:
 
 def _are_small(parts: Sequence[str]) -> bool:
     """Whether these are whole numbers of a few digits."""
-    return parts[0].isdecimal() and "".join(parts).isdecimal() and max(map(len, parts)) < 7
+    if not parts[0].strip().isdecimal():
+        return False
+    return "".join(parts).replace(" ", "").isdecimal() and max(map(len, parts)) < 7
 
 
 def _format(ranks: int) -> str:
-    text = format_ranks(rank for rank in range(ranks.bit_length()) if ranks >> rank & 1)
+    text = format_ranks(_ranks_in(ranks))
     if len(text) <= _MAX_RANKS_CHARACTERS:
         return text
     return f"{text[:_MAX_RANKS_CHARACTERS].rpartition(',')[0]},… {ranks.bit_count()} ranks"
+
+
+def _ranks_in(ranks: int) -> list[int]:
+    return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]
 
 
 def _is_word(part: str) -> bool:
@@ -349,7 +430,10 @@ def _numbers(parts: Collection[str]) -> list[float]:
     try:
         return [*map(float, parts)]
     except ValueError:
-        return [_seconds(part) if ":" in part else float(part.replace(",", "")) for part in parts]
+        text = "\n".join(parts)
+        if ":" in text:
+            return [_seconds(part) if ":" in part else float(part.replace(",", "")) for part in parts]
+        return [*map(float, text.replace(",", "").split("\n"))]
 
 
 def _seconds(clock: str) -> float:

@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Token(NamedTuple):
-    """A place in a line."""
+    """A place in a line. Blanks before a number that make it as wide as others are part of it, but for one."""
 
     kind: Kind
     start: int
@@ -55,6 +55,7 @@ class Shape:
         tokens: in order.
         unbounded: which of the tokens are nan or inf.
         parts: returns the text of each token of a line of this shape.
+        free: returns the text of each token that may differ between lines of one template.
         literals: returns what must be equal of a line besides its template; None when that is nothing.
         timeless: returns what a line has between its dates and times of day; None when there are none.
     """
@@ -63,6 +64,7 @@ class Shape:
     tokens: tuple[Token, ...]
     unbounded: tuple[int, ...]
     parts: Callable[[str], tuple[str, ...]] = field(compare=False)
+    free: Callable[[str], tuple[str, ...]] = field(compare=False)
     literals: Callable[[str], Hashable] | None = field(compare=False)
     timeless: Callable[[str], Hashable] | None = field(compare=False)
 
@@ -100,9 +102,15 @@ _KINDS = {
     "number": Kind.NUMBER,
 }
 _MARKS = {kind: f"\0{kind.value}" for kind in Kind}
-SAME_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_SAME_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 _shapes: dict[bytes, Shape] = {}
+
+
+def skeletons_of(lines: bytes) -> bytes:
+    """Return lines with the same digit in place of all: lines that have one skeleton have one shape. `0x`, which begins
+    a hex number, stays another one than `1x`."""
+    return lines.replace(b"0x", b"\1x").translate(_SAME_DIGITS)
 
 
 def shape_of(text: str) -> Shape:
@@ -114,13 +122,13 @@ def shape_of(text: str) -> Shape:
         >>> [(token.kind.name, token.start, token.end) for token in shape_of("loss 2.5 in 31 ms").tokens]
         [('NUMBER', 5, 8), ('DURATION', 12, 14)]
     """
-    skeleton = text.encode("utf-8", "surrogatepass").translate(SAME_DIGITS)
+    skeleton = skeletons_of(text.encode("utf-8", "surrogatepass"))
     return _shapes.get(skeleton) or _remember_shape(skeleton, text)
 
 
 def shapes_of(texts: Sequence[str]) -> list[Shape]:
     """Return the shape of each of many lines, for less than one after the other."""
-    skeletons = "\n".join(texts).encode("utf-8", "surrogatepass").translate(SAME_DIGITS).split(b"\n")
+    skeletons = skeletons_of("\n".join(texts).encode("utf-8", "surrogatepass")).split(b"\n")
     if len(skeletons) != len(texts):  # some are lines in several lines, or there are none
         return [shape_of(text) for text in texts]
     known = _shapes.get
@@ -142,6 +150,9 @@ def _find_shape(text: str) -> Shape:
         kind, start, end = _KINDS[found.lastgroup or ""], *found.span()
         if found["duration"] is not None:
             kind, end = Kind.DURATION, found.start("duration")
+        if kind in (Kind.NUMBER, Kind.DURATION):
+            while text.endswith("  ", at, start):  # padding, but for one blank
+                start -= 1
         tokens.append(Token(kind, start, end))
         pieces += (text[at:start], _MARKS[kind])
         at = end
@@ -155,6 +166,7 @@ def _find_shape(text: str) -> Shape:
             place for place, token in enumerate(tokens) if token.kind is Kind.NUMBER and text[token.end - 1].isalpha()
         ),
         parts=_slicer([slice(start, end) for _, start, end in tokens]),
+        free=_slicer([slice(start, end) for kind, start, end in tokens if kind is not Kind.LITERAL]),
         literals=itemgetter(*literals) if literals else None,
         timeless=itemgetter(*itertools.starmap(slice, between)) if moments else None,
     )
@@ -195,6 +207,11 @@ def keys_of(texts: Sequence[str], by: FoldBy) -> Sequence[Hashable]:
     shapes = shapes_of(texts)
     if by == "times":
         return [shape.timeless(text) if shape.timeless else text for text, shape in zip(texts, shapes, strict=True)]
+    return numbers_keys(texts, shapes)
+
+
+def numbers_keys(texts: Sequence[str], shapes: Sequence[Shape]) -> list[Hashable]:
+    """Return what lines of these shapes have in common with those that differ only in numbers and times."""
     return [
         (shape.template, shape.literals(text)) if shape.literals else shape.template
         for text, shape in zip(texts, shapes, strict=True)

@@ -3336,6 +3336,7 @@ class OutputItem(_message.Message):
     DISPLAY_FIELD_NUMBER: _builtins.int
     ELIDED_FIELD_NUMBER: _builtins.int
     NOTICE_FIELD_NUMBER: _builtins.int
+    ALIKE_FIELD_NUMBER: _builtins.int
     stdout: _builtins.bytes
     stderr: _builtins.bytes
     notice: _builtins.str
@@ -3343,6 +3344,8 @@ class OutputItem(_message.Message):
     def display(self) -> _run_pb2.Display: ...
     @_builtins.property
     def elided(self) -> Global___Elided: ...
+    @_builtins.property
+    def alike(self) -> Global___AlikeLines: ...
     def __init__(
         self,
         *,
@@ -3351,16 +3354,46 @@ class OutputItem(_message.Message):
         display: _run_pb2.Display | None = ...,
         elided: Global___Elided | None = ...,
         notice: _builtins.str = ...,
+        alike: Global___AlikeLines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["display", b"display", "elided", b"elided", "item", b"item", "notice", b"notice", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike", "display", b"display", "elided", b"elided", "item", b"item", "notice", b"notice", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display", b"display", "elided", b"elided", "item", b"item", "notice", b"notice", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alike", b"alike", "display", b"display", "elided", b"elided", "item", b"item", "notice", b"notice", "stderr", b"stderr", "stdout", b"stdout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["stdout", "stderr", "display", "elided", "notice"]  # noqa: Y015
+    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["stdout", "stderr", "display", "elided", "notice", "alike"]  # noqa: Y015
     _WhichOneofArgType_item: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
 
 Global___OutputItem: _TypeAlias = OutputItem  # noqa: Y015
+
+@_typing.final
+class AlikeLines(_message.Message):
+    """Whole lines of several ranks that differ only in numbers: those of RankOutput.rank and RankOutput.also, in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STDERR_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    stderr: _builtins.bool
+    text: _builtins.str
+    """as the first of them wrote it"""
+    columns: _builtins.str
+    """what each has in place of the numbers, a line for each line (monarch_nb/lines/packing.py)"""
+    def __init__(
+        self,
+        *,
+        stderr: _builtins.bool = ...,
+        text: _builtins.str = ...,
+        columns: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "stderr", b"stderr", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlikeLines: _TypeAlias = AlikeLines  # noqa: Y015
 
 @_typing.final
 class Elided(_message.Message):

@@ -11,6 +11,7 @@ from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.config import NodePaths
+from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -68,7 +69,10 @@ class Audience:
                 cursors[rank].CopyFrom(cursor)
         runs = self._paths.runs(mesh.spec.mesh_id)
         archive = self._archives.of(runs)
-        follower = Follower(session, self._watch, run.run_id, run.output, runs, archive, cursors, is_new=is_new)
+        packs = len(mesh.all_ranks(run.submit)) > FEW_RANKS
+        follower = Follower(
+            session, self._watch, run.run_id, run.output, runs, archive, cursors, is_new=is_new, packs=packs
+        )
         follower.finished = run.finished
         session.follow(follower)
 
@@ -113,8 +117,7 @@ class Audience:
             return
         for session in self._interested(run.run_id):
             if follower := session.followers.get(run.run_id):
-                for result in results:
-                    follower.pump_rank(result)
+                follower.pump_ranks(results)
                 follower.finished = run.finished
             session.send(finished=pb.Finished(run_id=run.run_id, results=results))
 

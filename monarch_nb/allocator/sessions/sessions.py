@@ -11,6 +11,7 @@ from monarch_nb.allocator.logs.archive import Archive
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
+from monarch_nb.branches.alike import pack
 from monarch_nb.branches.folding import fold, joined_alike
 from monarch_nb.config import PROTOCOL
 from monarch_nb.proto import allocator_pb2 as pb
@@ -31,6 +32,8 @@ no longer): as many as 8 that are followed directly say something. So a flood on
 FLOOD_HOLD_LEFT = 0.8
 """What a part of them says meanwhile is held back almost as long: each message is of a part, where nodes are busy."""
 MAX_FOLLOWED = 64
+MAX_PACKED_BYTES = 64 << 10
+"""Of what ranks print at a time, so much at most is packed, which takes 15 ns a byte: more is sent as it is."""
 
 
 class Session:
@@ -197,6 +200,7 @@ class Follower:
         cursors: where to begin, by rank; updated as output is sent.
         output, runs, archive: number of the run's output, and where the mesh has them.
         is_new: the run has not begun, so there is nothing to read yet.
+        packs: lines that differ only in numbers are packed: clients show them as one.
     """
 
     def __init__(
@@ -210,8 +214,9 @@ class Follower:
         cursors: dict[int, run_pb2.Cursor],
         *,
         is_new: bool = False,
+        packs: bool = False,
     ) -> None:
-        self.session, self.run_id, self.cursors = session, run_id, cursors
+        self.session, self.run_id, self.cursors, self._packs = session, run_id, cursors, packs
         self.finished = False
         self.directory = runs / str(output)
         self._watch = watch
@@ -258,15 +263,19 @@ class Follower:
             self._files.pop(rank, None)
             self.cursors.pop(rank, None)
 
-    def pump_rank(self, result: run_pb2.RankResult) -> None:
-        """Send the rest of a rank that has finished, unless there is none."""
-        end, cursor = result.end, self.cursors.get(result.rank)
-        if cursor is not None and (
+    def pump_ranks(self, results: Iterable[run_pb2.RankResult]) -> None:
+        """Send the rest of ranks that have finished, unless there is none."""
+        ranks = [result.rank for result in results if self._has_more(result.rank, result.end)]
+        if ranks:
+            self._send(ranks)
+
+    def _has_more(self, rank: int, end: run_pb2.Cursor) -> bool:
+        cursor = self.cursors.get(rank)
+        return cursor is not None and (
             end.stdout_bytes > cursor.stdout_bytes
             or end.stderr_bytes > cursor.stderr_bytes
             or end.marks_bytes > cursor.marks_bytes
-        ):
-            self._send([result.rank])
+        )
 
     def _send(self, ranks: Iterable[int]) -> None:
         outputs = []
@@ -285,6 +294,8 @@ class Follower:
         if len(outputs) > 1 and not flood:  # no two floods are alike
             wrote = [(output.rank, list(output.items), output.cursor) for output in outputs]
             outputs = joined_alike(wrote)
+            if self._packs and sum(map(pb.RankOutput.ByteSize, outputs)) <= MAX_PACKED_BYTES:
+                outputs = pack(outputs)
         if outputs:
             self.session.send(output=pb.Output(run_id=self.run_id, ranks=outputs))
 

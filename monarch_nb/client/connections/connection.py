@@ -15,7 +15,7 @@ from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort:
 import grpc
 
 from monarch_nb import config
-from monarch_nb.branches.folding import ranks_of
+from monarch_nb.branches.alike import ranks_of
 from monarch_nb.client.connections.listeners import Followed, ReservationListener, RunListener, drop_cancels
 from monarch_nb.client.connections.mail import ConnectionMail
 from monarch_nb.errors import MonarchNbError, TrustError, VersionMismatch

@@ -46,6 +46,8 @@ class OutputDecoder:
                         yield from self._texts(ranks, "stdout", item.stdout)
                     case "stderr":
                         yield from self._texts(ranks, "stderr", item.stderr)
+                    case "alike":
+                        yield from self._lines(ranks, item.alike)
                     case _:
                         for rank in ranks:
                             yield from self._events_of_item(rank, item)
@@ -102,6 +104,15 @@ class OutputDecoder:
                 yield events.TextOfMany(tuple(of), stream, text)
             else:
                 yield events.Text(of[0], stream, text)
+
+    def _lines(self, ranks: tuple[int, ...], alike: allocator_pb2.AlikeLines) -> Iterator[events.Event]:
+        stream: events.Stream = "stderr" if alike.stderr else "stdout"
+        lines = events.LinesOfMany(ranks, stream, alike.text, alike.columns)
+        if not self._begun or not any((rank, stream) in self._begun for rank in ranks):
+            yield lines
+            return
+        for part in lines.parts():
+            yield from self._texts((part.rank,), stream, part.text.encode())
 
     def _rest_of(self, rank: int, stream: events.Stream) -> Iterator[events.Text]:
         if begun := self._begun.pop((rank, stream), b""):

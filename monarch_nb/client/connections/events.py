@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from monarch_nb.errors import RankFailure
+from monarch_nb.lines.packing import opened
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,31 @@ class TextOfMany:
         """Return what it says of other ranks than these; None when it says nothing."""
         left = tuple(rank for rank in self.ranks if rank not in ranks)
         return TextOfMany(left, self.stream, self.text) if left else None
+
+
+@dataclass(frozen=True, slots=True)
+class LinesOfMany:
+    """Whole lines of several ranks that differ only in numbers. Only a listener that is marked with `takes_many` is
+    told so.
+
+    Attributes:
+        text: as the first of the ranks wrote it.
+        columns: of each line, what each of the ranks has in place of its numbers (`lines.packing`).
+    """
+
+    ranks: tuple[int, ...]
+    stream: Stream
+    text: str
+    columns: str
+
+    def parts(self) -> Iterator[Text]:
+        """Yield what it says of each rank."""
+        for rank in self.ranks:
+            yield self.part(rank)
+
+    def part(self, rank: int) -> Text:
+        """Return what it says of one rank."""
+        return Text(rank, self.stream, opened(self.text, self.columns, self.ranks.index(rank)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +170,13 @@ LINE_NOTICE = "line"
 TIME_NOTICE = "time"
 """Key of the notice that the reservation ends soon, or has ended."""
 
-Event = Text | TextOfMany | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished
+Event = (
+    Text | TextOfMany | LinesOfMany | Elided | ElidedOfMany | Display | Result | Notice | Stopped | Restart | Finished
+)
 
 
 def takes_many(listener: Callable[..., None]) -> Callable[..., None]:
-    """Mark a listener that understands TextOfMany; others are told each rank's text by itself."""
+    """Mark a listener that understands TextOfMany and LinesOfMany; others are told each rank's text by itself."""
     listener.takes_many = True  # type: ignore[attr-defined]
     return listener
 
@@ -170,8 +198,8 @@ def introduce(listener: Callable[[Event], None], run: Any) -> None:
 
 def tell(listener: Callable[[Event], None], event: Event) -> None:
     """Tell a listener of an event."""
-    is_apart = isinstance(event, TextOfMany) and not getattr(listener, "takes_many", False)
-    for part in event.parts() if is_apart and isinstance(event, TextOfMany) else (event,):
+    is_of_many = isinstance(event, TextOfMany | LinesOfMany) and not getattr(listener, "takes_many", False)
+    for part in event.parts() if is_of_many and isinstance(event, TextOfMany | LinesOfMany) else (event,):
         try:
             listener(part)
         except Exception:  # noqa: BLE001 (a listener's fault must not cost the run its results)

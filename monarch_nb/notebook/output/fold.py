@@ -11,7 +11,7 @@ import json
 import operator
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from monarch_nb.client.connections.events import (
     ElidedOfMany,
     Event,
     Finished,
+    LinesOfMany,
     Notice,
     Restart,
     Result,
@@ -29,8 +30,10 @@ from monarch_nb.client.connections.events import (
     TextOfMany,
 )
 from monarch_nb.errors import RankFailure, RunFailed
+from monarch_nb.lines.packing import LineOfMany, lines_of_many
 from monarch_nb.lines.templates import FoldBy, default_fold, key_of, keys_of
-from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, NEAR_ROWS, Flood, Lane, Places
+from monarch_nb.notebook.output.lanes import Flood, Lane, Lanes
+from monarch_nb.notebook.output.placing import LAST_ROWS_OF_ALL, NEAR_ROWS, Places
 from monarch_nb.notebook.output.rows import (
     DisplayRow,
     ElidedRow,
@@ -46,7 +49,7 @@ from monarch_nb.notebook.output.rows import (
     put_all,
     shown_of,
 )
-from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, goes_up, whole_lines
 
 HEAD_ROWS, TAIL_ROWS = 200, 800
 _SLACK_ROWS = 1_000
@@ -70,7 +73,6 @@ class Fold:
     """The output of one run.
 
     Attributes:
-        ranks: bit set of the run's ranks.
         ended: bit set of the ranks that have finished.
         finished: whether the run is over.
         notices: what monarch_nb has to say, by key.
@@ -87,9 +89,7 @@ class Fold:
 
     def __init__(self, ranks: Iterable[int], by: FoldBy | None = None) -> None:
         """Args: by: in what lines of one row may differ; None for what is usual on so many ranks."""
-        self.ranks = bits(ranks)
-        everyone = Lane(self.ranks)
-        self._lanes = dict.fromkeys(members(self.ranks), everyone)  # by rank
+        self._lanes = Lanes(ranks, self._recall)
         self._by: FoldBy = by or default_fold(len(self._lanes))
         self._texts = 0  # about so many lines are kept that differ from their rows'
         self.ended = 0
@@ -107,6 +107,11 @@ class Fold:
         self._gap_begin: Position = (_END, 0)
         self._gap_end: Position = (0, 0)
 
+    @property
+    def ranks(self) -> int:
+        """Bit set of the run's ranks."""
+        return self._lanes.ranks
+
     # ---- events ----
 
     def add(self, event: Event, now_s: float = 0.0) -> None:
@@ -114,16 +119,18 @@ class Fold:
         self._places.close_old(now_s)
         match event:
             case Text():
-                self._add_text(self._lane(event.rank), event.stream, event.text)
+                self._add_text(self._lanes.alone(event.rank), event.stream, event.text)
             case TextOfMany():
                 self._add_text_of_many(event)
+            case LinesOfMany():
+                self._add_lines_of_many(event)
             case Elided():
-                self._add_elided(self._lane(event.rank), event, now_s)
+                self._add_elided(self._lanes.alone(event.rank), event, now_s)
             case ElidedOfMany():
                 for part in event.parts():
-                    self._add_elided(self._lane(part.rank), part, now_s)
+                    self._add_elided(self._lanes.alone(part.rank), part, now_s)
             case Display():
-                self._add_display(self._lane(event.rank), event)
+                self._add_display(self._lanes.alone(event.rank), event)
             case Result():
                 self._add_result(event)
             case Notice():
@@ -138,63 +145,44 @@ class Fold:
                 self._flush_all()
                 self._fold_end()
 
-    def _lane(self, rank: int) -> Lane:
-        """Return the lane of this rank alone."""
-        lane = self._lanes.get(rank)
-        if lane is None:
-            self.ranks |= 1 << rank
-            lane = self._lanes[rank] = Lane(1 << rank)
-        return lane if lane.ranks == 1 << rank else self._split(lane, 1 << rank)
-
-    def _split(self, lane: Lane, ranks: int) -> Lane:
-        """Return a lane of some ranks of one."""
-        other = Lane(ranks)
-        lane.split(other)
-        other.lines, other.behind = lane.lines, lane.behind.copy()  # only of one rank: a flood, and what is to clear
-        for stream, screen in lane.screens.items():
-            other.screens[stream] = screen.split(self._recalling(other, stream))
-        self._lanes.update(dict.fromkeys(members(ranks), other))
-        return other
-
-    def _lanes_of(self, ranks: Iterable[int]) -> list[Lane]:
-        """Return lanes of exactly these ranks."""
-        left, lanes = bits(ranks), []
-        while left:
-            rank = (left & -left).bit_length() - 1
-            lane = self._lanes.get(rank) or self._lane(rank)
-            if lane.ranks & ~left:
-                lane = self._split(lane, lane.ranks & left)
-            left &= ~lane.ranks
-            lanes.append(lane)
-        return lanes
-
-    def _each_lane(self) -> list[Lane]:
-        return list(dict.fromkeys(self._lanes.values()))
-
     def _add_text_of_many(self, event: TextOfMany) -> None:
         if self._by == "off":
-            for part in event.parts():
-                self._add_text(self._lane(part.rank), part.stream, part.text)
+            self._add_parts(event.parts())
             return
-        there: dict[tuple[int, Position], Lane] = {}
-        for lane in self._lanes_of(event.ranks):
-            self._add_text(lane, event.stream, event.text)
-            if lane.is_between_lines:
-                first = there.setdefault((lane.lines, lane.position), lane)
-                if first is not lane and first.join(lane):
-                    self._lanes.update(dict.fromkeys(members(lane.ranks), first))
+        added = []
+        for lane in self._lanes.of(event.ranks):
+            if (goes_up(event.text) or lane.is_within_code) and not lane.is_alike:
+                self._add_parts(Text(rank, event.stream, event.text) for rank in members(lane.ranks))
+            else:
+                self._add_text(lane, event.stream, event.text)
+                added.append(lane)
+        self._lanes.join(added)
 
-    def _recalling(self, lane: Lane, stream: Stream) -> Callable[[], str | None]:
-        return lambda: self._recall(lane, stream)
+    def _add_lines_of_many(self, event: LinesOfMany) -> None:
+        lines = lines_of_many(event.ranks, event.columns, whole_lines(event.text)) if self._by == "numbers" else None
+        if lines is None:
+            self._add_parts(event.parts())
+            return
+        added = []
+        for lane in self._lanes.of(event.ranks):
+            if not lane.is_between_lines:
+                self._add_parts(map(event.part, members(lane.ranks)))
+                continue
+            first, lane.lines = lane.lines, lane.lines + len(lines)
+            own = [line.seen_from(lane.number) if isinstance(line, LineOfMany) else line for line in lines]
+            self._add_lines(lane, event.stream, own, first)
+            added.append(lane)
+        self._lanes.join(added)
+
+    def _add_parts(self, parts: Iterable[Text]) -> None:
+        for part in parts:
+            self._add_text(self._lanes.alone(part.rank), part.stream, part.text)
 
     def _add_text(self, lane: Lane, stream: Stream, text: str) -> None:
         if lane.clear_next:
             self._clear(lane)
-        screen = lane.screens.get(stream)
-        if screen is None:
-            screen = lane.screens[stream] = Screen(self._recalling(lane, stream))
         first, lane.lines = lane.lines, lane.lines + text.count("\n")
-        self._add_lines(lane, stream, screen.write(text), first)
+        self._add_lines(lane, stream, self._lanes.screen(lane, stream).write(text), first)
 
     def _add_lines(self, lane: Lane, stream: Stream, lines: Sequence[str], first: int) -> None:
         """Add finished lines, of which the first has that number: nearly all of them follow others' rows."""
@@ -285,9 +273,9 @@ class Fold:
         lane.position = max(flood.row.position, (flood.base + flood.row.lines[lane.number], 0))
 
     def _add_result(self, event: Result) -> None:
-        known = self._lanes.get(event.rank)
+        known = self._lanes.having(event.rank)
         if known is None or not known.is_between_lines:
-            self._flush(self._lane(event.rank))
+            self._flush(self._lanes.alone(event.rank))
         self.ended |= 1 << event.rank
         if event.bundle:
             group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
@@ -305,7 +293,7 @@ class Fold:
                     self._add_lines(lane, each, (line,), lane.lines)
 
     def _flush_all(self) -> None:
-        for lane in self._each_lane():
+        for lane in self._lanes.each():
             self._flush(lane)
             self._bring_back(lane)
 
@@ -315,7 +303,7 @@ class Fold:
         last = self._places.last + 1
         self._insert(NoteRow(self.ranks, (last, 0), self._sequence, None, text))
         self._places.closed = last
-        for lane in self._each_lane():
+        for lane in self._lanes.each():
             lane.flood, lane.following = None, False
             lane.screens.clear()
             lane.forget()
@@ -358,11 +346,11 @@ class Fold:
             return
         if sum(row.ranks.bit_count() for row in lines) > _MAX_END_LINES:
             return
-        ends = {rank: [row for row in lines if row.ranks >> rank & 1] for rank in self._lanes}
-        again = Fold(self._lanes, self._by)
+        ends = {rank: [row for row in lines if row.ranks >> rank & 1] for rank in members(self.ranks)}
+        again = Fold(members(self.ranks), self._by)
         for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
             for row in reversed(of_rank):
-                again._add_lines(again._lane(rank), row.stream, (row.text_of(rank),), row.number_of(rank))
+                again._add_lines(again._lanes.alone(rank), row.stream, (row.text_of(rank),), row.number_of(rank))
         if again._dropped or len(again._rows) >= len(lines):
             return
         for row in lines:
@@ -373,7 +361,7 @@ class Fold:
         for made in again._rows:
             made.position = (last - backwards[made.position], 0)
             self._insert(made)
-        for lane in self._each_lane():
+        for lane in self._lanes.each():
             lane.forget()
             lane.position = (last, 0)
 
@@ -489,7 +477,7 @@ class Fold:
         return max(1, LAST_ROWS_OF_ALL // len(self._lanes))
 
     def _newest(self, rows: list[Row]) -> Iterator[Row]:
-        wanted = dict.fromkeys(self._lanes, self._newest_of_each)
+        wanted = dict.fromkeys(members(self.ranks), self._newest_of_each)
         hungry = self.ranks
         for row in reversed(rows):
             if fed := row.ranks & hungry:
@@ -542,8 +530,8 @@ class Fold:
     def take(self, now_s: float = 0.0) -> list[Row]:
         """Remove and return the rows that no rank can come before or join any more, for output that only grows."""
         self._places.close_old(now_s)
-        last = max((lane.position for lane in self._each_lane()), default=(0, 0))
-        waiting = [lane.position for lane in self._each_lane() if lane.ranks & ~self.ended]
+        last = max((lane.position for lane in self._lanes.each()), default=(0, 0))
+        waiting = [lane.position for lane in self._lanes.each() if lane.ranks & ~self.ended]
         settled = last if self.finished else max((self._places.closed, _END), min(waiting, default=last))
         taken = [row for row in self._kept() if row.position <= settled]
         copies = [replace(row) for row in shown_of(taken)]
@@ -552,7 +540,7 @@ class Fold:
         if settled >= self._gap_begin:
             self._dropped.clear()
             self._dropped_displays.clear()
-            for lane in self._each_lane():
+            for lane in self._lanes.each():
                 lane.behind.clear()
             self._gap_begin, self._gap_end = (_END, 0), (0, 0)
         self._purge()
@@ -578,7 +566,7 @@ class Fold:
 
     def _live_rows(self) -> list[Row]:
         rows: dict[Hashable, TextRow] = {}
-        for lane in self._each_lane():
+        for lane in self._lanes.each():
             for stream, screen in lane.screens.items():
                 for depth, line in enumerate(screen.open_lines()):
                     if not line:

@@ -16,12 +16,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
-from monarch_nb.client.connections.events import Stream
-from monarch_nb.notebook.output.rows import ElidedRow, Position, Row, TextRow, position_of
-from monarch_nb.notebook.output.terminal import Screen
+from monarch_nb.notebook.output.rows import Position, Row, TextRow, position_of
 
 WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
@@ -73,6 +70,11 @@ class Cursor:
         row.ranks |= self.ranks
         self.position = row.position
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether its ranks wrote the same in its newest rows."""
+        return not any(isinstance(row, TextRow) and not row.is_alike for row, _ in self.recent)
+
     def forget(self) -> None:
         """Forget its newest rows: they are gone, or are not to be moved."""
         self.recent.clear()
@@ -88,57 +90,10 @@ class Cursor:
         """Take in the ranks of `other`, if they have been at the same places lately; return whether that is so."""
         if self.position != other.position or self.recent != other.recent:
             return False
-        if any(isinstance(row, TextRow) and not row.is_alike for row, _ in self.recent):
-            return False
         self.ranks |= other.ranks
         self.following &= other.following
         self._fresh.clear()
         return True
-
-
-@dataclass(slots=True)
-class Flood:
-    """A rank prints faster than anyone reads: lines between two elisions are on their way out themselves."""
-
-    row: ElidedRow
-    base: int  # the rank's line number before it
-    seen_s: float
-    passing: list[Row] = field(default_factory=list)
-
-
-class Lane(Cursor):
-    """Ranks that have written the same lately: where they are, and what they are in the middle of.
-
-    Text of several ranks is added once for each lane. A rank that writes something by itself gets a lane of its own.
-    """
-
-    __slots__ = ("behind", "clear_next", "flood", "lines", "screens")
-
-    def __init__(self, ranks: int) -> None:
-        super().__init__(ranks)
-        self.screens: dict[Stream, Screen] = {}
-        self.clear_next = False
-        self.flood: Flood | None = None
-        self.lines = 0  # that each of them began, as its log counts them
-        # The newest lines since others' rows at its position were dropped, and so were these.
-        self.behind: deque[tuple[Stream, str, int]] = deque(maxlen=LAST_ROWS_OF_ALL)
-
-    @property
-    def number(self) -> int:
-        """The first of its ranks."""
-        return (self.ranks & -self.ranks).bit_length() - 1
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether its next line goes after its newest one, whatever came before."""
-        return not (self.flood or self.behind or self.has_fresh)
-
-    @property
-    def is_between_lines(self) -> bool:
-        """Whether it is in the middle of nothing."""
-        if self.clear_next or self.flood or self.behind:
-            return False
-        return all(screen.is_blank for screen in self.screens.values())
 
 
 class Places:

@@ -13,6 +13,7 @@ from monarch_nb.client.connections.events import (
     ElidedOfMany,
     Event,
     Finished,
+    LinesOfMany,
     Notice,
     Restart,
     Result,
@@ -36,7 +37,7 @@ class Held:
             return [event]
         if isinstance(event, Restart | Finished):
             return [*self.release(), event]
-        for one in event.parts() if isinstance(event, ElidedOfMany | TextOfMany) else [event]:
+        for one in event.parts() if isinstance(event, ElidedOfMany | LinesOfMany | TextOfMany) else [event]:
             self._events.setdefault(one.rank, []).append(one)
         return self.release() if self._is_clear() else []
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from monarch_nb.client.connections.events import Stream
+from monarch_nb.lines.packing import LineOfMany
 from monarch_nb.lines.spreads import Folded, spread
 
 Position = tuple[int, int]
@@ -42,7 +43,8 @@ class TextRow(Row):
     Attributes:
         text: as its first rank wrote it, or what stands for the lines of several.
         number: of the line, in the order in which a rank wrote them; see `number_of`.
-        texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last.
+        texts, numbers: those of ranks whose line or number is another one, by set of ranks, the newest last. A
+            LineOfMany has what each of them wrote.
         is_folded: `text` stands for lines that differ.
         is_marked: it must not be overlooked: `text` names ranks whose numbers are not like those of the others.
     """
@@ -66,7 +68,8 @@ class TextRow(Row):
 
     def text_of(self, rank: int) -> str:
         """Return what a rank of it wrote."""
-        return next((text for ranks, text in reversed(self.texts) if ranks >> rank & 1), self.text)
+        text = next((text for ranks, text in reversed(self.texts) if ranks >> rank & 1), self.text)
+        return text.of(rank) if isinstance(text, LineOfMany) else text
 
     def number_of(self, rank: int) -> int:
         """Return the number of the line of a rank."""
@@ -140,7 +143,7 @@ def put_all(rows: Iterable[TextRow], ranks: int, lines: Sequence[str], at: int, 
     for place, row in enumerate(rows, at):
         text = lines[place]
         row._shown = None
-        if row.texts or text != row.text:
+        if row.texts or text != row.text or isinstance(text, LineOfMany):
             row.texts.append((ranks, text))
         if row.numbers or first + place != row.number:
             row.numbers.append((ranks, first + place))
@@ -207,6 +210,11 @@ def members(ranks: int) -> tuple[int, ...]:
 
 def bits(ranks: Iterable[int]) -> int:
     """Return the bit set of `ranks`."""
+    return _bits(tuple(ranks))
+
+
+@lru_cache(256)
+def _bits(ranks: tuple[int, ...]) -> int:
     return sum(1 << rank for rank in set(ranks))
 
 

@@ -28,6 +28,22 @@ _MAX_HELD_CHARACTERS = 4_096
 _MAX_UP = 32
 
 
+_GOES_UP = re.compile(r"\x1b\[[0-?]*[ -/]*A")
+
+
+def goes_up(text: str) -> bool:
+    """Whether text moves up to lines before it."""
+    return "\x1b" in text and _GOES_UP.search(text) is not None
+
+
+def whole_lines(text: str) -> list[str] | None:
+    """Return the lines of a text, as a screen finishes them; None when it leaves something behind, a colour or a line
+    that goes on."""
+    screen = Screen(lambda: None)
+    lines = screen.write(text)
+    return lines if screen.is_blank else None
+
+
 class CutLine(str):
     """A line of which only the beginning is kept.
 
@@ -72,6 +88,11 @@ class Screen:
     def is_blank(self) -> bool:
         """Whether no line is open, and no code has begun or is in force."""
         return not (self._held or self._cells or self._plain.characters or self._style != ansi.PLAIN)
+
+    @property
+    def is_within_code(self) -> bool:
+        """Whether an escape code has begun whose end has not come."""
+        return bool(self._held)
 
     def split(self, recall: Callable[[], str | None]) -> Screen:
         """Return another one that looks the same."""

@@ -17,6 +17,7 @@ from monarch_nb.client.connections.events import (
     ElidedOfMany,
     Event,
     Finished,
+    LinesOfMany,
     Notice,
     Result,
     Text,
@@ -163,7 +164,7 @@ class RunView:
     @takes_many
     def on_event(self, event: Event) -> None:
         """Take in an event of the run; it shows soon."""
-        if self._unshown and isinstance(event, TextOfMany):
+        if self._unshown and isinstance(event, TextOfMany | LinesOfMany):
             for part in event.parts():
                 self.on_event(part)
             return

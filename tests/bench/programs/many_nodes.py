@@ -6,10 +6,13 @@ import itertools
 import json
 import os
 import pickle
+import random
+import re
 import resource
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,9 @@ from monarch_nb.worker.shell.facts import facts_of
 FLOOD_LINES = 2_500
 """More than 64 kB, of which an allocator forwards 24 (logs/output.py)."""
 LOOK_S = 0.1
+STEP_S = 0.2
+NAN_RANK = 77
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d,\d{3}")
 
 
 class StandInMail:
@@ -55,8 +61,8 @@ class StandInLink:
         asyncio.get_running_loop().call_soon(self._run, wire.ToRank.FromString(encoded_run).run, 0)
 
     def _run(self, run: run_pb2.RunSpec, looks: int) -> None:
-        """Do what the cell says: `pass`, `print TEXT`, `flood LOOKS` (prints more than is forwarded, as often), or an
-        expression."""
+        """Do what the cell says: `pass`, `print TEXT`, `flood LOOKS` (prints more than is forwarded, as often),
+        `replay FILE` (see `_replay`), or an expression."""
         result = run_pb2.RankResult(run_id=run.run_id, rank=self._rank, outcome=run_pb2.OUTCOME_OK, untouched=True)
         verb, _, rest = run.cell.code.partition(" ")
         if verb in ("print", "flood"):
@@ -67,14 +73,35 @@ class StandInLink:
             if verb == "flood" and looks < int(rest):
                 asyncio.get_running_loop().call_later(LOOK_S, self._run, run, looks + 1)
                 return
+        elif verb == "replay":
+            recorded = json.loads(Path(rest).read_text())["train"]
+            asyncio.get_running_loop().create_task(self._replay(run, result, recorded))
+            return
         elif verb != "pass":
             value = eval(run.cell.code, {"rank": self._rank})
             result.bundle_json = json.dumps({"data": {"text/plain": repr(value), FACTS_MIME: facts_of(value)}})
             if run.cell.want_value:
                 result.value_inline = b"".join(pack_pickle(value, pickle.dumps))
+        self._answer(result)
+
+    def _answer(self, result: run_pb2.RankResult) -> None:
         result.duration_s = 0.001 + self._rank / 1e6
         if self.process is not None:  # else it was released
             self._supervisor.answered(self.process, result)
+
+    async def _replay(self, run: run_pb2.RunSpec, result: run_pb2.RankResult, texts: list[str]) -> None:
+        """Print what one of 8 recorded ranks printed while it trained, line by line, each at its own time and with the
+        time of day that it is; rank `NAN_RANK` has no loss at one step."""
+        chance, text = random.Random(self._rank), texts[self._rank % len(texts)]
+        if self._rank == NAN_RANK:
+            text = text.replace("loss:  5.52144", "loss:      nan")
+        for line in text.splitlines(keepends=True):
+            await asyncio.sleep(chance.uniform(0.9, 1.1) * STEP_S if "step:" in line else 0)
+            now = datetime.now().strftime("%H:%M:%S,%f")[:12]
+            with run_file(self._runs, run.output, self._rank, "err").open("ab") as file:
+                file.write(_CLOCK.sub(now, line).encode())
+                result.end.stderr_bytes, result.untouched = file.tell(), False
+        self._answer(result)
 
     def forget_results(self, run_ids: list[str]) -> None:
         pass

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from monarch_nb.branches.alike import opened, ranks_of
 from monarch_nb.branches.folding import (
     COUNTED_COST,
     FLOOD_BYTES,
@@ -14,7 +15,6 @@ from monarch_nb.branches.folding import (
     MANY_COST,
     fold,
     ranks_finished,
-    ranks_of,
     ranks_of_equal,
     results_of,
 )
@@ -35,6 +35,15 @@ def wrote(rank: int, *texts: bytes, end: int | None = None) -> pb.RankOutput:
 
 def shown_of(told: pb.RankOutput) -> bytes:
     return b"".join(item.stdout for item in told.items)
+
+
+def come_of(output: pb.Output) -> dict[int, bytes]:
+    """Return what a message says that each rank wrote."""
+    come: dict[int, bytes] = {}
+    for each in output.ranks:
+        for rank, items, _ in opened(each):
+            come[rank] = come.get(rank, b"") + b"".join(item.stdout for item in items)
+    return come
 
 
 def told_of(output: pb.Output) -> dict[int, tuple[int, int]]:
@@ -141,8 +150,7 @@ class TestOutput:
         """However soon the memory of one is used for the next."""
         pieces = [output(*(wrote(rank, b"%d" % (rank // 2)) for rank in range(50))) for _ in range(2)]
         (event,), _ = fold(pieces)
-        come = {rank: shown_of(each) for each in event.output.ranks for rank, _ in ranks_of(each)}
-        assert come == {rank: b"%d%d" % (rank // 2, rank // 2) for rank in range(50)}
+        assert come_of(event.output) == {rank: b"%d%d" % (rank // 2, rank // 2) for rank in range(50)}
 
     def test_runs_stay_apart(self) -> None:
         events, _ = fold([output(wrote(0, b"a\n"), run_id="r"), output(wrote(0, b"a\n"), run_id="s")])
@@ -266,7 +274,7 @@ def test_whatever_is_folded_where(seed: int) -> None:
     streams: list[list[pb.SessionEvent]] = [[] for _ in range(4)]
     for _ in range(200):
         rank = chosen.randrange(12)
-        text = chosen.choice([b"a\n", b"b", b"a longer line\n", b"%d\n" % rank])
+        text = chosen.choice([b"a\n", b"b", b"a longer line\n", b"%d\n" % rank, b"loss %d\n" % chosen.randrange(999)])
         written[rank] += text
         streams[rank % 4].append(output(wrote(rank, text, end=len(written[rank]))))
     while len(streams) > 1:
@@ -280,11 +288,12 @@ def test_whatever_is_folded_where(seed: int) -> None:
         streams.insert(0, merged)
     come: dict[int, bytes] = dict.fromkeys(range(12), b"")
     for event in streams[0]:
-        for each in event.output.ranks:
-            for rank, cursor in ranks_of(each):
-                come[rank] += b"".join(item.stdout for item in each.items)
-                assert cursor.stdout_bytes == len(come[rank])
+        for rank, text in come_of(event.output).items():
+            come[rank] += text
+        for rank, cursor in cursors_of(event.output).items():
+            assert cursor.stdout_bytes == len(come[rank])
     assert come == written
+    assert any(item.HasField("alike") for event in streams[0] for each in event.output.ranks for item in each.items)
 
 
 @pytest.mark.parametrize("seed", range(20))

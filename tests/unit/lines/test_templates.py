@@ -1,8 +1,11 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.lines import templates
+from monarch_nb.lines.spreads import spread
 from monarch_nb.lines.templates import FOLDS_BY, Kind, default_fold, key_of, keys_of, shape_of, shapes_of
 
 
@@ -87,6 +90,15 @@ def test_tokens_lie_in_the_line_one_after_the_other(text: str) -> None:
     for token in shape_of(text).tokens:
         assert at <= token.start < token.end <= len(text)
         at = token.end
+
+
+def test_numbers_that_blanks_make_equally_wide_share_a_row() -> None:
+    """As of `{loss:8.4f}`, when some ranks are above 10 and some below."""
+    assert (
+        len({key_of(f"loss: {loss:8.4f}  mem: {40:5.2f}GiB", "numbers") for loss in (9.5, 10.5, 1234.5, math.nan)}) == 1
+    )
+    assert spread([(1, f"loss: {9.5:8.4f}"), (2, f"loss: {10.25:8.4f}")]).text == "loss: 9.5000–10.2500"
+    assert spread([(1, f"loss: {9.5:8.4f}"), (2, f"loss: {9.5:8.4f}")]).text == "loss:   9.5000"
 
 
 @given(_LINES, st.randoms(use_true_random=False))

@@ -132,7 +132,7 @@ class TestFollower:
         follower = follow(session, watch, tmp_path)
         follower._interval_s = 1000.0  # the next look would be late
         write(tmp_path, "the end\n")
-        follower.pump_rank(run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=8)))
+        follower.pump_ranks([run_pb2.RankResult(rank=0, end=run_pb2.Cursor(stdout_bytes=8))])
         assert await text_of(session, 8) == {"a": "the end\n"}
 
     async def test_without_a_directory_it_looks_again(

@@ -1,10 +1,9 @@
 """Folds of events, and what they show in short."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from monarch_nb.client.connections.events import (
-    Event,
-)
+from monarch_nb.client.connections.events import Event, LinesOfMany, Stream, TextOfMany
+from monarch_nb.lines import packing
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.rows import NoteRow, Row, TextRow, members
 
@@ -14,6 +13,17 @@ def fold_of(ranks: int, *events: Event) -> Fold:
     for event in events:
         fold.add(event)
     return fold
+
+
+def packed(lines: Mapping[int, Sequence[str]], stream: Stream = "stdout") -> LinesOfMany | TextOfMany:
+    """Return as one event what ranks wrote: lines that differ in numbers."""
+    first = next(iter(lines.values()))
+    text = "".join(f"{line}\n" for line in first)
+    if not first:
+        return TextOfMany(tuple(lines), stream, text)
+    columns = [packing.keys_and_columns(of_rank)[1] for of_rank in lines.values()]
+    of_lines = (packing.joined(each, [1] * len(lines)) for each in zip(*columns, strict=True))
+    return LinesOfMany(tuple(lines), stream, text, "\n".join(map(packing.text_of, of_lines)))
 
 
 def shown_of(rows: Iterable[Row]) -> list[tuple[str, str]]:

@@ -22,8 +22,8 @@ from monarch_nb.errors import RankFailure
 from monarch_nb.lines.templates import FOLDS_BY, FoldBy, key_of
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.placing import Places
-from monarch_nb.notebook.output.rows import Row, TextRow, members
-from unit.notebook.output.folds import fold_of, of_rank, shown_of
+from monarch_nb.notebook.output.rows import Row, TextRow, members, order
+from unit.notebook.output.folds import fold_of, of_rank, packed, shown_of
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
 _OUTPUT = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), _LINES), max_size=12)
@@ -148,6 +148,79 @@ def test_rows_open_to_every_line_of_each_rank(
         assert len({key_of(line, by) for _, line in opened}) == 1, "no row mixes steps"
         assert row.is_folded or [*map(_as_shown, [opened[:1]])] == [[(row.stream, row.text)]]
         assert by != "off" or len(opened) == 1
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.integers(0, 4), min_size=1),
+            st.lists(st.sampled_from(["loss {}", "step 1: \x1b[32m{}\x1b[0m s", "done", "{}% of {}"]), max_size=3),
+            st.sampled_from(["packed", "packed", "alone", "half"]),
+        ),
+        max_size=25,
+    ),
+    st.sampled_from(FOLDS_BY),
+    st.randoms(use_true_random=False),
+)
+def test_packed_lines_open_to_every_line_of_each_rank(
+    steps: list[tuple[set[int], list[str], str]], by: FoldBy, chance: random.Random
+) -> None:
+    """However they come: packed for some ranks, for others one by one, or after the half of a line."""
+    fold, wrote, now_s = Fold(range(5), by), {rank: list[str]() for rank in range(5)}, 0.0
+    half: dict[int, str] = {}
+    for ranks, templates, how in steps:
+        texts = {rank: [line.format(chance.randrange(9), 5) for line in templates] for rank in sorted(ranks)}
+        now_s += chance.choice([0.0, 0.1, 0.3])
+        if how == "packed":
+            fold.add(packed(texts), now_s)
+        for rank, lines in texts.items():
+            text = "".join(f"{line}\n" for line in lines)
+            if how == "half":
+                fold.add(Text(rank, "stdout", "so far "), now_s)
+                half[rank] = half.get(rank, "") + "so far "
+                continue
+            if how == "alone":
+                fold.add(Text(rank, "stdout", text), now_s)
+            if lines:
+                wrote[rank] += [half.pop(rank, "") + lines[0], *lines[1:]]
+    fold.add(Finished())
+    rows = [row for row in fold.rows() if isinstance(row, TextRow)]
+    for rank, lines in wrote.items():
+        of_rank = [row for row in rows if row.ranks >> rank & 1]
+        assert [row.number_of(rank) for row in of_rank] == [*range(len(lines) + (rank in half))]
+        kept = [row for row in fold._rows if isinstance(row, TextRow) and row.ranks >> rank & 1]
+        assert [row.text_of(rank) for row in sorted(kept, key=order)] == [*lines, *filter(None, [half.get(rank)])]
+
+
+def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
+    """Who moves up to lines that differ goes on alone, from its own line."""
+    fold = Fold(range(9))
+    fold.add(packed({rank: [f"loss {rank}.5"] for rank in range(9)}))
+    fold.add(TextOfMany(tuple(range(9)), "stdout", "\x1b[A\x1b[8Cx\n"))
+    fold.add(Finished())
+    (row,) = [row for row in fold._rows if row.ranks]
+    assert isinstance(row, TextRow)
+    assert [row.text_of(rank) for rank in range(9)] == [f"loss {rank}.5x" for rank in range(9)]
+
+
+def test_packed_lines_of_many_ranks_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, follow = [0], Places.follow
+
+    def counting(self: Places, *about: Any) -> list[TextRow]:
+        followed = follow(self, *about)
+        found[0] += len(followed) + 1
+        return followed
+
+    monkeypatch.setattr(Places, "follow", counting)
+    fold = Fold(range(1_024))
+    for step in range(10):
+        for first in range(0, 1_024, 512):
+            fold.add(packed({rank: [f"step {step} loss {rank}.5"] for rank in range(first, first + 512)}))
+    assert found[0] <= 2 * 2 * 10
+    everyone = (1 << 1_024) - 1
+    shown = [(row.ranks, row.text) for row in fold.rows() if isinstance(row, TextRow)]
+    assert shown == [(everyone, f"step {step} loss 0.5–1023.5") for step in range(10)]
 
 
 @settings(deadline=None)
