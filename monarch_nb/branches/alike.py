@@ -47,7 +47,7 @@ def pack(outputs: Iterable[pb.RankOutput]) -> list[pb.RankOutput]:
         return told
     written = [*map(_taken_apart, told)]
     written.sort(key=lambda each: each.ranks[0])
-    packed: list[pb.RankOutput] = []
+    packed = [each for each in told if not each.items]  # it only says up to where ranks have come
     waiting = [(written, 0)]
     while waiting:
         together, at = waiting.pop()

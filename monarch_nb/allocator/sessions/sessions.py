@@ -33,7 +33,7 @@ FLOOD_HOLD_LEFT = 0.8
 """What a part of them says meanwhile is held back almost as long: each message is of a part, where nodes are busy."""
 MAX_FOLLOWED = 64
 MAX_PACKED_BYTES = 64 << 10
-"""Of what ranks print at a time, so much at most is packed, which takes 15 ns a byte: more is sent as it is."""
+"""Of what ranks print at a time, so much at most is packed, which takes 20 ns a byte: more is sent as it is."""
 
 
 class Session:
