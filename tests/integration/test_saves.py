@@ -194,7 +194,7 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     shown = kernel.run("%mesh saves a")
     assert shown.index("0003") < shown.index("0002")
     assert "0001" not in shown
-    assert re.search(r"0003 .* dev, run \d+, In\[5\] ", shown)
+    assert re.search(r"0003 .* dev, run \d+, In\[6\] ", shown)
     assert re.search(r"loaded step into 4 ranks: .*/a/0002", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
     assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
