@@ -59,7 +59,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
             bring=parsed.switch("bring"),
-            cell_number=shell.execution_count,
+            cell_number=_cell_number(shell),
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
         progress.done(str(report))
@@ -98,7 +98,7 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         names,
         strict=parsed.switch("strict"),
         bring=parsed.switch("bring"),
-        cell_number=shell.execution_count,
+        cell_number=_cell_number(shell),
     )
     show(calm_line(str(report)))
 
@@ -130,6 +130,11 @@ def _shown(path: str) -> str:
     """Return a path as people write it from where the notebook is."""
     near = os.path.relpath(path)
     return path if near.startswith("..") else near
+
+
+def _cell_number(shell: InteractiveShell) -> int:
+    number: int = shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
+    return number
 
 
 def _row(info: SaveInfo) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def save(
     def finish() -> SaveReport:
         try:
             with exchange.taking_part():
-                told = _write(exchange, directory, plan, planner)
+                told = _write(request, exchange, directory, plan, planner)
                 report = _commit(request, exchange, directory, told, metadata, whole, began)
         except BaseException:
             _drop(hidden, exchange)
@@ -323,10 +323,13 @@ def _dcp_step(step: tuple[str, Any]) -> Any:
 # ---- the files
 
 
-def _write(exchange: Exchange, directory: Path, plan: SavePlan, planner: SavePlanner) -> list[bytes] | None:
+def _write(
+    request: SaveRequest, exchange: Exchange, directory: Path, plan: SavePlan, planner: SavePlanner
+) -> list[bytes] | None:
     """Write this rank's part; return, on the first rank, what all have written."""
-    tell = _Teller(sum(item.tensor_storage_size() or 0 for item in plan.items)) if exchange.is_first else None
-    writer = Writer(directory, tell or (lambda _: None))
+    is_waited_for = exchange.is_first and not request.background and not request.origin.reason
+    total_bytes = sum(item.tensor_storage_size() or 0 for item in plan.items)
+    writer = Writer(directory, _Teller(total_bytes) if is_waited_for else lambda _: None)
     try:
         results = writer.write_data(plan, planner).value()
     except OSError as error:
@@ -336,7 +339,7 @@ def _write(exchange: Exchange, directory: Path, plan: SavePlan, planner: SavePla
 
 
 class _Teller:
-    """Prints how far the first rank is, now and then.
+    """Prints how far the first rank is, now and then, for the client that waits.
 
     Args:
         total_bytes: that it writes.
