@@ -16,6 +16,7 @@ import pytest
 
 import monarch_nb
 from integration.kernels import Kernel
+from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.saving.manifest import Manifest, damaged
@@ -197,6 +198,45 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert re.search(r"loaded step into 4 ranks: .*/a/0002", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
     assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+
+
+def test_an_interrupt_ends_a_save_but_not_one_in_the_background() -> None:
+    with ranks(2) as mesh:
+        mesh.run("import torch\ndist.init_process_group('gloo')\nbig, x = torch.full((1 << 25,), float(rank)), 1")
+        mesh.save("a", ["big"], background=True)
+        run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
+        wait_until(lambda: "all_reduce" in mesh.where()[0].collective)
+        mesh.interrupt()
+        run.join(60)
+        report = mesh.save("a", ["x"])
+        assert report.path.endswith("0002")
+        assert report.notes[0].startswith("the save in the background is done: saved big of 2 ranks")
+        mesh.save("a", ["big"], background=True)
+        mesh.restart()
+        assert [info.names for info in mesh.saves("a")] == [("big",), ("x",), ("big",)], "a restart waits for it"
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        import torch
+
+        self.model, self.count = torch.nn.Linear(2, 2), 0
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_actors_are_saved_by_what_they_hold() -> None:
+    with ranks(2) as mesh:
+        counters = mesh.spawn("counters", Counter)
+        counters.add.call().get()
+        held = monarch_nb.attach("dev").actors["counters"]
+        assert {part.name for part in held.save("a").parts} == {"model", "count"}
+        counters.add.call().get()
+        assert held.load("a", ["count"]).names == ("count",)
+        assert list(counters.add.call().get().values()) == [2, 2]
 
 
 def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:

@@ -19,6 +19,10 @@ from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
+_INTERRUPTED = {
+    "save": "nothing was saved, and the saves before are whole",
+    "load": "a part may be loaded, and the rest not: load again",
+}
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that the first rank has written, and those that it writes in all."""
@@ -49,6 +53,9 @@ class SavingMesh(HeldMesh, Protocol):
 
     def select(self, ranks: int | Iterable[int], /) -> Any: ...
 
+    @property
+    def one_per_node(self) -> Any: ...
+
 
 def ask(
     mesh: SavingMesh,
@@ -74,7 +81,7 @@ def ask(
         "actor": actor,
     }
     code = f"{_ENTRY}.run({json.dumps(asked)!r})"
-    answers = _values(mesh, code, cell_number, progress)
+    answers = _values(mesh, code, cell_number, progress, what)
     failures = [MonarchNbError.from_facts(each) for each in answers if "error" in each]
     if failures:
         own = [each for each in failures if not getattr(each, "of_others", False)]
@@ -122,13 +129,16 @@ def _running(mesh: SavingMesh) -> list[Run]:
     return [run for run in mesh.running() if not isinstance(run, CallsRun)]
 
 
-def _values(mesh: SavingMesh, code: str, cell_number: int, progress: Progress | None) -> Sequence[Any]:
+def _values(mesh: SavingMesh, code: str, cell_number: int, progress: Progress | None, what: str = "") -> Sequence[Any]:
     listener = _Listener(progress) if progress is not None else None
     with at_waits():
         run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=listener)
         run.join()
     if not run.is_collected:
         run.collected()
+    failures = run.failures
+    if failures and all(failure.kind == "interrupted" for failure in failures):
+        raise SaveError(f"interrupted: {_INTERRUPTED.get(what, 'nothing has changed')}")
     run.raise_failures()
     return [json.loads(each) for each in run.values]
 

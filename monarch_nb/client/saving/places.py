@@ -46,5 +46,6 @@ def directory_of_saves(reservation: Place, directory: str | os.PathLike[str]) ->
         return os.path.normpath(os.path.join(reservation.shared, path))
     raise UsageError(
         f"{path}: nodes have copies of the notebook's files, which go with the reservation. Name a directory on "
-        f"storage that all nodes see, as in /data/me/{path}, or name that storage: %mesh reserve … --shared /data/me"
+        f"storage that all nodes see, as in /data/me/{path}, or name that storage (%mesh reserve … --shared /data/me). "
+        "Without such storage, --bring keeps the save on this computer"
     )

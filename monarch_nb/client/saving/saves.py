@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first
+from monarch_nb.client.saving.bringing import bring as bring_here
+from monarch_nb.client.saving.bringing import on_nodes, take
 from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import (
@@ -24,6 +27,7 @@ from monarch_nb.worker.saving.asked import (
     SaveRequest,
 )
 from monarch_nb.worker.saving.manifest import found
+from monarch_nb.worker.saving.places import find
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Saves:
         *,
         keep: int = KEPT_SAVES,
         background: bool = False,
+        bring: bool = False,
         actors: str = "",
         cell_number: int = 0,
         progress: Progress | None = None,
@@ -78,6 +83,8 @@ class Saves:
             names: only these names. By default all of the cells' names that can be saved.
             keep: how many of the newest saves in `directory` stay.
             background: return when the state is copied in memory; ranks write while the next cells run.
+            bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
+                have no common storage.
             actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
             cell_number: of the notebook's cell, to be told by `saves`.
             progress: called with the bytes that the first rank has written, and those that it writes in all.
@@ -94,15 +101,22 @@ class Saves:
             >>> mesh.save("checkpoints/a", ["model", "optimizer", "step"])  # doctest: +SKIP
             saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in /home/me/project/checkpoints/a/0001
         """
-        request = SaveRequest(
-            directory_of_saves(self.reservation, directory),
-            tuple(names),
-            keep,
-            background,
-            Origin(self.reservation.name, self.name, cell=cell_number),
-        )
-        facts = ask(self, "save", dataclasses.asdict(request), actor=actors, cell_number=cell_number, progress=progress)
-        return SaveReport.from_facts(facts)
+        if bring and background:
+            raise UsageError("what is saved in the background can not be brought here: it is not there yet")
+        origin = Origin(self.reservation.name, self.name, cell=cell_number)
+
+        def save_in(place: str, *, scattered: bool) -> SaveReport:
+            request = SaveRequest(place, tuple(names), keep, background, scattered, origin)
+            facts = dataclasses.asdict(request)
+            return SaveReport.from_facts(
+                ask(self, "save", facts, actor=actors, cell_number=cell_number, progress=progress)
+            )
+
+        if not bring:
+            return save_in(directory_of_saves(self.reservation, directory), scattered=False)
+        with on_nodes(self) as scratch:
+            report = save_in(scratch, scattered=True)
+            return bring_here(self, scratch, here(directory), keep, report)
 
     def load(
         self: SavingMesh,
@@ -110,6 +124,7 @@ class Saves:
         names: Iterable[str] = (),
         *,
         strict: bool = False,
+        bring: bool = False,
         actors: str = "",
         cell_number: int = 0,
     ) -> LoadReport:
@@ -121,6 +136,7 @@ class Saves:
         Args:
             directory: of a save, or of saves, of which the newest is loaded.
             names: only these names. By default all that were saved.
+            bring: the save is on this computer, and the nodes do not see it: they get a copy for the time.
             actors: the name of actors on these ranks, into whose attributes it is loaded.
             strict: also refuse when something would be left out, or when a name is not in the save.
 
@@ -135,9 +151,17 @@ class Saves:
             >>> mesh.load("checkpoints/a")  # doctest: +SKIP
             loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from /home/…/checkpoints/a/0001
         """
-        request = LoadRequest(directory_of_saves(self.reservation, directory), tuple(names), strict)
-        facts = ask(self, "load", dataclasses.asdict(request), actor=actors, cell_number=cell_number)
-        return LoadReport.from_facts(facts)
+
+        def load_from(place: str) -> LoadReport:
+            request = dataclasses.asdict(LoadRequest(place, tuple(names), strict))
+            return LoadReport.from_facts(ask(self, "load", request, actor=actors, cell_number=cell_number))
+
+        if not bring:
+            return load_from(directory_of_saves(self.reservation, directory))
+        path = find(here(directory))
+        with on_nodes(self) as scratch:
+            take(self, scratch, path)
+            return dataclasses.replace(load_from(scratch), path=str(path))
 
     def saves(self: SavingMesh, directory: str | os.PathLike[str] = "checkpoints") -> list[SaveInfo]:
         """Return the saves in a directory and in its directories, newest first.
@@ -145,12 +169,19 @@ class Saves:
         Args:
             directory: as for `save`. If this computer does not see it, the first rank looks when it is free.
         """
-        path = directory_of_saves(self.reservation, directory)
+        path = str(here(directory))
+        if not os.path.isdir(path):
+            path = directory_of_saves(self.reservation, directory)
         if os.path.isdir(path):
             listed = [(str(place), manifest.summary()) for place, manifest in found(Path(path))]
         else:
             listed = ask_first(self, f"listed({path!r})")
         return [_info(place, summary) for place, summary in listed]
+
+
+def here(directory: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a directory on this computer."""
+    return Path(os.path.abspath(os.path.expanduser(directory)))
 
 
 def _info(path: str, summary: Any) -> SaveInfo:

@@ -55,6 +55,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             names,
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
+            bring=parsed.switch("bring"),
             cell_number=shell.execution_count,
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
@@ -89,7 +90,13 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     """
     names = [name for name in (parsed.text("only") or "").replace(",", " ").split() if name]
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
-    report = mesh.load(parsed.words[0], names, strict=parsed.switch("strict"), cell_number=shell.execution_count)
+    report = mesh.load(
+        parsed.words[0],
+        names,
+        strict=parsed.switch("strict"),
+        bring=parsed.switch("bring"),
+        cell_number=shell.execution_count,
+    )
     show(calm_line(str(report)))
 
 

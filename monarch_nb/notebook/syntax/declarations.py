@@ -320,7 +320,7 @@ PULL = Command(
 SAVE = Command(
     "save",
     "save what the ranks hold: models, optimizers, tensors, plain values, random states",
-    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async]  |  --off",
+    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring] | --off",
     magic="%mesh ",
     section="Data",
     words=Words(
@@ -336,6 +336,7 @@ SAVE = Command(
         Flag("--before", "how long before the time limit (default: 10m)", value="TIME", kind="duration"),
         Flag("--off", "save by itself no more"),
         Flag("--keep", f"how many of the newest saves in DIR stay (default: {KEPT_SAVES})", value="N", kind="count"),
+        Flag("--bring", "keep the save on this computer: for nodes that have no common storage"),
         Flag("--async", "go on when the state is copied in memory; ranks write while the next cells run"),
         _TARGETS,
         _MESH,
@@ -353,12 +354,13 @@ SAVE = Command(
 LOAD = Command(
     "load",
     "load a save into the objects of the same names, on as many ranks as there are now",
-    usage="DIR [--only NAME[,NAME]] [--strict]",
+    usage="DIR [--only NAME[,NAME]] [--strict] [--bring]",
     magic="%mesh ",
     section="Data",
     words=Words("DIR", "of saves, of which the newest is loaded; or of one save", least=1, completes="file"),
     flags=(
         Flag("--only", "load these names alone: model,optimizer", value="NAMES"),
+        Flag("--bring", "the save is on this computer, and nodes do not see it"),
         Flag("--strict", "refuse, too, when something would be left out, or a name is not in the save"),
         _TARGETS,
         _MESH,

@@ -59,6 +59,8 @@ class SaveRequest(_Told):
         names: what to save, of what there is; empty for all that can be saved.
         keep: how many of the newest saves of the directory stay.
         background: return when the state is copied in memory, and write in a thread.
+        scattered: `directory` is another one on each node, and becomes the save itself, in parts: somebody brings them
+            together.
         origin: whose save it is.
         timeout_s: how long a rank may be silent.
     """
@@ -67,6 +69,7 @@ class SaveRequest(_Told):
     names: tuple[str, ...] = ()
     keep: int = KEPT_SAVES
     background: bool = False
+    scattered: bool = False
     origin: Origin = field(default_factory=Origin)
     timeout_s: float = TIMEOUT_S
 

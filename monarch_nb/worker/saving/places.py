@@ -40,6 +40,21 @@ def begin(directory: Path, name: str, mesh: str) -> Path:
     return hidden
 
 
+def begin_part(directory: Path) -> Path:
+    """Make the directory of a node's part of a save, which all of its ranks do.
+
+    Raises:
+        SaveError: it can not be made, or is another user's.
+    """
+    try:
+        directory.mkdir(0o700, exist_ok=True)
+        if directory.is_symlink() or directory.stat().st_uid != os.geteuid():
+            raise SaveError(f"{directory} is another user's")
+    except OSError as error:
+        raise SaveError(f"can not save in {directory}: {error.strerror}") from error
+    return directory
+
+
 def commit(hidden: Path) -> Path:
     """Rename a save that is whole; return its place. It is there when this returns, also after a power cut."""
     sync_directory(hidden)
@@ -133,6 +148,14 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def put(path: str, data: bytes) -> None:
+    """Write a file that only this user can read. Nodes of one machine may write it at the same time."""
+    own = f"{path}.{os.getpid()}"
+    with open(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    os.rename(own, path)
 
 
 def _make_private(directory: Path) -> None:

@@ -104,7 +104,7 @@ def _find(request: LoadRequest, exchange: Exchange) -> tuple[Path, Manifest]:
     if not places.is_save(path):
         raise SaveError(
             f"rank {exchange.rank} does not see {path}, which rank {exchange.ranks[0]} does: "
-            "load from storage that all nodes see"
+            "load from storage that all nodes see, or with --bring from the notebook's computer"
         )
     return path, Manifest.read(path)
 

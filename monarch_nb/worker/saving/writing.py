@@ -202,6 +202,9 @@ def _buffers_of_first(holder: Holder) -> set[str]:
 def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Path]) -> Path:
     """Make the directory of the save; all ranks look whether they see it."""
     told = b""
+    if request.scattered:
+        hidden.append(places.begin_part(Path(request.directory)))
+        return hidden[0]
     if exchange.is_first:
         directory = places.begin(Path(request.directory), exchange.name, mesh)
         hidden.append(directory)
@@ -214,9 +217,10 @@ def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Pat
         (directory / _TOKEN).unlink()
         blind = [rank for rank, answer in zip(exchange.ranks, seen, strict=True) if not answer]
         if blind:
+            verb = "does" if len(blind) == 1 else "do"
             raise SaveError(
-                f"{name_ranks(blind)} {'does' if len(blind) == 1 else 'do'} not see {request.directory} of rank "
-                f"{exchange.ranks[0]}: choose one on storage that all nodes see (%mesh reserve --shared names it)"
+                f"{name_ranks(blind)} {verb} not see {request.directory} of rank {exchange.ranks[0]}: choose a "
+                "directory on storage that all nodes see, or --bring the save to the notebook's computer"
             )
     return directory
 
@@ -377,8 +381,8 @@ def _commit(
             whole.leaves,
         )
         manifest.write(directory)
-        place = places.commit(directory)
-        removed = places.prune(place.parent, request.keep)
+        place = directory if request.scattered else places.commit(directory)
+        removed = [] if request.scattered else places.prune(place.parent, request.keep)
     except OSError as error:
         raise SaveError(f"can not write in {directory.parent}: {error.strerror}") from error
     report = SaveReport(
