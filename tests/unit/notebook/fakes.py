@@ -172,6 +172,9 @@ class FakeMesh:
             way_on=lambda said: "",
         )
 
+    def autosave_status(self) -> None:
+        """Nothing is armed."""
+
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
         return FakeMesh(self.client, self.reservation, self.extent, ranks, self.name)
 
