@@ -58,7 +58,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
             bring=parsed.switch("bring"),
-            cell_number=shell.execution_count,
+            cell_number=_cell_number(shell),
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
         progress.done(str(report))
@@ -97,7 +97,7 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         names,
         strict=parsed.switch("strict"),
         bring=parsed.switch("bring"),
-        cell_number=shell.execution_count,
+        cell_number=_cell_number(shell),
     )
     show(calm_line(str(report)))
 
@@ -109,6 +109,11 @@ def list_saves(session: Session, parsed: Parsed) -> None:
     headers = ("save", "when", "of", "ranks", "size", "names")
     title = f"{directory}: {len(found)} save{'s' if len(found) != 1 else ''}"
     show(table(title, headers, [_row(info) for info in found]))
+
+
+def _cell_number(shell: InteractiveShell) -> int:
+    number: int = shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
+    return number
 
 
 def _row(info: SaveInfo) -> tuple[str, ...]:

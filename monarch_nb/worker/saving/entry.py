@@ -162,7 +162,7 @@ def _exchange(secret: str, ranks: Sequence[int], rank: int | None, timeout_s: fl
 def cells() -> tuple[MutableMapping[str, Any], Collection[str]]:
     """Return the namespace of the cells, and its names that are not the user's."""
     shell: Any = importlib.import_module("IPython.core.interactiveshell").InteractiveShell.instance()
-    return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", "device"}
+    return shell.user_ns, {*shell.user_ns_hidden, *presets(os.environ), "actors", "device", "dist"}
 
 
 def _mesh_name(ranks: Sequence[int]) -> str:

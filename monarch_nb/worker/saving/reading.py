@@ -212,13 +212,14 @@ def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
     _read(path, metadata, LoadPlanner({}, dict.fromkeys(keys), data.__setitem__))
     trusted = _is_own(path)
     for key, part in keys.items():
-        if not is_harmless(data[key]) and not trusted:
+        harmless = is_harmless(data[key])
+        if not harmless and not trusted:
             checked.problems[part.name] = (
                 f"can only be unpickled, which executes what the file says, and {path} is not of this user alone"
             )
             continue
         try:
-            part.values[key] = unpickled(data[key], trusted=not is_harmless(data[key]))
+            part.values[key] = unpickled(data[key], trusted=not harmless)
         except Exception as error:  # noqa: BLE001 -- whatever its class raises
             checked.problems[part.name] = f"can not be unpickled: {type(error).__name__}: {error}"
 
