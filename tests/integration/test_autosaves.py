@@ -119,6 +119,7 @@ def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
         mesh.select(0).autosave(tmp_path, at_end=True)
 
 
+@pytest.mark.slow
 def test_before_the_time_is_up_ranks_save_without_a_kernel(shared_pool: list[Node], tmp_path: Path) -> None:
     """A client of its own reserves, trains, arms, and is gone before the time is."""
     program = f"""
@@ -133,7 +134,7 @@ while [rank.state for rank in dev.mesh.status()] != ["running"] * 4:
     with client(f"{program}\nprint('gone', flush=True)") as other:
         other.line()
     dev = attach("short")
-    leave(dev, 16.0)
+    leave(dev, 10.0)
     eventually(lambda: not list_reservations())
     [path] = saves(tmp_path / "saves")
     assert "the time is up in" in json.dumps([each.read_text() for each in path.glob("*.json")])

@@ -41,6 +41,8 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     directory, *names = parsed.words
     every, at_end = parsed.text("every"), parsed.switch("at_end")
     if every is not None or at_end or parsed.seconds("before") is not None:
+        if parsed.switch("bring"):
+            raise UsageError("--bring is for one save: ranks that save by themselves need common storage")
         status = mesh.autosave(
             directory,
             names,

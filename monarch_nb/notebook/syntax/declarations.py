@@ -325,7 +325,7 @@ PULL = Command(
 SAVE = Command(
     "save",
     "save what the ranks hold: models, optimizers, tensors, plain values, random states",
-    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring]  |  --off",
+    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring] | --off",
     magic="%mesh ",
     section="Data",
     words=Words(

@@ -30,6 +30,7 @@ def serve(host: str, report_port: Callable[[int], None], port: int = 0) -> NoRet
     inherited = _open_descriptors()
     # Slurm tells every process of a job that it ends; ranks may still save, and need the store for that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "SLURM_JOB_ID" in os.environ else signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # with which Slurm may warn every process of a job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.live import eventually
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.ground.frames import send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, ArmSaves, SaveNow, SavesStatus
@@ -100,6 +101,8 @@ def test_a_request_while_a_cell_trains_is_kept_at_one_step_by_all(ranks: list[Ra
     for _ in range(3):
         status: SavesStatus = ranks[1].ask(save_now=SaveNow(why="a test", within_s=60)).saves  # one of them is enough
         assert not status.problem
+    for rank in ranks:  # each says so when it has heard that all is on the disk
+        eventually(lambda rank=rank: rank.ask(saves={}).saves.path == status.path)  # type: ignore[misc, arg-type]
     told = [rank.ask(saves={}).saves for rank in ranks]  # type: ignore[arg-type]
     (tmp_path / "stop").touch()
     assert [rank.result().outcome for rank in ranks] == [OUTCOME_OK] * 3

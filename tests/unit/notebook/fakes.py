@@ -173,7 +173,7 @@ class FakeMesh:
         )
 
     def autosave_status(self) -> None:
-        """None of them saves by itself."""
+        """Nothing is armed."""
 
     def select(self, ranks: Iterable[int]) -> "FakeMesh":
         return FakeMesh(self.client, self.reservation, self.extent, ranks, self.name)
