@@ -110,6 +110,10 @@ class Autosaves:
 
         Example:
             >>> mesh.autosave("checkpoints/a", every="10m", at_end=True)  # doctest: +SKIP
+            >>> mesh.save_now("before I leave", within="1m").last  # doctest: +SKIP
+            '/home/me/project/checkpoints/a/0003'
+            >>> print(mesh.autosave_status())  # doctest: +SKIP
+            >>> mesh.autosave_off()  # doctest: +SKIP
         """
         every_s, every_steps = read_every(every)
         if not (every_s or every_steps or at_end):

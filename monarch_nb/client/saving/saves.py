@@ -168,6 +168,10 @@ class Saves:
 
         Args:
             directory: as for `save`. If this computer does not see it, the first rank looks when it is free.
+
+        Example:
+            >>> mesh.saves("checkpoints")[0].names  # doctest: +SKIP
+            ('model', 'optimizer', 'step')
         """
         path = str(here(directory))
         if not os.path.isdir(path):

@@ -27,6 +27,8 @@ FACTS = {
     "by": "in the panel",
     "ended_at": 1e9,
     "waiting_helps": True,
+    "problems": {"model.weight": "[2] in the save, [3] here"},
+    "of_others": True,
     "failures": [
         RankFailure(2, "node0", "error", "KeyError", "'x'", "trace", "train.py:41"),
         RankFailure(3, "node1", "died", "RankDied", "killed", signal=9, stderr_tail=("last", "words")),

@@ -90,6 +90,7 @@ def told(name: str, state: NodeState) -> pb.StatusReply:
         "expiry": SimpleNamespace(is_busy=lambda _: False),
         "scripts": SimpleNamespace(at_work=lambda *_: None),
         "resizing": SimpleNamespace(between=lambda _: []),
+        "autosaves": SimpleNamespace(armed=lambda _: None),
     }
     past = pb.PastRuns(mesh_id="m", tracebacks_of=1)
     reply = asyncio.run(Description(**parts).status(memory=True, readings=True, past_runs=past))
