@@ -7,7 +7,7 @@ debug/              threads that have stopped at breakpoint(), and the pdb of ea
 mail/               messages of actors, to and from other processes
 runs/               what a run brings and leaves: a cell's body, a script, values, results
 comparing/          what is said of a value so that ranks can be compared
-autosaves/          what ranks save by themselves, at the end of a step of a training
+autosaves/          what ranks save by themselves, between two steps of a training
 saving/             what ranks hold goes to disk and comes back
 forking/            what the template does before a fork, and a rank after it
 reload/             modules of the user's whose files changed are executed again

@@ -106,7 +106,7 @@ def test_ranks_that_compute_are_refused_or_waited_for(mesh: Mesh) -> None:
     mesh.run("import threading\ngo = threading.Event()")
     run = mesh.slice(hosts=0).submit("go.wait(60)")
     try:
-        eventually(lambda: sum(info.state == "running" for info in mesh.status()) == 4)
+        eventually(lambda: run.number and sum(info.state == "running" for info in mesh.status()) == 4)
         with pytest.raises(UsageError, match=rf"ranks 0-3 compute \(run {run.number}\): --when-idle waits for the end"):
             mesh.diff("rank")
         assert mesh.slice(hosts=1).diff("world_size").equal

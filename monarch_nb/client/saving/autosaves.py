@@ -96,7 +96,7 @@ class Autosaves:
     ) -> AutosaveStatus:
         """Have all ranks save by themselves from now on, also without this process. What was armed before is replaced.
 
-        While a cell trains, all ranks save at the end of the same step of their optimizers. Between cells they save
+        While a cell trains, all ranks save after the same step of their optimizers. Between cells they save
         what they hold.
 
         Args:

@@ -1,4 +1,4 @@
-"""Saves that ranks make by themselves, at the end of a step of a training, the same on all.
+"""Saves that ranks make by themselves, between two steps of a training, the same on all.
 
 steps      what counts as a step, and noticing it
 agreement  how ranks find the step at whose end all save

@@ -1,4 +1,4 @@
-"""Ranks save by themselves while they train, at the end of the same step."""
+"""Ranks save by themselves while they train, after the same step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from framing import send_frame
 from integration.live import eventually
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.ground.frames import send_frame
 from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, OUTCOME_OK, ArmSaves, SaveNow, SavesStatus
 from monarch_nb.proto.worker_pb2 import ControlRequest, ToRank
 
@@ -163,8 +163,8 @@ def test_a_rank_that_makes_no_step_holds_nobody_up_for_long(ranks: list[RankProc
     assert status.problem == "there was no more time"
     request = ControlRequest(request=1000, save_now=SaveNow(why="a test", within_s=50))
     send_frame(ranks[1].control, ToRank(control=request).SerializeToString())
-    while not all(ranks[0].where().line.endswith(":4") for _ in range(50)):
-        pass  # it holds at the end of its step when it is seen nowhere else
+    while not all(ranks[0].where().line.endswith(":3") for _ in range(50)):
+        pass  # it holds before its next step when it is seen nowhere else
     assert ranks[0].interrupt(runs[0].run_id)
     assert ranks[0].result().outcome == OUTCOME_INTERRUPTED
     (tmp_path / "stop").touch()
