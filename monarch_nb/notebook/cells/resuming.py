@@ -6,6 +6,7 @@ tag make what is loaded into: they are read from its file, as papermill reads it
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,8 @@ def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: 
     show(calm_line(f"{why}: resuming"))
     with Progress(is_notebook(shell)) as progress:
         try:
+            with contextlib.suppress(MonarchNbError):  # a job whose time is nearly up would have its nodes once more
+                session.current().release(progress=progress)
             reservation = plan.reserve(progress)
         except KeyboardInterrupt:
             progress.done("not resumed: interrupted. The saves are still there; %mesh load loads the newest")
