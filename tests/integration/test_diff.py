@@ -13,7 +13,7 @@ from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import UsageError
 
 
 @pytest.fixture
@@ -83,7 +83,9 @@ def test_the_value_is_evaluated_once_and_not_kept(mesh: Mesh) -> None:
 
 def test_an_expression_that_fails_names_the_ranks(mesh: Mesh) -> None:
     mesh.run("if rank in (2, 5): there = 1\nelse:\n    if 'there' in globals(): del there")
-    with pytest.raises(RunFailed, match=r"^ranks 0-1,3-4,6-7: NameError: name 'there' is not defined"):
+    with pytest.raises(
+        UsageError, match=r"^ranks 0-1,3-4,6-7: NameError: name 'there' is not defined\n%mesh pull there shows where$"
+    ):
         mesh.diff("there")
     with pytest.raises(UsageError, match="give one thing to compare"):
         mesh.diff()

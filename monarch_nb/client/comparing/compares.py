@@ -13,8 +13,8 @@ from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import TargetError, UsageError
-from monarch_nb.ground.rank_sets import listed
+from monarch_nb.errors import RunFailed, TargetError, UsageError
+from monarch_nb.ground.rank_sets import listed, name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
 
@@ -63,7 +63,7 @@ class Compares:
         Raises:
             UsageError: nothing, or more than one thing, is to be compared; or ranks compute now.
             TargetError: the mesh has no such dimension.
-            RunFailed: the expression fails on some ranks, which the message names.
+            UsageError: the expression fails on some ranks, which the message names.
             RankDead: a rank is dead.
 
         Example:
@@ -87,7 +87,16 @@ class Compares:
             spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=code))
             return dict(zip(ranks, self.select(ranks)._finish_quietly(spec, f"diff {what}"), strict=True))
 
-        return compare(Asking(self, stops, pull), groups, what, begin)
+        try:
+            return compare(Asking(self, stops, pull), groups, what, begin)
+        except RunFailed as error:
+            raise _without_ours(error, expression) from None
+
+
+def _without_ours(error: RunFailed, expression: str) -> UsageError:
+    """Return what an expression fails with, by rank, without the line of ours that asked for it."""
+    said = [f"{name_ranks(ranks)}: {failure.name}: {failure.message}" for ranks, failure in error.groups()]
+    return UsageError("\n".join([*said, f"%mesh pull {expression} shows where"]))
 
 
 def groups_over(extent: Extent, ranks: tuple[int, ...], over: str) -> list[tuple[int, ...]]:

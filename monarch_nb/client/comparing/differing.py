@@ -29,8 +29,8 @@ def compare(asking: Asking, groups: Sequence[tuple[int, ...]], expression: str, 
         begin: the first question.
     """
     everybody = [rank for group in groups for rank in group]
+    first = asking.ask(everybody, begin)
     try:
-        first = asking.ask(everybody, begin)
         found = [_compared(asking, group, first) for group in groups]
         return DiffReport(expression, tuple(found), max(left_out for _, _, left_out in first.values()))
     finally:

@@ -14,7 +14,7 @@ from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.watching.waits import explain_waits
-from monarch_nb.errors import MonarchNbError, SaveError
+from monarch_nb.errors import MonarchNbError, RunFailed, SaveError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -80,8 +80,15 @@ def ask(
         "ranks": list(mesh.ranks),
         "actor": actor,
     }
-    code = f"{_ENTRY}.run({json.dumps(asked)!r})"
-    answers = _values(mesh, code, cell_number, progress, what)
+    title = f"{what} {request.get('directory', '')}".strip()  # the first line is what a run is called
+    code = f"{title!r}\n{_ENTRY}.run({json.dumps(asked)!r})"
+    try:
+        answers = _values(mesh, code, cell_number, progress, what)
+    except RunFailed as error:
+        if not (died := [rank for rank, failure in error.failures.items() if failure.kind == "died"]):
+            raise
+        became = "nothing was saved; earlier saves are whole" if what == "save" else "load again: ranks may differ now"
+        raise SaveError(f"{name_ranks(died)} died meanwhile: {became}") from error
     failures = [MonarchNbError.from_facts(each) for each in answers if "error" in each]
     if failures:
         own = [each for each in failures if not getattr(each, "of_others", False)]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.saving.places import directory_of_saves
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.times import Duration, duration, seconds_of, time_of_day
@@ -33,6 +33,10 @@ class ArmedMesh(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]: ...
+
+    def autosave_off(self) -> None: ...
+
+    def autosave_status(self) -> AutosaveStatus | None: ...
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Autosaves:
 
         Raises:
             UsageError: neither `every` nor `at_end` is said; or this is a part of a mesh.
+            SaveError: ranks can not write there.
 
         Example:
             >>> mesh.autosave("checkpoints/a", every="10m", at_end=True)  # doctest: +SKIP
@@ -134,6 +139,9 @@ class Autosaves:
             mesh=self.name,
         )
         _arm(self, armed)
+        if (now := self.autosave_status()) is not None and now.problem:
+            self.autosave_off()
+            raise SaveError(now.problem)
         return _status(run_pb2.SavesStatus(armed=armed))
 
     def autosave_off(self: ArmedMesh) -> None:
@@ -178,6 +186,8 @@ def read_every(every: Duration | None) -> tuple[float, int]:
         steps = int(re.sub("[,_]", "", match[1]))
         if steps:
             return 0.0, steps
+    if isinstance(every, str) and "step" in every.lower():
+        raise UsageError(f"--every {every}: a number of steps is written as 500steps")
     if isinstance(every, str) and every.strip().isdigit():
         raise UsageError(f"--every {every} of what? A time such as 10m, or steps such as {every}steps")
     return max(SHORTEST_S, seconds_of(every, "--every")), 0

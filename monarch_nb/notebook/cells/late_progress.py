@@ -18,6 +18,7 @@ PATIENCE_S = 0.5
 DRAW_EVERY_S = 0.1
 STEADY_S = 0.3
 """Before that a rate says nothing."""
+FILES_INTERRUPTED = "interrupted before all files were sent; files that arrived are not sent again"
 LONG_S = 5.0
 """Who waits longer may want to stop it."""
 
@@ -25,7 +26,9 @@ LONG_S = 5.0
 class LateProgress:
     """A line that appears once there is something to wait for, and in the end says what came of it."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, interrupted: str = FILES_INTERRUPTED) -> None:
+        """Args: interrupted: what is said when Ctrl-C ends it."""
+        self._interrupted = interrupted
         self._in_place = is_notebook(shell)
         self._progress: Progress | None = None
         self._began = self._drawn = time.monotonic()
@@ -41,9 +44,7 @@ class LateProgress:
                 self._progress.done(f"stopped while {self._what}")
             self._progress.__exit__(None, None, None)
         if kind is KeyboardInterrupt:
-            raise RunInterrupted(
-                "interrupted before all files were sent; files that arrived are not sent again"
-            ) from None
+            raise RunInterrupted(self._interrupted) from None
 
     @property
     def shown(self) -> bool:

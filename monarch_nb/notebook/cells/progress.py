@@ -33,7 +33,7 @@ class Progress:
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
         self._text = ""
-        self._final = False
+        self._final = self._is_later = False
         self._handle: Any = None
         self._left = Flag()
         self.messages: list[str] = []
@@ -47,7 +47,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         self._left.set()
-        if kind is not None and not self._final:
+        if kind is not None and not self._final and not self._is_later:
             self._show(f"{self._text} · stopped after {duration(self.elapsed_s)}" if self._text else "", final=True)
 
     def __call__(self, text: str) -> None:
@@ -60,7 +60,7 @@ class Progress:
     def soon(self, text: str) -> None:
         """Say what goes on now if it lasts."""
         with self._lock:
-            self._text = text
+            self._text, self._is_later = text, True
 
     def show(self, text: str) -> None:
         """Say how far it is; `text` counts by itself."""
@@ -87,6 +87,7 @@ class Progress:
 
     def _show(self, text: str, final: bool = False) -> None:
         with self._lock:
+            self._is_later = False
             if self._final or not text:
                 return
             self._final = final

@@ -43,6 +43,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     if every is not None or at_end or parsed.seconds("before") is not None:
         if parsed.switch("bring"):
             raise UsageError("--bring is for one save: ranks that save by themselves need common storage")
+        before = mesh.autosave_status()
         status = mesh.autosave(
             directory,
             names,
@@ -52,9 +53,12 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
         )
-        show(calm_line(f"{status} (%mesh save --off ends it)"))
+        lost = ""
+        if before is not None and before.at_end and not status.at_end:
+            lost = "\nno longer before the nodes are taken away: add --at-end for that"
+        show(calm_line(f"{status} (%mesh save --off ends it){lost}"))
         return
-    with LateProgress(shell) as progress:
+    with LateProgress(shell, interrupted="interrupted: earlier saves are whole; %mesh saves lists them") as progress:
         report = mesh.save(
             directory,
             names,
@@ -81,7 +85,7 @@ def save_before_release(reservation: Reservation) -> list[str]:
         if status is None or status.problem:
             why = status.problem if status is not None else "no rank answers"
             raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
-        said.append(f"saved {status.last}")
+        said.append(f"saved {status.last}" if status.last else "nothing to save: no cell has run")
     if not said:
         raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
     return said

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
@@ -156,7 +157,8 @@ class Keeper:
         if self._armed is not None and self._armed.secret == wanted.secret:
             return
         self._armed = wanted if wanted.secret else None
-        self._status = SavesStatus(armed=self._armed)
+        self._status = SavesStatus(armed=self._armed, problem=_why_not_there(wanted.directory) if wanted.secret else "")
+        self._lines = []
         self._steps_before = 0
         self._changed = True
         self._due_s = time.monotonic() + wanted.every_s
@@ -279,7 +281,8 @@ class Keeper:
         try:
             saved = self._save(wanted)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the training goes on
-            self._status.problem = f"{type(error).__name__}: {error}"
+            name = "" if isinstance(error, MonarchNbError) else f"{type(error).__name__}: "
+            self._status.problem = f"{name}{error}"
             if wanted.speaks:
                 self._lines.append(f"not saved ({wanted.request.why}): {error}")
         else:
@@ -289,7 +292,8 @@ class Keeper:
             self._status.problem = ""
             at = "" if place.ended else f" at step {place.steps:,}"
             if wanted.speaks:
-                self._lines.append(f"saved {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
+                verb = "saving in" if wanted.armed.background else "saved"
+                self._lines.append(f"{verb} {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
             self._changed = not place.ended
             if wanted.request.step:  # they are counted from here on, on all ranks
                 self._steps_before = -place.steps
@@ -381,7 +385,7 @@ class Keeper:
                 self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
                 self._free_main()
                 self._saved.wait()
-            elif round_.is_first():
+            elif round_.is_first() and self._armed is armed:
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
         finally:
@@ -428,6 +432,17 @@ class _Urgent:
 def _public(secret: str) -> str:
     """Return what is equal where a secret is: the store tells its keys to anybody who reaches its port."""
     return hashlib.blake2b(secret.encode(), digest_size=12).hexdigest()
+
+
+def _why_not_there(directory: str) -> str:
+    """Return why saves can not lie in a directory, which is made where it is not there; empty when they can."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        return f"can not save in {directory}: {error.strerror}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"can not save in {directory}: no permission to write there"
+    return ""
 
 
 def _text(value: bytes | str) -> str:

@@ -47,7 +47,7 @@ def find_holders(names: Sequence[str]) -> None:
 
 
 def _find_holders(function: Callable[..., Any]) -> list[ModuleType]:
-    modules = [module for path, module in sys.modules.items() if path.startswith("torch.distributed")]
+    modules = [module for path, module in list(sys.modules.items()) if path.startswith("torch.distributed")]
     return [module for module in modules if vars(module).get(function.__name__) is function]
 
 

@@ -14,7 +14,7 @@ class ImportTimes:
     """Measures, from now on, the imports of installed packages in the main thread."""
 
     def __init__(self) -> None:
-        self._imported = {name.partition(".")[0] for name in sys.modules}
+        self._imported = {name.partition(".")[0] for name in list(sys.modules)}  # another thread may import now
         self._seconds: dict[str, float] = {}
         execute, seconds, main = SourceFileLoader.exec_module, self._seconds, threading.main_thread()
         outermost = ""

@@ -13,7 +13,7 @@ from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
 KEPT_SAVES = 3
-TIMEOUT_S = 60.0
+TIMEOUT_S = 20.0
 """How long a rank may take until it takes part, and may be silent meanwhile."""
 
 

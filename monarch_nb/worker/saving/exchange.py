@@ -21,12 +21,13 @@ from typing import Any, Protocol, TypeVar
 
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.worker.groups.store_connection import pause
 
 T = TypeVar("T")
 
 _ROOT = "monarch_nb/saves"
-_WAIT = timedelta(seconds=0.2)
-"""Waits in C++ see no interrupt: so much of a wait is one call."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.05
+"""Between two looks at the store. Its own waits see no interrupt, and torch prints a warning when one is over."""
 _CONNECT = timedelta(seconds=20)
 _BEAT_S = 2.0
 _SIGNATURE_BYTES = 32
@@ -39,7 +40,6 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
     def delete_key(self, key: str, /) -> bool: ...
 
 
@@ -187,14 +187,14 @@ class Exchange:
     def _wait(self, name: str, rank: int) -> bytes:
         """Wait for what a rank tells; Ctrl-C gets through between two calls."""
         self._beats.setdefault(rank, (-1, time.monotonic()))
-        while True:
-            try:
-                self._do(lambda store: store.wait([self._key(name)], _WAIT))
-            except _NotYet:
+        pause_s = _FIRST_PAUSE_S
+        while not self._do(lambda store: store.check([self._key(name)])):
+            pause(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            if pause_s == _LAST_PAUSE_S:
                 self._check_failed()
                 self._check_silent(rank)
-            else:
-                return self._read(name)
+        return self._read(name)
 
     def _check_failed(self) -> None:
         if self._do(lambda store: store.check([self._key("failed")])):
@@ -236,18 +236,8 @@ class Exchange:
                         self._store = self._connect(_CONNECT)
                     return operation(self._store)
             except RuntimeError as error:
-                if _is_timeout(error):
-                    raise _NotYet from None
                 last, self._store = error, None
         raise SaveError(f"the mesh's store does not answer: {_first_line(last)}")
-
-
-class _NotYet(Exception):
-    """A key is not there after a short wait."""
-
-
-def _is_timeout(error: RuntimeError) -> bool:
-    return type(error).__name__ == "DistStoreError" and "timeout" in str(error).lower()
 
 
 def _first_line(error: Any) -> str:

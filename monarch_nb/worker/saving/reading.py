@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
@@ -79,10 +80,14 @@ def load(
             metadata = Reader(path).read_metadata()
             checked = _check(request, namespace, hidden, exchange, path, manifest, metadata)
             _agree(exchange, "problems", checked.problems)
-            size_bytes = _read_tensors(path, metadata, checked.parts.values())
-            _all_have_read(exchange, path)
-            for part in checked.parts.values():
-                _apply(part, namespace)
+            try:
+                size_bytes = _read_tensors(path, metadata, checked.parts.values())
+                _all_have_read(exchange, path)
+                for part in checked.parts.values():
+                    _apply(part, namespace)
+            except KeyboardInterrupt:
+                sys.stderr.write("interrupted in the middle: ranks may hold different states now: load again\n")
+                raise
             report = LoadReport(
                 str(path),
                 size_bytes,
@@ -236,22 +241,28 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
     """Return why what was saved does not fit what is there; choose what is read into, if it does."""
     holder = part.holder
     if holder is None and part.name in namespace:
-        return f"was a {saved.type or saved.kind}, and is {kinds.kind_of(namespace[part.name])[1]}"
+        return f"was {_a(saved.type or saved.kind)}, and is {kinds.kind_of(namespace[part.name])[1]}"
     if holder is None:
         if saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values()):
-            return f"is not there: run the cells that make it (a {saved.type or saved.kind})"
+            return f"is not there: run the cells that make it ({_a(saved.type or saved.kind)})"
         _fill_with_new(part, metadata)
         return ""
     if holder.kind != saved.kind and not _is_empty(holder):
-        return f"was a {saved.type or saved.kind}, and is a {holder.type_name}"
+        return f"was {_a(saved.type or saved.kind)}, and is {_a(holder.type_name)}"
     if holder.kind == "tensor" or (holder.kind == "state" and isinstance(holder.value, torch.nn.Module)):
         return _misfit_of_tensors(part, holder, metadata)
+    if holder.kind == "state" and saved.type and saved.type != holder.type_name:
+        return f"was {_a(saved.type)}, and is {_a(holder.type_name)}"
     if isinstance(holder.value, torch.optim.Optimizer):
         return _misfit_of_optimizer(part, holder.value, metadata)
     _fill_with_new(part, metadata)
     if holder.kind == "value" and not _is_empty(holder) and not _are_alike(saved.type, holder.type_name):
-        return f"was a {saved.type}, and is a {holder.type_name}"
+        return f"was {_a(saved.type)}, and is {_a(holder.type_name)}"
     return ""
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
 
 
 def _are_alike(before: str, now: str) -> bool:
@@ -362,8 +373,9 @@ def _agree(exchange: Exchange, step: str, problems: Mapping[str, str]) -> None:
         whole = json.dumps(merged([json.loads(each) for each in told], exchange.ranks)).encode()
     found: dict[str, str] = json.loads(exchange.share(f"all {step}", whole))
     if found:
-        said = "; ".join(f"`{name}` {why}" for name, why in found.items())
-        raise SaveError(f"nothing was loaded: {said}", found)
+        said = [f"`{name}` {why}" for name, why in found.items()]
+        listed = said[0] if len(said) == 1 else "\n  " + "\n  ".join(said)
+        raise SaveError(f"nothing was loaded: {listed}", found)
 
 
 def merged(told: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> dict[str, str]:
