@@ -14,7 +14,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.provision import Node
 
 PREPARE = """
@@ -115,6 +115,9 @@ def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
     for wrong in ({}, {"every": "10"}, {"every": "steps"}, {"every": "10m", "before": "5m"}):
         with pytest.raises(UsageError):
             mesh.autosave(tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(SaveError, match=r"^ranks 0-3: can not save in /proc/nope: No such file or directory$"):
+        mesh.autosave("/proc/nope", at_end=True)
+    assert mesh.autosave_status() is None
     with pytest.raises(UsageError, match="all ranks of a mesh"):
         mesh.select(0).autosave(tmp_path, at_end=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -81,7 +82,9 @@ class Compares:
             computing = [info.rank for info in self.status() if info.run_id and info.rank not in stops]
             check_not_computing(computing, next((run.name for run in self.running()), ""))
         what = expression or ("the random states" if rng else "the environment")
-        begin = "begin_random_states()" if rng else "begin_environment()" if env else f"begin(({expression}\n))"
+        begin = f"begin(({expression}\n))"
+        if rng or env:
+            begin = "begin_random_states()" if rng else f"begin_environment({secrets.token_hex()!r})"
 
         def pull(ranks: tuple[int, ...], code: str) -> dict[int, bytes]:
             spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=code))

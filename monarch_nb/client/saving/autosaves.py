@@ -36,8 +36,6 @@ class ArmedMesh(Protocol):
 
     def autosave_off(self) -> None: ...
 
-    def autosave_status(self) -> AutosaveStatus | None: ...
-
 
 @dataclass(frozen=True)
 class AutosaveStatus:
@@ -138,10 +136,9 @@ class Autosaves:
             reservation=self.reservation.name,
             mesh=self.name,
         )
-        _arm(self, armed)
-        if (now := self.autosave_status()) is not None and now.problem:
+        if problems := _arm(self, armed):
             self.autosave_off()
-            raise SaveError(now.problem)
+            raise SaveError("\n".join(f"{name_ranks(ranks)}: {problem}" for problem, ranks in problems.items()))
         return _status(run_pb2.SavesStatus(armed=armed))
 
     def autosave_off(self: ArmedMesh) -> None:
@@ -193,11 +190,16 @@ def read_every(every: Duration | None) -> tuple[float, int]:
     return max(SHORTEST_S, seconds_of(every, "--every")), 0
 
 
-def _arm(mesh: ArmedMesh, armed: run_pb2.ArmSaves) -> None:
+def _arm(mesh: ArmedMesh, armed: run_pb2.ArmSaves) -> dict[str, list[int]]:
+    """Tell all ranks what is armed; return why some can not save so."""
     if len(mesh.ranks) != mesh.core.extent.size:
         raise UsageError(f"all ranks of a mesh save by themselves, not {name_ranks(mesh.ranks)} alone")
     call(mesh.core.check_nodes(mesh.ranks))
-    call(mesh.core.control(mesh.ranks, arm_saves=armed))
+    problems: dict[str, list[int]] = {}
+    for rank, reply in sorted(call(mesh.core.control(mesh.ranks, arm_saves=armed)).items()):
+        if reply.saves.problem:
+            problems.setdefault(reply.saves.problem, []).append(rank)
+    return problems
 
 
 def _status(told: run_pb2.SavesStatus) -> AutosaveStatus:

@@ -1,7 +1,7 @@
 """How all ranks of a mesh save at the end of the same step, while their training's own groups are left alone.
 
-Each rank has a main thread that trains and a keeper (a thread) that talks to the other ranks' keepers through the
-mesh's store. A request goes:
+A step ends where the next one begins: ranks hold there (see steps). Each rank has a main thread that trains, and a
+keeper, a thread that talks to the other ranks' keepers through the mesh's store. A request goes:
 
 1. Each keeper reads how many steps its main thread has completed, and tells the others. From this moment on the main
    thread holds at the end of its next step. So a rank that has told c steps completes at most c + 1.

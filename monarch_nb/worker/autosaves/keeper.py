@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from _thread import allocate_lock
 from collections.abc import Callable
 from contextlib import suppress
@@ -152,21 +151,24 @@ class Keeper:
 
     # ---- what the control thread asks for
 
-    def arm(self, wanted: ArmSaves) -> None:
-        """Save by itself from now on, as is said; or no more, when it has no secret."""
+    def arm(self, wanted: ArmSaves, done: Callable[[SavesStatus], None]) -> None:
+        """Save by itself from now on, as is said; or no more, when it has no secret. Call `done` when it was looked
+        whether that is possible: storage may take its time."""
         if self._armed is not None and self._armed.secret == wanted.secret:
+            done(self.status())
             return
         self._armed = wanted if wanted.secret else None
-        self._status = SavesStatus(armed=self._armed, problem=_why_not_there(wanted.directory) if wanted.secret else "")
+        self._status = SavesStatus(armed=self._armed)
         self._lines = []
         self._steps_before = 0
         self._changed = True
         self._due_s = time.monotonic() + wanted.every_s
         self._wake.set()
-        if self._armed is not None:
-            self._when_idle(self._mind_signals)
-            name = "monarch_nb-saves"
-            threading.Thread(target=self._keep, args=(self._armed,), name=name, daemon=True).start()
+        if self._armed is None:
+            done(self.status())
+            return
+        self._when_idle(self._mind_signals)
+        threading.Thread(target=self._keep, args=(self._armed, done), name="monarch_nb-saves", daemon=True).start()
 
     def save_now(self, wanted: SaveNow, done: Callable[[SavesStatus], None]) -> None:
         """Save as soon as all ranks can; call `done` when it is done, or there is no more time for it."""
@@ -309,17 +311,17 @@ class Keeper:
 
     # ---- the keeper's thread
 
-    def _keep(self, armed: ArmSaves) -> None:
+    def _keep(self, armed: ArmSaves, done: Callable[[SavesStatus], None]) -> None:
         """Talk to the other ranks as long as this is what is armed."""
+        self._status.problem = _why_not_there(armed.directory)
+        done(self.status())
         while self._armed is armed:
             try:
                 store = self._connect(CONNECT_TIMEOUT)
                 self._talk(armed, self._prefix(f"{_ROOT}/{_public(armed.secret)}", store))
-            except RuntimeError as error:  # the store is gone, or its connection was broken with others
-                self._status.problem = f"the mesh's store does not answer: {str(error).partition(chr(10))[0]}"
-                time.sleep(AGAIN_S)
-            except Exception:  # noqa: BLE001 -- it must be there for the next save
-                traceback.print_exc()
+            except Exception as error:  # noqa: BLE001 -- mostly the store is gone; this must be there for the next save
+                said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                self._status.problem = f"ranks can not agree on a save: {said}"
                 time.sleep(AGAIN_S)
             finally:
                 self._free_main()

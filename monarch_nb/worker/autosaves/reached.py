@@ -16,8 +16,8 @@ from monarch_nb.worker.user_code import is_library
 
 def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
     """Return what has a state, by name, and is not in a namespace: locals of the functions that execute on this thread,
-    and attributes of these; the optimizers; and the modules that have their parameters. Call it below an optimizer's
-    step.
+    and attributes of these; the optimizers; and the modules that have their parameters. Call it below the loop:
+    where it calls a module that trains, or an optimizer.
 
     Names are those by which the user's code calls them, of the innermost function first; what has none is "optimizer"
     or "model", with a number from the second on.

@@ -35,9 +35,9 @@ def begin_random_states() -> bytes:
     return begin(surroundings.random_states())
 
 
-def begin_environment() -> bytes:
+def begin_environment(salt: str) -> bytes:
     """Like `begin`, for what is around this process: packages, variables, code, devices."""
-    return begin(surroundings.environment())
+    return begin(surroundings.environment(salt))
 
 
 def leaves() -> bytes:

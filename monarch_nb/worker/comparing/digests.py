@@ -74,10 +74,16 @@ def _mixed(block: torch.Tensor) -> torch.Tensor:
     words = content.view(torch.int64)
     words = words ^ _places(str(words.device))[: words.numel()]
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
-        words.bitwise_xor_(words >> shift)
+        words.bitwise_xor_(_shifted(words, shift))
         words.mul_(multiplier)
-    words.bitwise_xor_(words >> _SHIFTS[0])
+    words.bitwise_xor_(_shifted(words, _SHIFTS[0]))
     return words.sum()
+
+
+def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
+    """Return words shifted to the right, zeros coming in: with copies of the sign, a word and its complement would be
+    mixed into the same."""
+    return (words >> by).bitwise_and_((1 << 64 - by) - 1)
 
 
 @cache

@@ -50,8 +50,12 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def environment() -> dict[str, Any]:
-    """Return what a rank computes with. Secrets are compared, but not told."""
+def environment(salt: str) -> dict[str, Any]:
+    """Return what a rank computes with. Secrets are compared, but not told.
+
+    Args:
+        salt: new for each comparison: nobody can try secrets against a digest that was shown.
+    """
     report = describe()
     return {
         "python": report.python,
@@ -62,7 +66,7 @@ def environment() -> dict[str, Any]:
         "torch": _torch_settings(),
         "gpus": _gpus(),
         "code": _git_state(),
-        "variables": {name: _told(name, text) for name, text in sorted(os.environ.items()) if _is_shared(name)},
+        "variables": {name: _told(name, text, salt) for name, text in sorted(os.environ.items()) if _is_shared(name)},
         "packages": _packages(),
     }
 
@@ -71,8 +75,8 @@ def _is_shared(name: str) -> bool:
     return name not in _OF_A_RANK and not name.startswith("MONARCH_NB_")
 
 
-def _told(name: str, text: str) -> str:
-    return f"(secret, {_digest(text)})" if any(word in name.upper() for word in _SECRET) else text
+def _told(name: str, text: str, salt: str) -> str:
+    return f"(secret, {_digest((salt, text))})" if any(word in name.upper() for word in _SECRET) else text
 
 
 def _packages() -> dict[str, str]:

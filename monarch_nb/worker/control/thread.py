@@ -251,6 +251,9 @@ class ControlThread(threading.Thread):
         if request.HasField("debug"):
             self._debugger.command(request.debug, lambda answer: self._answer_later(peer, reply, answer))
             return
+        if request.HasField("arm_saves"):
+            self._keeper.arm(request.arm_saves, lambda status: self._answer_later(peer, reply, status))
+            return
         if request.HasField("save_now"):
             self._keeper.save_now(request.save_now, lambda status: self._answer_later(peer, reply, status))
             return
@@ -305,9 +308,6 @@ class ControlThread(threading.Thread):
                 reply.inspection = encodable(inspection.describe(request.inspect, self._namespace, self._user_code))
             case "stops":
                 reply.stops.extend(self._debugger.stops())
-            case "arm_saves":
-                self._keeper.arm(request.arm_saves)
-                reply.saves.CopyFrom(self._keeper.status())
             case "saves":
                 reply.saves.CopyFrom(self._keeper.status())
             case "abort_groups":

@@ -22,11 +22,12 @@ from typing import Any, Protocol, TypeVar
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.groups.store_connection import pause
+from monarch_nb.worker.saving.asked import TIMEOUT_S
 
 T = TypeVar("T")
 
 _ROOT = "monarch_nb/saves"
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.05
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.2
 """Between two looks at the store. Its own waits see no interrupt, and torch prints a warning when one is over."""
 _CONNECT = timedelta(seconds=20)
 _BEAT_S = 2.0
@@ -70,7 +71,7 @@ class Exchange:
         rank: int,
         secret: str,
         connect: Callable[[timedelta], Store] | None,
-        timeout_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.ranks, self.rank = tuple(ranks), rank
         self.position = self.ranks.index(rank)

@@ -32,7 +32,7 @@ _WRAPPED = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
 _BIG_BYTES = 1 << 20
 _LANES = 1 << 14
 _SAMPLED = 16
-_FACTOR = 6364136223846793005
+_FACTOR, _SHIFT = 6364136223846793005, 29
 
 
 @dataclass
@@ -141,6 +141,8 @@ def tensor_digest(tensor: Any, every: int = 1) -> str:
             lanes = torch.zeros(_LANES, dtype=torch.int64, device=flat.device)
             for row in flat[:whole].view(torch.int64).view(-1, _LANES)[::every]:
                 torch.add(row, lanes, alpha=_FACTOR, out=lanes)
+                # Else two flipped signs in a lane would cancel each other. Zeros come in: no two words become one.
+                lanes.bitwise_xor_((lanes >> _SHIFT).bitwise_and_((1 << 64 - _SHIFT) - 1))
             digest.update(bytes_of(lanes.view(torch.uint8)))
     return digest.hexdigest()
 

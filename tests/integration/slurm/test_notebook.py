@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import eventually
+from integration.live import Gate, eventually
 from integration.notebooks import execute
 from monarch_nb.provision import jobs
 from slurm import run, squeue
@@ -32,9 +32,9 @@ def test_a_program_runs_again_and_again_in_one_job(slurm: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp_path: Path) -> None:
+def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp_path: Path, gate: Gate) -> None:
     setup = "%%mesh\nimport torch\nstep = torch.zeros(1)\nprint('made')"
-    path, go = tmp_path / "train.ipynb", tmp_path / "go"
+    path = tmp_path / "train.ipynb"
     cells = [nbformat.v4.new_code_cell(setup, metadata={"tags": ["setup"]})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     kernel = Kernel(path)
@@ -48,15 +48,12 @@ def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp
         kernel.run("%%mesh\nstep += 5")
         kernel.run(f"%mesh save {tmp_path}/saves")
         kernel.run("%%mesh\nstep += 7  # not saved")
-        cell = kernel.start(
-            f"%%mesh\nimport os, time\nprint('begins')\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\n"
-            "print('went on at', int(step))"
-        )
+        cell = kernel.start(f"%%mesh\nprint('begins')\n{gate.wait}\nprint('went on at', int(step))")
         kernel.wait(cell, "[0-1] begins")
         [first] = jobs.jobs()
         run("scancel", first.id)
         eventually(lambda: [job.id for job in jobs.jobs() if job.served] not in ([], [first.id]), 120)
-        go.touch()
+        gate.open(2)
         text = kernel.wait(cell)
         assert f"Slurm job {first.id} was cancelled (CANCELLED): resuming" in text
         assert "[0-1] made" in text

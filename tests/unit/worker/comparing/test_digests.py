@@ -41,6 +41,12 @@ def test_what_a_device_adds_up_tells_any_flipped_bits_apart(flips: list[tuple[in
     assert int(digests._mixed(one)) != int(digests._mixed(other))
 
 
+def test_a_word_and_its_complement_are_told_apart() -> None:
+    one, other = torch.zeros(100, dtype=torch.int64), torch.zeros(100, dtype=torch.int64)
+    other[7] = -1
+    assert int(digests._mixed(one)) != int(digests._mixed(other))
+
+
 def test_what_a_device_adds_up_depends_on_places() -> None:
     one = torch.zeros(WORDS, dtype=torch.int64)
     one[0] = 7

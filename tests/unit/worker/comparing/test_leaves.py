@@ -135,7 +135,7 @@ def test_an_answer_is_read_in_pages(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().out == "<<more YWJj>>\n<<last ZA==>>\n"
 
 
-@pytest.mark.parametrize("begin", [answers.begin_random_states, answers.begin_environment])
+@pytest.mark.parametrize("begin", [answers.begin_random_states, lambda: answers.begin_environment("salt")])
 def test_surroundings_are_the_same_twice(begin: Any) -> None:
     assert opened(begin()) == opened(begin())
 
@@ -149,8 +149,11 @@ def test_random_states_tell_generators_apart() -> None:
 def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abc123")
     monkeypatch.setenv("RANK", "3")
-    answers.begin_environment()
+    answers.begin_environment("salt")
     told = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
     assert "abc123" not in str(told)
     assert told["variables.WANDB_API_KEY"].startswith("'(secret, ")
     assert "variables.RANK" not in told
+    answers.begin_environment("another")
+    again = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
+    assert again["variables.WANDB_API_KEY"] != told["variables.WANDB_API_KEY"], "nobody can try secrets against it"

@@ -1,6 +1,7 @@
 """What preloading would save: the outermost imports of installed packages, and no frame of ours in their errors."""
 
 import sys
+import threading
 import traceback
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -43,3 +44,26 @@ def test_an_import_that_fails_shows_no_frame_of_ours(packages: Path) -> None:
         __import__("mnb_broken")
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert files == [__file__, str(packages / "mnb_broken.py")]
+
+
+def test_another_thread_may_import_meanwhile(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that saves by itself imports what that needs while a script begins."""
+    is_over = threading.Event()
+
+    def grow() -> None:
+        number = 0
+        while not is_over.is_set():
+            sys.modules[f"mnb_{number}"] = sys
+            number += 1
+
+    before_s = sys.getswitchinterval()
+    thread = threading.Thread(target=grow)
+    try:
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        for _ in range(20):
+            ImportTimes()
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(before_s)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from monarch_nb.worker.saving.leaves import (
+    _LANES,
     Leaf,
     description,
     is_harmless,
@@ -76,6 +77,19 @@ def test_a_digest_sees_each_element(size: int) -> None:
         assert tensor_digest(other) != digest
     if size > 1:
         assert tensor_digest(tensor.flip(0)) != digest
+
+
+def test_a_digest_sees_signs_that_are_flipped_below_each_other_and_complements() -> None:
+    numbers = torch.ones(1 << 17, 4, dtype=torch.float64)
+    flipped = numbers.clone().view(-1)
+    flipped[5] = flipped[5 + _LANES] = -1.0
+    assert tensor_digest(flipped.view_as(numbers)) != tensor_digest(numbers)
+    assert tensor_digest(torch.zeros(1 << 18, dtype=torch.int64)) != tensor_digest(
+        -torch.ones(1 << 18, dtype=torch.int64)
+    )
+    other = torch.zeros(1 << 18, dtype=torch.int64)
+    other[-1] = -1
+    assert tensor_digest(torch.zeros(1 << 18, dtype=torch.int64)) != tensor_digest(other)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
