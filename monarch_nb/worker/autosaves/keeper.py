@@ -315,13 +315,16 @@ class Keeper:
         """Talk to the other ranks as long as this is what is armed."""
         self._status.problem = _why_not_there(armed.directory)
         done(self.status())
+        is_lost = False
         while self._armed is armed:
             try:
                 store = self._connect(CONNECT_TIMEOUT)
+                if is_lost:  # for a moment: an interrupt breaks this connection with those of groups
+                    self._status.problem, is_lost = "", False
                 self._talk(armed, self._prefix(f"{_ROOT}/{_public(armed.secret)}", store))
             except Exception as error:  # noqa: BLE001 -- mostly the store is gone; this must be there for the next save
                 said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                self._status.problem = f"ranks can not agree on a save: {said}"
+                self._status.problem, is_lost = f"ranks can not agree on a save: {said}", True
                 time.sleep(AGAIN_S)
             finally:
                 self._free_main()
