@@ -80,6 +80,26 @@ class RunSpec(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class InstrumentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
@@ -93,6 +113,7 @@ class RunSpec(_message.Message):
     ON_BREAKPOINT_FIELD_NUMBER: _builtins.int
     OWN_WORLD_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
+    INSTRUMENTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     """Order within the mesh, given by the mesh's first node."""
@@ -125,6 +146,10 @@ class RunSpec(_message.Message):
     def tree(self) -> Global___Tree:
         """The files that the run is to see; a rank that saw another version last reloads what changed. Absent: as they are."""
 
+    @_builtins.property
+    def instruments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What is switched on while the body runs: options by name, as JSON (see monarch_nb/worker/runs/instruments.py)."""
+
     def __init__(
         self,
         *,
@@ -141,10 +166,11 @@ class RunSpec(_message.Message):
         on_breakpoint: Global___OnBreakpoint.ValueType = ...,
         own_world: _builtins.bool = ...,
         tree: Global___Tree | None = ...,
+        instruments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "own_world", b"own_world", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "instruments", b"instruments", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "own_world", b"own_world", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script", "calls", "end_groups"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

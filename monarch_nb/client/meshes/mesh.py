@@ -15,6 +15,7 @@ from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.comparing.compares import Compares
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.instruments.asked import Instruments, packed
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
@@ -172,6 +173,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
         want_value: bool = True,
         sync: bool = True,
         on_breakpoint: OnBreakpoint | None = None,
+        instruments: Instruments | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """Run code on the ranks and wait until all have finished. Ctrl-C interrupts the ranks; they keep their memory.
@@ -185,6 +187,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
             sync: first copy changed files to nodes that have copies of your files.
             on_breakpoint: what `breakpoint()` does on a rank: "stop" (`monarch-nb debug` and `%mesh debug` answer),
                 "go-on" or "error". By default it stops if this process has a keyboard.
+            instruments: what looks inside meanwhile: options by name (docs/inside.md).
             listener: called with the run's events on a background thread.
 
         Returns:
@@ -211,6 +214,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
                 want_value=want_value,
                 sync=False,
                 on_breakpoint=on_breakpoint,
+                instruments=instruments,
                 listener=listener,
             )
             is_done = run.join(timeout_s)
@@ -226,6 +230,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
         sync: bool = True,
         on_breakpoint: OnBreakpoint | None = None,
         own_world: bool = False,
+        instruments: Instruments | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """Like `run`, but return at once.
@@ -243,6 +248,7 @@ class Mesh(Scales, Printed, Compares, Saves, Autosaves):
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
         spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
+        spec.instruments.update(packed(instruments))
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- scripts ----

@@ -23,6 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
+from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of
 from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -128,6 +129,7 @@ class CellRunner:
             stream=parsed.switch("stream", default=True),
             shown=shown,
             here=code if parsed.switch("local") else None,
+            instruments=instruments_of(parsed),
         )
 
     def run_code(self, mesh: Mesh, code: str) -> None:
@@ -186,6 +188,7 @@ class CellRunner:
         shown: Collection[int] | None = None,
         here: str | None = None,
         on_breakpoint: OnBreakpoint | None = None,
+        instruments: Sequence[CellInstrument] = (),
     ) -> None:
         """Submit a run, show its output in this cell and wait for it, unless `noblock`; `here` is code for the kernel
         meanwhile."""
@@ -195,6 +198,8 @@ class CellRunner:
             view = self._view(ranks, by=by, group=group, stream=stream, shown=shown, background=noblock)
             if on_breakpoint is not None:
                 submit = partial(submit, on_breakpoint=on_breakpoint)
+            if instruments:
+                submit = partial(submit, instruments={each.name: each.options for each in instruments})
             run = self._submit(submit, view)
             if noblock:
                 self._leave_open(run, view)
@@ -203,6 +208,9 @@ class CellRunner:
                     failed_here = self._failed_in_kernel(here)
             if not noblock:
                 failed = self._wait(run, view, timeout_s, out, on_breakpoint)
+        if run.done:
+            for instrument in instruments:
+                instrument.show(run)
         if not noblock:
             self._finish(run, failed, out)
         elif out is not None:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -20,6 +21,7 @@ from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload import live_update
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import values
+from monarch_nb.worker.runs.instruments import switched_on
 from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
@@ -75,10 +77,13 @@ class CellRunner:
             What user code raised, or None.
         """
         try:
-            with self._worlds.of(spec):
+            with self._worlds.of(spec), self._instruments_of(spec):
                 return await self._run_body(spec, transformed, result)
         except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
             return error
+
+    def _instruments_of(self, spec: RunSpec) -> AbstractContextManager[None]:
+        return switched_on(spec.run_id, spec.instruments) if spec.instruments else nullcontext()
 
     async def _run_body(
         self, spec: RunSpec, transformed: Transformed | None, result: RankResult

@@ -1,0 +1,48 @@
+"""The instruments of a run, and what they found on its ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from monarch_nb.client.pools.facts.infos import RankInfo
+    from monarch_nb.client.runs.run import Run
+
+Instruments = Mapping[str, Mapping[str, Any]]
+"""What ranks switch on while a run goes on: options, plain data, by the instrument's name."""
+
+_ON_RANKS = '__import__("monarch_nb.worker.runs.instruments", fromlist=["_"])'
+
+
+class _Mesh(Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    def select(self, ranks: Any) -> Any: ...
+
+    def status(self) -> list[RankInfo]: ...
+
+    def running(self) -> Iterator[Run]: ...
+
+
+def packed(instruments: Instruments | None) -> dict[str, str]:
+    """Return instruments as ranks are told of them."""
+    return {name: json.dumps(dict(options)) for name, options in (instruments or {}).items()}
+
+
+def found_on(mesh: _Mesh, run: Run, instrument: str) -> dict[int, Any]:
+    """Return what an instrument found in a run that has ended, by rank. Ranks forget it then.
+
+    A rank that is dead, or computes something else now, is left out, and so is one where it found nothing.
+    """
+    computing = {rank for other in mesh.running() for rank in other.ranks}
+    idle = {info.rank for info in mesh.status() if info.state != "dead"} - computing
+    asked = [rank for rank in run.ranks if rank in idle]
+    if not asked:
+        return {}
+    answers = mesh.select(asked).pull(f"{_ON_RANKS}.found({run.id!r}, {instrument!r})")
+    found = {rank: pickle.loads(zlib.decompress(answer)) for rank, answer in zip(asked, answers, strict=True)}
+    return {rank: value for rank, value in found.items() if value is not None}

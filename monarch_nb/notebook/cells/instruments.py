@@ -1,0 +1,46 @@
+"""What a cell's line switches on while the cell runs, and what the cell shows of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.syntax.command_line import Parsed
+
+if TYPE_CHECKING:
+    from monarch_nb.client.runs.run import Run
+
+
+@dataclass(frozen=True)
+class CellInstrument:
+    """An instrument of one cell.
+
+    Attributes:
+        flag: that asked for it, as in "--watch".
+        name: what ranks know it by.
+        options: what it is told there: plain data.
+        show: shows below the cell what it found, once the run has ended, in whatever way.
+    """
+
+    flag: str
+    name: str
+    options: Mapping[str, Any]
+    show: Callable[[Run], None]
+
+
+_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = ()
+"""Each returns its instrument, when the line asks for it."""
+
+
+def instruments_of(parsed: Parsed) -> Sequence[CellInstrument]:
+    """Return the instruments that a cell's line asks for.
+
+    Raises:
+        UsageError: the cell would return before they have found anything.
+    """
+    asked = [instrument for read in _READERS if (instrument := read(parsed)) is not None]
+    if asked and parsed.switch("noblock"):
+        raise UsageError(f"{asked[0].flag} shows what it found when the cell ends: leave --noblock out")
+    return asked
