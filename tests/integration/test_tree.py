@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate, Recorder, client, kill, started
+from integration.live import Gate, Recorder, client, eventually, kill, started
 from leaks import leaks_of
 from monarch_nb.client.connections import events, tree
 from monarch_nb.client.connections.bridge import call
@@ -222,6 +222,18 @@ def test_cells_run_on_the_others_while_the_first_allocator_is_away(mesh: Mesh) -
     last = mesh.run("kept")
     assert last.values == list(range(NODES))
     assert last.number > endless.number
+
+
+def test_the_one_that_gives_numbers_goes_away_between_the_look_at_it_and_the_run(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(allocator_of(0))
+    assert mesh.select(range(1, NODES)).run("rank").values == list(range(1, NODES))
+    kill(allocator_of(1))
+    eventually(lambda: not mesh.core.is_node_up(1))
+    monkeypatch.setattr(type(mesh.core), "is_up", lambda *_: True)  # what a look just before had said
+    assert mesh.core.first_node == 1
+    assert mesh.select(range(2, NODES)).run("rank", timeout_s=60).values == list(range(2, NODES))
 
 
 def test_the_first_allocator_is_killed_before_it_has_given_a_number(mesh: Mesh) -> None:

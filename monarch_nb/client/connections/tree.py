@@ -159,8 +159,9 @@ class TreeConnection:
 
     def _tell_who_is_away(self, listener: RunListener) -> None:
         if run := self._branches.runs.get(listener.run_id):
-            for node in self._away.intersection(run.nodes):
-                listener.on_link(self._connections[node], up=False)
+            for node in sorted(self._away):
+                if _concerns(run, node):
+                    listener.on_link(self._connections[node], up=False)
 
     async def where(self, ranks: Collection[int], run_id: str) -> tuple[dict[int, run_pb2.Where], set[int]]:
         """Ask where ranks are (in a script, or for calls, by the run).
@@ -332,9 +333,14 @@ class TreeConnection:
                 self._connections[node].lost()
             for run_id, listener in list(self._listeners.items()):
                 run = self._branches.runs.get(run_id)
-                asks_it = run is not None and run.is_new and node <= run.numbered_by  # or is to ask through it again
-                if run is not None and (node in run.nodes or asks_it):
+                if run is not None and _concerns(run, node):
                     listener.on_link(self._connections[node], up)
+
+
+def _concerns(run: PassedRun, node: int) -> bool:
+    """Whether it matters to a run that a node is away, or there: the run is on it, is to be numbered by it, or is to be
+    numbered through it again."""
+    return node in run.nodes or (run.is_new and node <= run.numbered_by)
 
 
 async def _room() -> None:
