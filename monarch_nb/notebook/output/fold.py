@@ -52,6 +52,8 @@ from monarch_nb.notebook.output.rows import (
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, goes_up, whole_lines
 
 HEAD_ROWS, TAIL_ROWS = 200, 800
+STAYING_ROWS = 20
+"""So many rows between these stay because a rank has nan or inf there where others have numbers: the first ones."""
 _SLACK_ROWS = 1_000
 HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
 MAX_DISPLAY_BYTES = 8_000_000
@@ -104,6 +106,7 @@ class Fold:
         self._sequence = 0
         self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
         self._dropped_displays: Counter[int] = Counter()
+        self._staying: list[TextRow] = []
         self._gap_begin: Position = (_END, 0)
         self._gap_end: Position = (0, 0)
 
@@ -462,15 +465,22 @@ class Fold:
         self._places.insert(row)
 
     def _trim(self) -> None:
-        """Drop and count what is neither at the beginning, nor at the end, nor the newest of some rank."""
+        """Drop and count what is neither at the beginning, nor at the end, nor the newest of some rank, and must not be
+        overlooked either."""
         rows = sorted((row for row in self._rows if row.ranks), key=order)
         if len(rows) > HEAD_ROWS + TAIL_ROWS:
-            newest = set(map(id, self._newest(rows)))
+            kept = {*map(id, self._newest(rows)), *map(id, self._staying)}
             for row in rows[HEAD_ROWS:-TAIL_ROWS]:
-                if id(row) not in newest:
+                if id(row) not in kept and not self._stays(row):
                     self._drop(row)
             self._gap_begin = rows[HEAD_ROWS - 1].position
         self._purge()
+
+    def _stays(self, row: Row) -> bool:
+        if len(self._staying) == STAYING_ROWS or not isinstance(row, TextRow) or not row.must_stay:
+            return False
+        self._staying.append(row)
+        return True
 
     @property
     def _newest_of_each(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,8 @@ from typing import Any, Self
 from monarch_nb.client.connections.events import Stream
 from monarch_nb.lines.packing import LineOfMany
 from monarch_nb.lines.spreads import Folded, spread
+
+_UNBOUNDED = re.compile(r"(?<![a-z])(?:nan|inf)(?![a-z])", re.IGNORECASE)
 
 Position = tuple[int, int]
 """Number of the line, and number of the line put in behind it."""
@@ -119,6 +122,14 @@ class TextRow(Row):
             is_marked=bool(folded.apart),
         )
 
+    @property
+    def must_stay(self) -> bool:
+        """Whether some of its ranks have nan or inf where others have numbers."""
+        texts = [self.text, *(text for _, text in self.texts)]
+        if len(texts) > 1 and not any(map(_has_unbounded, texts)):
+            return False
+        return any(row.is_marked for row in self.shown())
+
     def settle(self) -> int:
         """Keep what it shows and no longer what each rank wrote; return how many lines were let go."""
         count = len(self.texts)
@@ -200,6 +211,11 @@ class ResultGroup:
     ranks: int
     bundle: Mapping[str, Any]
     facts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def _has_unbounded(line: str) -> bool:
+    numbers = line.columns if isinstance(line, LineOfMany) else line
+    return ("n" in numbers or "N" in numbers) and _UNBOUNDED.search(numbers) is not None  # both have an n
 
 
 @lru_cache(4096)

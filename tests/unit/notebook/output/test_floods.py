@@ -1,5 +1,6 @@
 """Of a flood some lines are left out, and counted; what stays is in order."""
 
+import math
 import random
 import time
 from collections import Counter
@@ -16,8 +17,8 @@ from monarch_nb.client.connections.events import (
     Text,
 )
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.rows import ElidedRow, Row, members
-from unit.notebook.output.folds import of_rank, shown_of
+from monarch_nb.notebook.output.rows import ElidedRow, Row, TextRow, members
+from unit.notebook.output.folds import of_rank, packed, shown_of
 
 
 def _counted(rows: Iterable[Row]) -> Counter[int]:
@@ -62,6 +63,32 @@ def test_a_flood_of_one_rank_does_not_hide_the_others() -> None:
         if start == 20_000:
             fold.add(Text(1, "stdout", "a warning\nand more of it\n"), now_s=start / 1e4)
     assert {"early words", "a warning", "and more of it"} <= {text for _, text in shown_of(fold.rows())}
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_rank_with_nan_stays_although_it_is_in_the_middle(is_packed: bool) -> None:
+    ranks, lines, odd, at = 16, 6_000, 11, 3_000
+    fold = Fold(range(ranks))
+    for start in range(0, lines, 100):
+        of_each = {
+            rank: [
+                f"step {n} loss {math.nan if (rank, n) == (odd, at) else n + rank / 100:.2f}"
+                for n in range(start, start + 100)
+            ]
+            for rank in range(ranks)
+        }
+        if is_packed:
+            fold.add(packed(of_each))
+        else:
+            for rank, of_rank_ in of_each.items():
+                fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in of_rank_)))
+    fold.add(Finished())
+    rows = fold.rows()
+    assert [row.text for row in rows if isinstance(row, TextRow) and row.is_marked] == [
+        f"step {at} loss {at:.2f}–{at + 0.15:.2f}  \x1b[1;31m[{odd}]! loss: nan\x1b[0m"
+    ]
+    assert len(rows) < 1_100
+    assert set(_counted(rows).values()) == {lines}
 
 
 def test_elisions_align_ranks_by_line_number() -> None:
