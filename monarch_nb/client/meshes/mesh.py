@@ -35,6 +35,7 @@ from monarch_nb.client.saving.saves import Saves
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
+from monarch_nb.client.top.tops import Tops
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import MonarchNbError, TargetError
 from monarch_nb.ground.code_names import mesh_flag
@@ -47,7 +48,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Saves, Autosaves):
+class Mesh(Scales, Printed, Compares, Tops, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:
