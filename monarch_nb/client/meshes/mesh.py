@@ -15,6 +15,7 @@ from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.comparing.compares import Compares
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.flames.flames import TellsFlames
 from monarch_nb.client.instruments.asked import Instruments, packed
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
@@ -48,7 +49,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Tops, Saves, Autosaves):
+class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from monarch_nb.proto.run_pb2 import Looks
 from monarch_nb.worker.control.activities import thread_state
 from monarch_nb.worker.control.looks import IDLE, Look, Window, computes, kind_of
+from monarch_nb.worker.control.switching import switching_within
 from monarch_nb.worker.groups import collectives
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
@@ -23,6 +24,7 @@ INTERVAL_S = 0.05
 LEASE_S = 5.0
 """Whoever watches asks more often than that."""
 _MOST_CODES = 4096
+_SWITCH_S = 0.001
 
 
 class Seen(NamedTuple):
@@ -76,16 +78,17 @@ class Looker:
         """Look until nobody has asked for a while."""
         pause = allocate_lock()  # time.sleep may be another one by now
         pause.acquire()
-        while True:
-            pause.acquire(timeout=INTERVAL_S)
-            look = self._look()
-            now_s = time.monotonic()
-            with self._lock:
-                if now_s > self._until_s:
-                    self._thread = None
-                    self._owned.clear()
-                    return
-                self._window.add(now_s, look, self._steps())
+        with switching_within(_SWITCH_S):
+            while True:
+                pause.acquire(timeout=INTERVAL_S)
+                look = self._look()
+                now_s = time.monotonic()
+                with self._lock:
+                    if now_s > self._until_s:
+                        self._thread = None
+                        self._owned.clear()
+                        return
+                    self._window.add(now_s, look, self._steps())
 
     def _look(self) -> Look:
         """Look once. Frames are let go at once: what they hold would live on with them."""
