@@ -17,7 +17,7 @@ MOST_FLAMES = 4
 _MOST_DEPTH = 50
 _LEAST_SHARE = 0.002
 _ROW, _HEADING = 18, 26
-_CHARACTER = 6.3
+_CHARACTER = 6.7
 _USERS, _TORCH, _OTHER = "#e8862e", "#3d8bd0", "#8a8a8a"
 """They lie half transparent on the ground, so they do on light and on dark."""
 _LIGHT, _DARK = {"back": "#ffffff", "text": "#212121"}, {"back": "#111111", "text": "#e0e0e0"}

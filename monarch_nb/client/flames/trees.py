@@ -21,9 +21,9 @@ class Frame(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        file = os.path.basename(self.file) if self.file.startswith("/") else self.file
         if not self.line:
-            return f"{self.function} ({file})" if file else self.function
+            return f"{self.function} ({os.path.basename(self.file)})" if self.file else self.function
+        file = os.path.basename(self.file) if os.path.isabs(self.file) else self.file
         inside = "" if self.function.startswith("<") else f" {self.function}"
         return f"{file}:{self.line}{inside}"
 

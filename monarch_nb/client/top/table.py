@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.top.ranks import KINDS, RankTop
 from monarch_nb.client.top.straggler import Straggler, straggler_of
-from monarch_nb.ground.rank_sets import counted, format_ranks
+from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.sizes import size
 
 MOST_ROWS = 16
 """So many ranks have rows of their own."""
+ALL_WAIT = "all ranks wait in collectives"
+IDLE = "nothing runs on these ranks"
+_STUCK_SHARE = 0.95
 _BAR = 12
 _GLYPHS = {"torch": "█", "python": "▓", "loader": "▒", "waiting": "░", "breakpoint": "b", "collective": "·"}
 HEADERS = ("rank", "node", "steps/s", "", *KINDS.values(), "memory", "CPU", "GPU", "where mostly")
@@ -33,6 +36,11 @@ class TopRow:
         return sum(rank.share(kind) for rank in self.ranks) / len(self.ranks)
 
     @property
+    def ranks_text(self) -> str:
+        """ "0-2,4"."""
+        return format_ranks([rank.rank for rank in self.ranks])
+
+    @property
     def line(self) -> str:
         """The line of the user's code where they are mostly."""
         return self.ranks[0].line
@@ -42,7 +50,7 @@ class TopRow:
         nodes = list(dict.fromkeys(rank.node for rank in self.ranks))
         memory = [rank.memory_bytes for rank in self.ranks if rank.memory_bytes]
         return [
-            f"{format_ranks([rank.rank for rank in self.ranks])}{' ←' if self.is_late else ''}",
+            f"{self.ranks_text}{' ←' if self.is_late else ''}",
             nodes[0] if len(nodes) == 1 else counted(len(nodes), "node"),
             _range([rank.steps_per_s for rank in self.ranks], lambda value: f"{value:.3g}"),
             self.bar(),
@@ -103,19 +111,20 @@ class TopTable:
         object.__setattr__(self, "rows", tuple(_rows(self.ranks, late)))
 
     @property
-    def notes(self) -> list[str]:
+    def sentence(self) -> str:
         """What there is to say of all."""
         seen = [rank for rank in self.ranks if rank.is_seen]
-        if not seen:
-            return ["looking where the ranks are"] if any(rank.state == "running" for rank in self.ranks) else [IDLE]
         if self.straggler is not None:
-            return [str(self.straggler)]
-        if all(rank.parts[0].kind == "idle" and rank.parts[0].share == 1 for rank in seen):
-            return [IDLE]
+            return str(self.straggler)
+        if all(rank.share("idle") == 1 for rank in seen) and not any(rank.state == "running" for rank in self.ranks):
+            return IDLE
+        if not seen:
+            return "looking where the ranks are"
         if len(seen) < 2:
-            return []
-        waits = min(rank.share("collective") for rank in seen) >= STUCK_SHARE
-        return ["all ranks wait in collectives: %mesh stacks shows where"] if waits else ["no rank is waited for"]
+            return f"{name_ranks([rank.rank for rank in seen])} was looked at"
+        if min(rank.share("collective") for rank in seen) >= _STUCK_SHARE:
+            return ALL_WAIT
+        return "no rank is waited for"
 
     def cells(self) -> list[list[str]]:
         """Return the texts of all rows, below HEADERS."""
@@ -126,11 +135,7 @@ class TopTable:
         kept = [column for column in range(len(HEADERS)) if any(row[column] for row in cells[1:])]
         widths = {column: max(len(row[column]) for row in cells) for column in kept}
         lines = ["  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in cells]
-        return "\n".join([*lines, *self.notes])
-
-
-IDLE = "nothing runs on these ranks: start a cell with --noblock, or in another notebook"
-STUCK_SHARE = 0.95
+        return "\n".join([self.sentence, *lines])
 
 
 def _rows(ranks: Sequence[RankTop], late: set[int]) -> list[TopRow]:

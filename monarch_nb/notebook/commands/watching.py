@@ -9,11 +9,10 @@ import time
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.top.table import HEADERS, TopTable
+from monarch_nb.client.top.table import ALL_WAIT, HEADERS, IDLE, TopTable
 from monarch_nb.client.top.tops import follow
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import UsageError
-from monarch_nb.ground.rank_sets import counted
 from monarch_nb.notebook.output.tables import Shown, is_notebook, show, show_updatable, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
@@ -43,8 +42,12 @@ def top(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
 
 def top_view(found: TopTable) -> Shown:
     """Return the table of ranks, with who is waited for above it."""
-    seen = counted(len(found.ranks), "rank")
-    return table("; ".join(found.notes) or seen, HEADERS, found.cells())
+    hints = {
+        IDLE: "start a cell with --noblock, or in another notebook",
+        ALL_WAIT: "%mesh stacks shows where",
+    }
+    notes = [hints[found.sentence]] if found.sentence in hints else []
+    return table(found.sentence, HEADERS, found.cells(), notes)
 
 
 class _Screen:
