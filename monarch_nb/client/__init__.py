@@ -4,6 +4,8 @@ reservations/  what a user holds: taken, found again, attached to, released
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
 comparing/     which ranks have other values than the rest
 instruments/   what looks inside while a run goes on
+flames/        flame graphs of what ranks did in a run
+top/           where ranks are, and who is waited for
 scaling/       one cell on more and more ranks, measured
 saving/        what ranks hold goes to disk and comes back
 debug/         ranks that have stopped at breakpoints are answered

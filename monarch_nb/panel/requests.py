@@ -13,6 +13,8 @@ from typing import Any, TypeVar, cast
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.client.logs.lines import LogLines
 from monarch_nb.client.pools.pool import pool_object
+from monarch_nb.client.pools.ranks import MeshRanks
+from monarch_nb.client.top.asking import look_at
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.lines.templates import FOLDS_BY, default_fold
 from monarch_nb.panel.actions import Actions, Origin
@@ -24,13 +26,14 @@ from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.logs.own_lines import own_lines, parse_places
 from monarch_nb.panel.logs.reading import Reader
 from monarch_nb.panel.refusal import Refused
+from monarch_nb.panel.shown.top import top_shown
 from monarch_nb.panel.shown.view import Json
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=str)
 
-READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines", "curves_found")
+READING = ("view", "forms", "log_rows", "log_find", "log_row", "own_lines", "curves_found", "top")
 """Requests that change nothing."""
 
 
@@ -88,6 +91,7 @@ class Panel:
             "own_lines": self._own_lines,
             "curves_found": self._curves_found,
             "curves_read": self._curves_read,
+            "top": self._top,
         }
 
     def handle(self, name: str, body: object) -> concurrent.futures.Future[Json]:
@@ -282,6 +286,14 @@ class Panel:
         held, mesh_id = await self._held_mesh(body)
         ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
         return MeshNumbers(self.live.held(held["id"]), mesh_id, self.live.owner), ranks
+
+    async def _top(self, body: Json) -> Json:
+        """Answer with where ranks are. They look on as long as this is asked again and again."""
+        held, mesh_id = await self._held_mesh(body)
+        ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
+        told = self.live.held(held["id"])
+        parts = told.meshes[mesh_id]
+        return top_shown(await look_at(MeshRanks(mesh_id, parts.connections(told), parts.spec.ranks), ranks))
 
     async def _log_close(self, body: Json) -> Json:
         self._logs.close(_text(body, "log"))

@@ -2039,6 +2039,7 @@ class ControlRanksRequest(_message.Message):
     ARM_SAVES_FIELD_NUMBER: _builtins.int
     SAVE_NOW_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -2056,6 +2057,8 @@ class ControlRanksRequest(_message.Message):
     interrupt_actors: _builtins.bool
     """see InterruptActors"""
     saves: _builtins.bool
+    looks: _builtins.bool
+    """look at them, as long as this is asked again and again"""
     last_run: _builtins.int
     """with abort_groups: see AbortGroups"""
     run_id: _builtins.str
@@ -2091,14 +2094,15 @@ class ControlRanksRequest(_message.Message):
         arm_saves: _run_pb2.ArmSaves | None = ...,
         save_now: _run_pb2.SaveNow | None = ...,
         saves: _builtins.bool = ...,
+        looks: _builtins.bool = ...,
         last_run: _builtins.int = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "looks", b"looks", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves", "looks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -2163,6 +2167,7 @@ class RankReply(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     answered: _builtins.bool
     stack: _builtins.str
@@ -2181,6 +2186,8 @@ class RankReply(_message.Message):
     def debug(self) -> _run_pb2.DebugAnswer: ...
     @_builtins.property
     def saves(self) -> _run_pb2.SavesStatus: ...
+    @_builtins.property
+    def looks(self) -> _run_pb2.Looks: ...
     def __init__(
         self,
         *,
@@ -2195,10 +2202,11 @@ class RankReply(_message.Message):
         stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
         debug: _run_pb2.DebugAnswer | None = ...,
         saves: _run_pb2.SavesStatus | None = ...,
+        looks: _run_pb2.Looks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "saves", b"saves", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "looks", b"looks", "saves", b"saves", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "rank", b"rank", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "answered", b"answered", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "looks", b"looks", "rank", b"rank", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

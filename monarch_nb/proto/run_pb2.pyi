@@ -926,6 +926,71 @@ class DebugAnswer(_message.Message):
 Global___DebugAnswer: _TypeAlias = DebugAnswer  # noqa: Y015
 
 @_typing.final
+class Looks(_message.Message):
+    """What a rank did in the last seconds, by looks at its stack while somebody watches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    STEPS_PER_S_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """0: it was just begun"""
+    steps_per_s: _builtins.float
+    """of the optimizers; absent when that is not known"""
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___LooksShare]:
+        """the most frequent first"""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        shares: _abc.Iterable[Global___LooksShare] | None = ...,
+        steps_per_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_steps_per_s", b"_steps_per_s", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_steps_per_s", b"_steps_per_s", "count", b"count", "shares", b"shares", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__steps_per_s: _TypeAlias = _typing.Literal["steps_per_s"]  # noqa: Y015
+    _WhichOneofArgType__steps_per_s: _TypeAlias = _typing.Literal["_steps_per_s", b"_steps_per_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps_per_s) -> _WhichOneofReturnType__steps_per_s | None: ...
+
+Global___Looks: _TypeAlias = Looks  # noqa: Y015
+
+@_typing.final
+class LooksShare(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """as in monarch_nb/worker/control/looks.py"""
+    what: _builtins.str
+    """which collective"""
+    looks: _builtins.int
+    line: _builtins.str
+    """"train.py:41": where most of them were"""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        what: _builtins.str = ...,
+        looks: _builtins.int = ...,
+        line: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "line", b"line", "looks", b"looks", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LooksShare: _TypeAlias = LooksShare  # noqa: Y015
+
+@_typing.final
 class Where(_message.Message):
     """Where a rank's main thread (or with a run of calls, an actor's) is."""
 

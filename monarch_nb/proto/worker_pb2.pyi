@@ -544,6 +544,7 @@ class ControlRequest(_message.Message):
     ARM_SAVES_FIELD_NUMBER: _builtins.int
     SAVE_NOW_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     inspect: _builtins.str
     """a name, with dots"""
@@ -575,6 +576,8 @@ class ControlRequest(_message.Message):
 
     @_builtins.property
     def saves(self) -> Global___GetSaves: ...
+    @_builtins.property
+    def looks(self) -> Global___GetLooks: ...
     def __init__(
         self,
         *,
@@ -593,12 +596,13 @@ class ControlRequest(_message.Message):
         arm_saves: _run_pb2.ArmSaves | None = ...,
         save_now: _run_pb2.SaveNow | None = ...,
         saves: Global___GetSaves | None = ...,
+        looks: Global___GetLooks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "looks", b"looks", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "message", b"message", "request", b"request", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "exit", b"exit", "inspect", b"inspect", "interrupt", b"interrupt", "interrupt_actors", b"interrupt_actors", "looks", b"looks", "message", b"message", "request", b"request", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["interrupt", "where", "stack", "complete", "abort_groups", "exit", "inspect", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves", "looks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -713,6 +717,21 @@ class GetSaves(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetSaves: _TypeAlias = GetSaves  # noqa: Y015
+
+@_typing.final
+class GetLooks(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLooks: _TypeAlias = GetLooks  # noqa: Y015
 
 @_typing.final
 class GetStack(_message.Message):
@@ -905,6 +924,7 @@ class ControlReply(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     DEBUG_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    LOOKS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     stack: _builtins.str
     """text, most recent call last"""
@@ -925,6 +945,8 @@ class ControlReply(_message.Message):
     def debug(self) -> _run_pb2.DebugAnswer: ...
     @_builtins.property
     def saves(self) -> _run_pb2.SavesStatus: ...
+    @_builtins.property
+    def looks(self) -> _run_pb2.Looks: ...
     def __init__(
         self,
         *,
@@ -939,10 +961,11 @@ class ControlReply(_message.Message):
         stops: _abc.Iterable[_run_pb2.Stop] | None = ...,
         debug: _run_pb2.DebugAnswer | None = ...,
         saves: _run_pb2.SavesStatus | None = ...,
+        looks: _run_pb2.Looks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "saves", b"saves", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["debug", b"debug", "looks", b"looks", "saves", b"saves", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "ok", b"ok", "request", b"request", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "completion_start", b"completion_start", "completions", b"completions", "debug", b"debug", "inspection", b"inspection", "looks", b"looks", "ok", b"ok", "request", b"request", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,7 +97,7 @@ class Rank:
         self._context = contextvars.copy_context()
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
-        shell.name_files = self._user_code.name_files
+        shell.user_code, shell.name_files = self._user_code, self._user_code.name_files
         self._reloader = Reloader(shell, self._user_code, spec.workspace)
         worlds = Worlds(spec.rank, shell.user_ns)
         self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader, worlds)

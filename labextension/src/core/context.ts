@@ -8,6 +8,8 @@ export interface Host {
   openLog?(target: LogTarget): void;
   /** Show curves of what a mesh prints in a place of their own. Absent: as openLog. */
   openCurves?(target: LogTarget): void;
+  /** Show where the ranks of a mesh are in a place of its own. Absent: as openLog. */
+  openTop?(target: LogTarget): void;
   /** Put the two lines into the current notebook and run them; resolves to what to tell the person. */
   attach?(reservation: Reservation): Promise<string>;
   /** Show the cell that a run came from; resolves to why not, or null. */

@@ -8,6 +8,7 @@ export * from './store';
 export * from './transport';
 export { Panel } from './components/Panel';
 export { CurvesViewer } from './components/CurvesViewer';
+export { TopViewer } from './components/TopViewer';
 export { LogViewer } from './components/logs/LogViewer';
 export { ShownPool } from './components/ShownPool';
 export { Mark } from './components/basics';

@@ -384,6 +384,31 @@ export interface ReadCurves {
   curves?: Curves;
 }
 
+/** Where the ranks of a mesh were in the last seconds. */
+export interface Top {
+  /** Who is waited for, or why nobody is. */
+  sentence: string;
+  is_late: boolean;
+  /** How soon to ask again. */
+  again_s: number;
+  rows: TopRow[];
+}
+
+/** Ranks that do the same. Absent figures are "". */
+export interface TopRow {
+  ranks: string;
+  /** They are waited for. */
+  is_late: boolean;
+  node: string;
+  steps_per_s: string;
+  /** What they did, with shares from 0 to 1. */
+  parts: { kind: string; name: string; share: number; text: string }[];
+  memory: string;
+  cpu: string;
+  gpu: string;
+  where: string;
+}
+
 /** Which log to show, or of which ranks and run the curves. */
 export interface LogTarget {
   reservation: string;

@@ -24,6 +24,8 @@ namespace CommandIDs {
   export const openLog = 'monarch-nb:open-log';
   export const curves = 'monarch-nb:curves';
   export const openCurves = 'monarch-nb:open-curves';
+  export const top = 'monarch-nb:top';
+  export const openTop = 'monarch-nb:open-top';
   export const interrupt = 'monarch-nb:interrupt';
   export const restart = 'monarch-nb:restart';
   export const stacks = 'monarch-nb:stacks';
@@ -60,11 +62,12 @@ const meshPlugin: JupyterFrontEndPlugin<Mesh> = {
     const pools = new Pools(pool => new Store(new ServerTransport(serverSettings, pool)));
     const notebooks = new Notebooks(app, tracker, pools);
     const host: Host = {
-      // Notebook 7 has one document a page: there the panel shows logs and curves in itself.
+      // Notebook 7 has one document a page: there the panel shows logs, curves and where ranks are in itself.
       openLog: shell ? target => void app.commands.execute(CommandIDs.openLog, { ...target }) : undefined,
       openCurves: shell
         ? target => void app.commands.execute(CommandIDs.openCurves, { ...target })
         : undefined,
+      openTop: shell ? target => void app.commands.execute(CommandIDs.openTop, { ...target }) : undefined,
       showPool: name => pools.show(name),
       attach: reservation => notebooks.attach(reservation),
       revealCell: run => notebooks.reveal(run),
@@ -180,7 +183,7 @@ const panelPlugin: JupyterFrontEndPlugin<void> = {
 
 const logPlugin: JupyterFrontEndPlugin<void> = {
   id: 'monarch-nb:logs',
-  description: 'Logs of ranks, and curves of what they print, as tabs.',
+  description: 'Logs of ranks, curves of what they print, and where they are, as tabs.',
   autoStart: true,
   requires: [IMesh],
   optional: [ILabShell, ILayoutRestorer, ICommandPalette],
@@ -192,11 +195,12 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
     palette: ICommandPalette | null
   ) => {
     if (!shell) {
-      return; // Notebook 7: the panel shows both in itself
+      return; // Notebook 7: the panel shows all of them in itself
     }
     const trackers = {
       log: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-log' }),
-      curves: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-curves' })
+      curves: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-curves' }),
+      top: new WidgetTracker<ViewerWidget>({ namespace: 'monarch-nb-top' })
     };
     const open = (kind: ViewerKind, target: LogTarget): void => {
       const store = target.pool ? mesh.pools.named(target.pool) : mesh.pools.storeOf(target.reservation);
@@ -206,7 +210,11 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
       if (!widget) {
         widget = new ViewerWidget(store, mesh.host, kind, { pool, ...target });
         // The first takes half of the place, others are tabs there.
-        const beside = tracker.currentWidget ?? trackers.log.currentWidget ?? trackers.curves.currentWidget;
+        const beside =
+          tracker.currentWidget ??
+          trackers.log.currentWidget ??
+          trackers.curves.currentWidget ??
+          trackers.top.currentWidget;
         const place = beside
           ? ({ mode: 'tab-after', ref: beside.id } as const)
           : ({ mode: 'split-bottom' } as const);
@@ -223,11 +231,18 @@ const logPlugin: JupyterFrontEndPlugin<void> = {
         CommandIDs.curves,
         'Open Curves of Ranks',
         'Curves of the numbers that the ranks print'
+      ],
+      [
+        'top',
+        CommandIDs.openTop,
+        CommandIDs.top,
+        'Open Top of Ranks',
+        'Where ranks spend their time, and who is waited for'
       ]
     ];
     for (const [kind, ofTarget, ofMine, label, caption] of kinds) {
       app.commands.addCommand(ofTarget, {
-        label: kind === 'log' ? 'Open a Log' : 'Open Curves',
+        label: { log: 'Open a Log', curves: 'Open Curves', top: 'Open Top' }[kind],
         execute: args => open(kind, args as unknown as LogTarget)
       });
       app.commands.addCommand(ofMine, {

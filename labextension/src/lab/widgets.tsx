@@ -12,6 +12,7 @@ import {
   ShownPool,
   Store,
   SurroundingsProvider,
+  TopViewer,
   summary,
   useTick
 } from '../core';
@@ -71,14 +72,15 @@ export class SidePanel extends ReactWidget {
 }
 
 /** What is shown of a mesh in a tab. */
-export type ViewerKind = 'log' | 'curves';
+export type ViewerKind = 'log' | 'curves' | 'top';
 
 const VIEWERS = {
   log: { Viewer: LogViewer, focused: '.mnb-lines' },
-  curves: { Viewer: CurvesViewer, focused: '.mnb-curves-names button, select' }
+  curves: { Viewer: CurvesViewer, focused: '.mnb-curves-names button, select' },
+  top: { Viewer: TopViewer, focused: 'select, input' }
 };
 
-/** A log, or curves, as a tab. */
+/** A log, curves, or where ranks are, as a tab. */
 export class ViewerWidget extends MainAreaWidget<ReactWidget> {
   static idOf(kind: ViewerKind, target: LogTarget): string {
     return `monarch-nb-${kind}:${target.mesh}:${target.ranks ?? 'all'}:${target.run ?? 'all'}`;

@@ -8,6 +8,7 @@ import panel from '../../style/panel.css';
 import pool from '../../style/pool.css';
 import reservations from '../../style/reservations.css';
 import tokens from '../../style/tokens.css';
+import top from '../../style/top.css';
 import widget from '../../style/widget.css';
 
 /** All styles as text: the widget brings its own. */
@@ -22,5 +23,6 @@ export const css = [
   pool,
   log,
   curves,
+  top,
   widget
 ].join('\n');

@@ -531,6 +531,7 @@ CONTROL_RULES: dict[str, tuple[Right, str]] = {
     "arm_saves": (Right.RUN, "save what its ranks hold"),
     "save_now": (Right.RUN, "save what its ranks hold"),
     "saves": (Right.READ, "see what it saves"),
+    "looks": (Right.READ, "see where its ranks are"),
 }
 """By what control threads are asked (ControlRanksRequest.message)."""
 

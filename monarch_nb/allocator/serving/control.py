@@ -71,7 +71,7 @@ async def look(node: Node, request: pb.Look, ranks: Sequence[int]) -> pb.Seen:
 def _who(node: Node, request: pb.ControlRanksRequest, mesh: Mesh, rank: int) -> RankProcess | None:
     """Return the process that a question is about: where a live rank does nothing, it is about the script there."""
     known = node.supervisor.ranks
-    if request.WhichOneof("message") in ("where", "stack"):
+    if request.WhichOneof("message") in ("where", "stack", "looks"):
         if process := known.get((request.run_id, rank)):
             return process
         if not mesh.ranks[rank].running and (process := node.scripts.at_work(mesh, rank)):
@@ -114,6 +114,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         stops=[*reply.stops, *(beside.stops if beside is not None else ())],
         debug=reply.debug if request.HasField("debug") else None,
         saves=reply.saves if reply.HasField("saves") else None,
+        looks=reply.looks if reply.HasField("looks") else None,
     )
 
 
@@ -163,6 +164,8 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             return wire.ControlRequest(save_now=request.save_now)
         case "saves":
             return wire.ControlRequest(saves=wire.GetSaves())
+        case "looks":
+            return wire.ControlRequest(looks=wire.GetLooks())
         case "debug":
             return wire.ControlRequest(debug=request.debug)
         case "abort_groups":

@@ -15,6 +15,7 @@ from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.client.comparing.compares import Compares
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.flames.flames import TellsFlames
 from monarch_nb.client.instruments.asked import Instruments, packed
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
@@ -35,6 +36,7 @@ from monarch_nb.client.saving.saves import Saves
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
 from monarch_nb.client.scripts.script_run import ScriptRun, host_store
+from monarch_nb.client.top.tops import Tops
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import MonarchNbError, TargetError
 from monarch_nb.ground.code_names import mesh_flag
@@ -47,7 +49,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Saves, Autosaves):
+class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

@@ -264,7 +264,7 @@ class MeshRanks:
             for reservation in reply.reservations:
                 found += [(connection, mesh) for mesh in reservation.meshes if mesh.mesh_id == self.mesh_id]
         if not found:
-            raise self._gone([reply for reply in replies if not isinstance(reply, BaseException)])
+            raise self.gone([reply for reply in replies if not isinstance(reply, BaseException)])
         self.dead = {
             rank.rank: describe_death(rank.death)
             for _, mesh in found
@@ -305,7 +305,7 @@ class MeshRanks:
         names = [f"{node.name}{f' ({since})' if (since := node.since.strip()) else ''}" for node in nodes]
         return silence.all_away(self.reservation_name, names, self.known_runs)
 
-    def _gone(self, replies: Iterable[pb.StatusReply]) -> MonarchNbError:
+    def gone(self, replies: Iterable[pb.StatusReply]) -> MonarchNbError:
         """Return why no node tells of the mesh."""
         for reply in replies:
             for ended in reply.ended:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.client.flames.flames import PYTHON_PROFILE
 from monarch_nb.errors import UsageError
+from monarch_nb.notebook.cells.flames import show_flames
 from monarch_nb.notebook.syntax.command_line import Parsed
 
 if TYPE_CHECKING:
@@ -30,7 +32,13 @@ class CellInstrument:
     show: Callable[[Run], None]
 
 
-_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = ()
+def _python_profile(parsed: Parsed) -> CellInstrument | None:
+    if parsed.text("profile") != "python":
+        return None
+    return CellInstrument("--profile=python", PYTHON_PROFILE, {}, show_flames)
+
+
+_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (_python_profile,)
 """Each returns its instrument, when the line asks for it."""
 
 

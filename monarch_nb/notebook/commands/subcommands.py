@@ -30,6 +30,7 @@ from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.plotting import plot
 from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save, save_before_release
 from monarch_nb.notebook.commands.scripts import run_command, run_script
+from monarch_nb.notebook.commands.watching import top
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.output.actors import actors_table
 from monarch_nb.notebook.output.logs import nothing_line, shown_logs
@@ -46,7 +47,7 @@ from monarch_nb.notebook.output.tables import (
 )
 from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import ResumePlan, Session, attached_line, divided, mesh_called, shape, unseen_line
-from monarch_nb.notebook.syntax import declarations, holding
+from monarch_nb.notebook.syntax import declarations, holding, inside
 from monarch_nb.notebook.syntax.command_line import (
     Command,
     Parsed,
@@ -98,6 +99,7 @@ class Subcommands:
             declarations.PANEL: self._panel,
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
+            inside.TOP: partial(top, session, shell),
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
             declarations.FOLD: partial(fold, session),

@@ -98,6 +98,9 @@ class _SharedPart(Part):
 class Keeper:
     """The saves that this rank makes by itself. Nothing but a count of steps is kept while none is armed.
 
+    Attributes:
+        steps_taken: of all trainings of this rank so far.
+
     Args:
         rank, size: who this is, and of how many.
         connect: makes a connection to the store that all ranks have.
@@ -135,7 +138,7 @@ class Keeper:
         self._armed: ArmSaves | None = None
         self._status = SavesStatus()
         self._wake = threading.Event()
-        self._steps_before = 0
+        self._steps_before = self.steps_taken = 0
         self._changed = False
         self._wish: Request | None = None
         self._urgent: list[_Urgent] = []
@@ -221,6 +224,7 @@ class Keeper:
         if not self._steps.completes(name):
             return
         self._part.step()
+        self.steps_taken += 1
         if self._armed is not None:
             self._after_step(self._armed)
 

@@ -29,6 +29,7 @@ from monarch_nb.worker.control import completion, inspection, stacks
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.control.executions import Executions
 from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
+from monarch_nb.worker.control.looker import Looker, Seen
 from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import breaking
 from monarch_nb.worker.mail.post import Post
@@ -102,6 +103,7 @@ class ControlThread(threading.Thread):
         self._replies: deque[tuple[_Peer, ControlReply]] = deque()
         self._post, self._keeper = post, keeper
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
+        self._looker = Looker(self._seen, user_code, lambda: keeper.steps_taken)
         self._selector = selectors.PollSelector()
         self._control: _Peer | None = None
         self._watched_mail: socket.socket | None = None
@@ -310,6 +312,8 @@ class ControlThread(threading.Thread):
                 reply.stops.extend(self._debugger.stops())
             case "saves":
                 reply.saves.CopyFrom(self._keeper.status())
+            case "looks":
+                reply.looks.CopyFrom(self._looker.watched())
             case "abort_groups":
                 self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":
@@ -337,6 +341,16 @@ class ControlThread(threading.Thread):
         if active is None or run_id not in ("", active.run_id):
             return Where(state=Where.STATE_IDLE)
         return self._place(active, self._frames(active), active.run_id)
+
+    def _seen(self) -> Seen | None:
+        """Return what executes user code now: the main thread, or the actor's that has done so for the longest time."""
+        active = self._interrupter.active
+        if active is not None:
+            return Seen(active.thread, active.native_thread(), self._frames(active))
+        longest = min(self._executions, key=lambda each: each.started_s, default=None)
+        if longest is None:
+            return None
+        return Seen(longest.thread, longest.native_thread(), longest.frames())
 
     def _place(self, activity: Activity, frames: list[FrameType], run_id: str) -> Where:
         collective = breaking.collective(frames[0]) if frames else None

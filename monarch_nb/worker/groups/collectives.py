@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -39,6 +39,23 @@ def collective(frame: FrameType) -> str | None:
         "wait" for `work.wait()`; "store wait".
     """
     return _innermost(_outwards(frame)) or _awaited(frame)
+
+
+def glimpse(frame: FrameType, source_line: Callable[[CodeType, int], str]) -> str:
+    """Return what `collective` does, or "", in microseconds: for who looks again and again while the thread goes on. It
+    takes no values out of frames: a `wait()` that is C++ all the way is one for a collective.
+
+    Args:
+        frame: the thread's innermost Python frame.
+        source_line: returns a line of the source of some code.
+    """
+    if name := _innermost(_outwards(frame)):
+        return name
+    code, number = frame.f_code, frame.f_lineno
+    if "wait" not in code.co_names or number is None or ".wait(" not in source_line(code, number):
+        return ""
+    called = _call_at(code, frame.f_lasti)
+    return "wait" if called is not None and called[0] == "wait" else ""
 
 
 def is_group_error(error: BaseException) -> bool:
@@ -101,6 +118,7 @@ def _innermost(frames: Iterable[FrameType]) -> str | None:
     return found
 
 
+@lru_cache(maxsize=4096)
 def _name(path: str, function: str) -> str | None:
     """Return a collective's name for a function of torch, "" for one that is part of something else, None outside."""
     for file, private, name in _NAMES:

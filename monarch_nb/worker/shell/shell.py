@@ -35,7 +35,7 @@ from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.facts import facts_of
 from monarch_nb.worker.shell.last_error import LastError, release_frames
-from monarch_nb.worker.user_code import cut_middle, error_chain
+from monarch_nb.worker.user_code import UserCode, cut_middle, error_chain
 
 _SIGINT_GRACE_S = 0.5
 _FILE = re.compile(r'File "(<[^"\n]+>)"')
@@ -118,6 +118,8 @@ class RankShell(InteractiveShell):
     script_error: BaseException | None = None
     name_files: Callable[[str], str] = staticmethod(str)
     """Gives files in a rendered traceback the names that the user knows."""
+    user_code: UserCode
+    """Of the rank, once it is one."""
     _nested_cells = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

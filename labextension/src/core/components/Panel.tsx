@@ -11,6 +11,7 @@ import { FormView } from './FormView';
 import { Jobs, Notices } from './Jobs';
 import { LogViewer } from './logs/LogViewer';
 import { PoolView, poolSummary } from './PoolView';
+import { TopViewer } from './TopViewer';
 import { ReservationCard, TimeLeft } from './reservation/ReservationCard';
 
 /** Jobs whose card says already how they go. */
@@ -32,7 +33,7 @@ export interface PanelProps {
   notebook?: string | null;
 }
 
-type Viewer = typeof LogViewer | typeof CurvesViewer;
+type Viewer = typeof LogViewer | typeof CurvesViewer | typeof TopViewer;
 
 /** The whole panel. */
 export function Panel({ store, host, only = null, notebook = null }: PanelProps) {
@@ -40,7 +41,8 @@ export function Panel({ store, host, only = null, notebook = null }: PanelProps)
   const surroundings = useMemo<Surroundings>(() => {
     const openLog = host.openLog ?? (target => setInner({ Viewer: LogViewer, target }));
     const openCurves = host.openCurves ?? (target => setInner({ Viewer: CurvesViewer, target }));
-    return { store, host: { ...host, openLog, openCurves } };
+    const openTop = host.openTop ?? (target => setInner({ Viewer: TopViewer, target }));
+    return { store, host: { ...host, openLog, openCurves, openTop } };
   }, [store, host]);
   return (
     <SurroundingsProvider value={surroundings}>

@@ -157,6 +157,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
       host.openCurves?.({ reservation: reservation.id, mesh: mesh.id, ranks, run: null });
     }
   };
+  const openTop = (): void => {
+    if (mesh) {
+      host.openTop?.({ reservation: reservation.id, mesh: mesh.id, ranks, run: null });
+    }
+  };
   const openRank = useCallback((rank: number) => openLog(String(rank)), [openLog]);
 
   const isChosen = (actor: Actor): boolean => actor.mesh_id === mesh?.id && actor.ranks === ranks;
@@ -252,6 +257,15 @@ export const ReservationCard = memo(function ReservationCard(props: {
                 onClick={openCurves}
               >
                 Curves
+              </Button>
+            )}
+            {host.openTop && (
+              <Button
+                label={`Top${of}`}
+                title="Where ranks spend their time, and who is waited for"
+                onClick={openTop}
+              >
+                Top
               </Button>
             )}
             <Button

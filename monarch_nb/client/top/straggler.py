@@ -1,0 +1,88 @@
+"""Which ranks the others wait for: those that wait least in collectives while the others wait."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from monarch_nb.client.top.ranks import KINDS, RankTop
+from monarch_nb.ground.rank_sets import name_ranks
+
+_LEAST_WAIT = 0.25
+"""Others wait when they spend so much of their time in collectives, and so much more than the one that is late."""
+_NEAR = 0.25
+"""Who is at most this part of the distance away from the one that waits least is late, too."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Who is waited for. As text the sentence that says so.
+
+    Attributes:
+        ranks: mostly one.
+        share: of their time, in `line`.
+        kind: what they do there, as `Part` has it; "idle" when they run nothing.
+        line: "train.py:41"; empty when it is not known.
+        waiting: the ranks that wait. collective: in what, mostly. waiting_share: of their time.
+    """
+
+    ranks: tuple[int, ...]
+    share: float
+    kind: str
+    line: str
+    waiting: tuple[int, ...]
+    collective: str
+    waiting_share: float
+
+    def __str__(self) -> str:
+        is_one = len(self.ranks) == 1
+        them = f"{name_ranks(self.ranks)} {'is' if is_one else 'are'} waited for"
+        if self.kind == "idle":
+            does = "it runs nothing" if is_one else "they run nothing"
+        else:
+            where = f"{self.line} ({KINDS.get(self.kind, self.kind)})" if self.line else KINDS.get(self.kind, self.kind)
+            does = f"{self.share:.0%} of {'its' if is_one else 'their'} time in {where}"
+        verb = "waits" if len(self.waiting) == 1 else "wait"
+        return f"{them}: {does}; {name_ranks(self.waiting)} {verb} in {self.collective} ({self.waiting_share:.0%})"
+
+
+def straggler_of(ranks: Sequence[RankTop]) -> Straggler | None:
+    """Return who is waited for; None when nobody is: no rank waits, or all do, or half of them do not.
+
+    Example:
+        >>> from monarch_nb.client.top.ranks import Part
+        >>> others = [RankTop(rank, "a", "running", (Part("collective", "all_reduce", 1.0, ""),)) for rank in (0, 1)]
+        >>> late = RankTop(2, "a", "running", (Part("loader", "", 1.0, "train.py:41"),))
+        >>> print(straggler_of([*others, late]))
+        rank 2 is waited for: 100% of its time in train.py:41 (data loader); ranks 0-1 wait in all_reduce (100%)
+    """
+    seen = [rank for rank in ranks if rank.is_seen]
+    if len(seen) < 2:
+        return None
+    waits = {rank.rank: rank.share("collective") for rank in seen}
+    least, *others = sorted(waits.values())
+    typical = median(others)
+    if typical < _LEAST_WAIT or typical - least < _LEAST_WAIT:
+        return None
+    late = [rank for rank in seen if waits[rank.rank] <= least + _NEAR * (typical - least)]
+    if 2 * len(late) > len(seen):
+        return None
+    waiting = [rank for rank in seen if rank not in late]
+    collectives: defaultdict[str, float] = defaultdict(float)
+    for part in (part for rank in waiting for part in rank.parts if part.kind == "collective"):
+        collectives[part.what] += part.share
+    places: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for part in (part for rank in late for part in rank.parts if part.kind != "collective"):
+        places[part.kind, part.line] += part.share
+    (kind, line), share = max(places.items(), key=lambda place: place[1])
+    return Straggler(
+        ranks=tuple(rank.rank for rank in late),
+        share=share / len(late),
+        kind=kind,
+        line=line,
+        waiting=tuple(rank.rank for rank in waiting),
+        collective=max(collectives, key=lambda name: collectives[name]),
+        waiting_share=sum(waits[rank.rank] for rank in waiting) / len(waiting),
+    )

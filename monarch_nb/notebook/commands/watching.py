@@ -1,0 +1,74 @@
+"""`%mesh top`: where every rank is, live in the cell until ■."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_nb.client.top.table import ALL_WAIT, HEADERS, IDLE, TopTable
+from monarch_nb.client.top.tops import follow
+from monarch_nb.config import NONINTERACTIVE_VARIABLE
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.output.tables import Shown, is_notebook, show, show_updatable, table
+from monarch_nb.notebook.session import Session
+from monarch_nb.notebook.syntax.command_line import Parsed
+
+
+def top(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
+    """Show where ranks are, until Ctrl-C, for some time, or once.
+
+    Raises:
+        UsageError: both --once and --for are given.
+    """
+    mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
+    for_s = parsed.seconds("for")
+    if parsed.switch("once") and for_s is not None:
+        raise UsageError("say one of --once and --for")
+    if parsed.switch("once") or (for_s is None and os.environ.get(NONINTERACTIVE_VARIABLE)):
+        show(top_view(mesh.top()))
+        return
+    until_s = time.monotonic() + for_s if for_s is not None else None
+    screen = _Screen(is_updated=is_notebook(shell))
+    with contextlib.suppress(KeyboardInterrupt):
+        for found in follow(mesh.core, mesh.ranks):
+            screen.show(top_view(found))
+            if until_s is not None and time.monotonic() >= until_s:
+                return
+
+
+def top_view(found: TopTable) -> Shown:
+    """Return the table of ranks, with who is waited for above it."""
+    hints = {
+        IDLE: "start a cell with --noblock, or in another notebook",
+        ALL_WAIT: "%mesh stacks shows where",
+    }
+    notes = [hints[found.sentence]] if found.sentence in hints else []
+    return table(found.sentence, HEADERS, found.cells(), notes)
+
+
+class _Screen:
+    """Where the table is shown: a display of a cell that is replaced, or lines of a terminal.
+
+    Args:
+        is_updated: displays can be replaced.
+    """
+
+    def __init__(self, *, is_updated: bool) -> None:
+        self._is_updated = is_updated
+        self._handle: object | None = None
+        self._lines = 0
+
+    def show(self, shown: Shown) -> None:
+        """Show it in the place of what was shown before."""
+        if not self._is_updated:
+            back = f"\x1b[{self._lines}A\x1b[J" if self._lines and sys.stdout.isatty() else ""
+            self._lines = shown.plain.count("\n") + 1
+            sys.stdout.write(f"{back}{shown.plain}\n")
+        elif self._handle is None:
+            self._handle = show_updatable(shown)
+        else:
+            self._handle.update(shown)  # type: ignore[attr-defined]  # IPython's has no types

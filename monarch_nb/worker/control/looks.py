@@ -1,0 +1,154 @@
+"""What a thread does, as one look at its stack tells, and how many looks make shares of the last seconds. Pure.
+
+A look sees Python's frames and how much of a processor the thread used since the look before. So it can tell what
+torch was called for, but not whether C code computes or waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from monarch_nb.worker.user_code import PACKAGE, is_standard
+
+COLLECTIVE = "collective"
+"""In a call of torch.distributed, or in one that waits for peers inside: see MAY_COMPUTE."""
+LOADER = "loader"
+"""In a data loader, whatever is called there."""
+TORCH = "torch"
+"""In torch: its own Python, or what that calls in C."""
+PYTHON = "python"
+"""In other code: the user's or a library's, and what its lines call in C themselves."""
+WAITING = "waiting"
+"""Without a processor, in none of these: it sleeps, reads, or waits for a lock."""
+BREAKPOINT = "breakpoint"
+"""A debugger has stopped it."""
+IDLE = "idle"
+"""Nothing runs."""
+
+MAY_COMPUTE = ("backward", "DistributedDataParallel", "DistributedDataParallel.forward")
+"""Of what `collectives.collective` names, these compute as well: they wait for peers only while the thread sleeps."""
+_DEBUGGER = os.path.join(PACKAGE, "worker", "debug", "")
+_LOADERS = ("/torch/utils/data/", "-packages/torchdata/", "-packages/datasets/", "-packages/webdataset/")
+_TORCH = f"{os.sep}torch{os.sep}"
+_ENOUGH_OF_A_PROCESSOR = 0.5
+
+
+class Look(NamedTuple):
+    """What one look saw.
+
+    Attributes:
+        kind: one of the names above.
+        what: which collective.
+        line: the innermost line of the user's code: "train.py:41".
+    """
+
+    kind: str
+    what: str = ""
+    line: str = ""
+
+
+def computes(state: str, processor: float | None) -> bool:
+    """Return whether a thread computes.
+
+    Args:
+        state: as the kernel has it now: "R", "S", …. A thread that gives the interpreter to the one that looks sleeps.
+        processor: which part of one it used since the last look; None when there was none.
+    """
+    return state != "S" or processor is None or processor >= _ENOUGH_OF_A_PROCESSOR
+
+
+def kind_of(files: Sequence[str], collective: str, *, is_busy: bool, has_gpu: bool) -> tuple[str, str]:
+    """Return what a thread does, and in which collective.
+
+    Args:
+        files: of the code of its frames, innermost first.
+        collective: the name of the collective that these are in, if they are in one.
+        is_busy: it computes.
+        has_gpu: other threads compute for it: that it sleeps in backward says nothing then.
+
+    Example:
+        >>> kind_of(["/lib/torch/distributed/distributed_c10d.py"], "all_reduce", is_busy=False, has_gpu=False)
+        ('collective', 'all_reduce')
+    """
+    if any(file.startswith(_DEBUGGER) for file in files):
+        return BREAKPOINT, ""
+    if collective and (collective not in MAY_COMPUTE or not (is_busy or has_gpu)):
+        return COLLECTIVE, collective
+    if any(part in file for file in files for part in _LOADERS):
+        return LOADER, ""
+    innermost = next((file for file in files if not is_standard(file)), "")
+    if _TORCH in innermost and (is_busy or has_gpu or collective):
+        return TORCH, ""
+    return (PYTHON if is_busy else WAITING), ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Looks of one kind.
+
+    Attributes:
+        line: where most of them were.
+    """
+
+    kind: str
+    what: str
+    looks: int
+    line: str
+
+
+@dataclass
+class Window:
+    """The looks of the last seconds.
+
+    Attributes:
+        length_s: for how long a look is kept. steps_s: how long changes of the number of steps are kept.
+    """
+
+    length_s: float = 5.0
+    steps_s: float = 60.0
+    _looks: deque[tuple[float, Look]] = field(default_factory=deque)
+    _steps: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now_s: float, look: Look, steps: int) -> None:
+        """Note what was seen."""
+        self._looks.append((now_s, look))
+        while self._looks and self._looks[0][0] < now_s - self.length_s:
+            self._looks.popleft()
+        if not self._steps or steps != self._steps[-1][1]:
+            self._steps.append((now_s, steps))
+        while len(self._steps) > 2 and self._steps[0][0] < now_s - self.steps_s:
+            self._steps.popleft()
+
+    def clear(self) -> None:
+        """Forget all: it was not looked for a while."""
+        self._looks.clear()
+        self._steps.clear()
+
+    def shares(self) -> list[Share]:
+        """Return what was seen, the most frequent first."""
+        lines: dict[tuple[str, str], Counter[str]] = {}
+        for _, look in self._looks:
+            lines.setdefault((look.kind, look.what), Counter())[look.line] += 1
+        shares = [Share(*key, count.total(), count.most_common(1)[0][0]) for key, count in lines.items()]
+        return sorted(shares, key=lambda share: -share.looks)
+
+    def steps_per_s(self, now_s: float) -> float | None:
+        """Return how many steps a second there were; None when that is not known yet.
+
+        The first number of steps was there before; it counts from the first change on, within the last seconds if
+        these have two.
+        """
+        changes = list(self._steps)[1:]
+        newest = [change for change in changes if change[0] >= now_s - self.length_s]
+        if len(newest) >= 2:
+            changes = newest
+        if len(changes) < 2:
+            return None
+        (first_s, first), (last_s, last) = changes[0], changes[-1]
+        rate = (last - first) / (last_s - first_s)
+        since_s = now_s - last_s
+        return rate if since_s * rate < 2 else (last - first) / (now_s - first_s)

@@ -1,0 +1,174 @@
+"""Where ranks are and who is waited for, and flame graphs of their stacks, on live ranks and in a notebook."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, Gate, eventually, kill, pids_of, started
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.top.table import TopTable
+from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.panel.requests import Panel
+
+LATE = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        if rank == 3:
+            time.sleep(0.05)
+        return torch.ones(4)
+weight = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([weight], 1e-6)
+for batch in torch.utils.data.DataLoader(Data(), batch_size=2):
+    weight.grad = batch.sum(0)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+"""
+LOOKERS = "import threading\nsum('looker' in each.name for each in threading.enumerate())"
+BUSY = "import time\ndef busy():\n    end = time.monotonic() + 1\n    while time.monotonic() < end:\n        {}\nbusy()"
+
+
+@pytest.fixture
+def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
+    """One that has attached to the module's reservation."""
+    opened = Kernel(tmp_path / "a.ipynb")
+    try:
+        opened.run("%load_ext monarch_nb\n%mesh attach dev")
+        yield opened
+    finally:
+        opened.kill()
+        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
+
+
+def seen(mesh: Mesh, holds: Callable[[TopTable], object]) -> TopTable:
+    """Look at the mesh until something holds."""
+    tables: list[TopTable] = []
+
+    def look() -> object:
+        tables.append(mesh.top(0.2))
+        return holds(tables[-1])
+
+    eventually(look)
+    return tables[-1]
+
+
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line(fresh_mesh: Mesh) -> None:
+    run, _ = started(fresh_mesh, LATE)
+    try:
+
+        def is_clear(table: TopTable) -> object:
+            late = table.straggler
+            return late and late.ranks == (3,) and late.share > 0.5 and all(each.steps_per_s for each in table.ranks)
+
+        table = seen(fresh_mesh, is_clear)
+        late = table.straggler
+        assert late is not None
+        assert (late.kind, late.collective, late.waiting) == ("loader", "all_reduce", (0, 1, 2, 4, 5, 6, 7))
+        # Below `if rank == 3:`, as the rank numbers lines, behind the line of `started`.
+        assert re.fullmatch(rf"Run {run.number}:12", late.line), late.line
+        assert [row.is_late for row in table.rows] == [rank == 3 for rank in range(8)]
+        assert all(each.memory_bytes for each in table.ranks)
+
+        told = Panel().handle("top", {"mesh": fresh_mesh.id, "ranks": "2-3"}).result(TIMEOUT_S)["result"]
+        assert [(row["ranks"], row["node"]) for row in told["rows"]] == [("2", "node0"), ("3", "node0")]
+        assert {part["kind"] for part in told["rows"][0]["parts"]} >= {"collective"}
+    finally:
+        run.interrupt()
+        assert run.wait(TIMEOUT_S)
+    assert seen(fresh_mesh, lambda table: not table.straggler).straggler is None
+
+
+def test_nobody_watches_nobody_looks(mesh: Mesh) -> None:
+    idle = seen(mesh, lambda table: all(each.share("idle") == 1 for each in table.ranks))
+    assert idle.sentence == "nothing runs on these ranks"
+    assert mesh.run(LOOKERS).values == [1] * 8
+    eventually(lambda: mesh.run(LOOKERS).values == [0] * 8)
+    assert mesh.run("import sys\nround(sys.getswitchinterval(), 4)").values == [0.005] * 8
+
+
+def test_a_rank_that_has_died_or_stopped_is_said_to(fresh_mesh: Mesh) -> None:
+    pids = pids_of(fresh_mesh)
+    run, _ = started(
+        fresh_mesh.select([0, 1]), "import time\nif rank == 0: breakpoint()\nelse: time.sleep(60)", on_breakpoint="stop"
+    )
+    try:
+        kill(pids[5])
+        table = seen(
+            fresh_mesh, lambda table: table.ranks[0].share("breakpoint") == 1 and table.ranks[5].state == "dead"
+        )
+        assert table.ranks[1].own is not None
+        assert table.ranks[1].own.kind == "waiting"
+        assert table.rows[5].cells()[-1] == "dead"
+    finally:
+        run.interrupt()
+        assert run.wait(TIMEOUT_S)
+
+
+def test_stacks_of_ranks_that_differ(mesh: Mesh) -> None:
+    own = "def fast():\n    for _ in range(999): pass\ndef slow():\n    for _ in range(999): pass\n"
+    run = mesh.run(own + BUSY.format("slow() if rank == 6 else fast()"), instruments=PROFILED)
+    flames = mesh.flames_of(run)
+    assert flames.missing == ()
+    assert [group.ranks for group in flames.groups] == [(0, 1, 2, 3, 4, 5, 7), (6,)]
+    hottest = [max(lines, key=lambda line: lines[line]) for group in flames.groups for lines in [group.lines()]]
+    assert [str(line) for line in hottest] == [f"Run {run.number}:2 fast", f"Run {run.number}:4 slow"]
+    assert all(0.5 < group.root.total_s < 30 for group in flames.groups)
+    again = mesh.flames_of(run)
+    assert (again.groups, again.missing) == ((), tuple(range(8)))
+    assert mesh.run("import threading\nsum('profile' in each.name for each in threading.enumerate())").values == [0] * 8
+
+
+PROFILED: dict[str, dict[str, Any]] = {"python-profile": {}}
+
+
+def test_a_run_that_fails_goes_on_or_loses_a_rank_has_a_profile_of_what_there_was(mesh: Mesh, gate: Gate) -> None:
+    with pytest.raises(RunFailed) as caught:
+        mesh.run(BUSY.format("rank") + "\n1 / 0", instruments=PROFILED)
+    assert caught.value.run is not None
+    assert len(mesh.flames_of(caught.value.run).groups) > 0
+    run, _ = started(mesh, f"{gate.wait}\nimport os\nif rank == 2: os._exit(3)", instruments=PROFILED)
+    with pytest.raises(UsageError, match=rf"run {run.number} goes on: run.result\(\) waits for its end"):
+        mesh.flames_of(run)
+    gate.open(8)
+    assert run.wait(TIMEOUT_S)
+    found = mesh.flames_of(run)
+    assert found.missing == (2,)
+    with pytest.raises(RunFailed, match="python-profile: hz is between 1 and 1000, not 0"):
+        mesh.select([0]).run("rank", instruments={"python-profile": {"hz": 0}})
+
+
+def test_in_a_notebook(mesh: Mesh, kernel: Kernel, gate: Gate, tmp_path: Path) -> None:
+    assert "nothing runs on these ranks" in kernel.run("%mesh top --once -t 0-1")
+    kernel.run(f"%%mesh --noblock\n{gate.wait}")
+    live = kernel.start("%mesh top")
+    assert "waits" in kernel.wait(live, "Cell In[")
+    kernel.interrupt()
+    shown = kernel.wait(live)
+    assert "KeyboardInterrupt" not in shown
+    assert shown.count("steps/s") <= 1
+    assert "no rank is waited for" in kernel.run("%mesh top --for 3s")
+    assert "say one of --once and --for" in kernel.run("%mesh top --once --for 3s")
+    gate.open(8)
+    kernel.run("%%mesh\nrank")
+
+    text = kernel.run(f"%%mesh --profile=python\n{BUSY.format('rank')}")
+    assert "wrote traces/run" in text
+    assert re.search(r"Cell In\[\d+\]:4 busy", text)
+    written = [json.loads(path.read_text()) for path in (tmp_path / "traces").glob("*.speedscope.json")]
+    assert [each["$schema"] for each in written] == ["https://www.speedscope.app/file-format-schema.json"]
+    assert written[0]["shared"]["frames"][0]["name"].startswith("Cell In[")
+    assert "leave --noblock out" in kernel.run("%%mesh --noblock --profile=python\nrank")

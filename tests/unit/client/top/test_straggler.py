@@ -1,0 +1,85 @@
+"""Who is waited for."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from monarch_nb.client.top import straggler
+from monarch_nb.client.top.ranks import Part, RankTop
+from monarch_nb.client.top.straggler import straggler_of
+from monarch_nb.client.top.table import MOST_ROWS, TopTable
+
+
+def rank(number: int, waits: float, kind: str = "loader", line: str = "train.py:41", node: str = "node0") -> RankTop:
+    """A rank that waits in all_reduce for a part of its time, and is in a line for the rest."""
+    parts = [Part("collective", "all_reduce", waits, "train.py:50"), Part(kind, "", 1 - waits, line)]
+    kept = tuple(sorted((part for part in parts if part.share), key=lambda part: -part.share))
+    return RankTop(number, node, "running", kept)
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(straggler).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("waits", "late"),
+    [
+        ([0.9, 0.9, 0.05, 0.9], (2,)),
+        ([0.9, 0.05], (1,)),
+        ([0.8, 0.1, 0.85, 0.12], (1, 3)),
+        ([0.5, 0.5, 0.0, 0.55, 0.5, 0.52], (2,)),
+        ([0.1, 0.12, 0.02, 0.1], None),  # nobody waits much
+        ([0.6, 0.55, 0.5, 0.62], None),  # all wait alike
+        ([1.0, 1.0, 1.0, 1.0], None),  # all hang
+        ([0.9, 0.05, 0.05, 0.05], None),  # one waits: who is late is most of them
+        ([0.9], None),
+    ],
+)
+def test_who_waits_least_while_the_others_wait(waits: list[float], late: tuple[int, ...] | None) -> None:
+    found = straggler_of([rank(number, share) for number, share in enumerate(waits)])
+    assert (found.ranks if found else None) == late
+
+
+def test_the_sentences() -> None:
+    others = [rank(number, 0.85) for number in (0, 1, 3)]
+    assert str(straggler_of([*others, rank(2, 0.08)])) == (
+        "rank 2 is waited for: 92% of its time in train.py:41 (data loader); ranks 0-1,3 wait in all_reduce (85%)"
+    )
+    idle = RankTop(2, "node0", "idle", (Part("idle", "", 1.0, ""),))
+    assert str(straggler_of([*others, idle])) == (
+        "rank 2 is waited for: it runs nothing; ranks 0-1,3 wait in all_reduce (85%)"
+    )
+    assert str(straggler_of([others[0], rank(2, 0.0, "python", "")])) == (
+        "rank 2 is waited for: 100% of its time in Python; rank 0 waits in all_reduce (85%)"
+    )
+
+
+def test_ranks_that_were_not_looked_at_do_not_count() -> None:
+    silent = [RankTop(4, "node1", "no answer"), RankTop(5, "node1", "dead")]
+    found = straggler_of([rank(0, 0.9), rank(1, 0.9), rank(2, 0.1), *silent])
+    assert found is not None
+    assert (found.ranks, found.waiting) == ((2,), (0, 1))
+    assert straggler_of(silent) is None
+
+
+def test_many_ranks_fold_and_the_late_one_is_first_with_a_row_of_its_own() -> None:
+    ranks = [rank(number, 0.9, node=f"node{number // 8}") for number in range(24)]
+    ranks[17] = rank(17, 0.05, node="node2")
+    ranks[20] = RankTop(20, "node2", "dead")
+    table = TopTable(tuple(ranks))
+    assert [row.ranks_text for row in table.rows] == ["17", "0-16,18-19,21-23", "20"]
+    assert [row.is_late for row in table.rows] == [True, False, False]
+    assert [row.cells()[1] for row in table.rows] == ["node2", "3 nodes", "node2"]
+    assert len(TopTable(tuple(ranks[:MOST_ROWS])).rows) == MOST_ROWS
+    assert str(table).startswith("rank 17 is waited for: ")
+    assert "dead" in str(table)
+
+
+def test_what_is_said_where_nobody_is_late() -> None:
+    idle = tuple(RankTop(number, "node0", "idle", (Part("idle", "", 1.0, ""),)) for number in (0, 1))
+    assert TopTable(idle).sentence == "nothing runs on these ranks"
+    assert TopTable((RankTop(0, "node0", "running"),)).sentence == "looking where the ranks are"
+    assert TopTable((rank(0, 1.0), rank(1, 1.0))).sentence == "all ranks wait in collectives"
+    assert TopTable((rank(0, 0.1), rank(1, 0.1))).sentence == "no rank is waited for"

@@ -1,0 +1,113 @@
+"""What one look at a stack tells, and shares of many."""
+
+from __future__ import annotations
+
+import doctest
+import sys
+import threading
+
+import pytest
+
+from monarch_nb.worker.control import looks
+from monarch_nb.worker.control.looks import Look, Share, Window, computes, kind_of
+from monarch_nb.worker.control.switching import switching_within
+from monarch_nb.worker.groups import collectives
+from monarch_nb.worker.user_code import PACKAGE
+
+SITE = "/env/lib/python3.11/site-packages"
+LINEAR, CELL = f"{SITE}/torch/nn/modules/linear.py", "/tmp/cell.py"
+FETCH = f"{SITE}/torch/utils/data/_utils/fetch.py"
+THREADING = threading.__file__
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(looks).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "collective", "is_busy", "has_gpu", "kind"),
+    [
+        ([LINEAR, CELL], "", True, False, ("torch", "")),
+        ([THREADING, LINEAR, CELL], "", True, False, ("torch", "")),
+        ([CELL], "", True, False, ("python", "")),
+        ([f"{SITE}/tokenizers/x.py", LINEAR, CELL], "", True, False, ("python", "")),
+        ([CELL], "", False, False, ("waiting", "")),
+        ([LINEAR, CELL], "", False, False, ("waiting", "")),
+        ([LINEAR, CELL], "", False, True, ("torch", "")),
+        ([CELL, FETCH, CELL], "", True, False, ("loader", "")),
+        ([THREADING, FETCH, CELL], "", False, False, ("loader", "")),
+        ([LINEAR, CELL], "all_reduce", True, True, ("collective", "all_reduce")),
+        ([LINEAR, CELL], "backward", True, False, ("torch", "")),
+        ([LINEAR, CELL], "backward", False, False, ("collective", "backward")),
+        ([LINEAR, CELL], "backward", False, True, ("torch", "")),
+        ([f"{PACKAGE}worker/debug/debugger.py", CELL], "all_reduce", False, False, ("breakpoint", "")),
+    ],
+)
+def test_what_a_thread_does(
+    files: list[str], collective: str, is_busy: bool, has_gpu: bool, kind: tuple[str, str]
+) -> None:
+    assert kind_of(files, collective, is_busy=is_busy, has_gpu=has_gpu) == kind
+
+
+@pytest.mark.parametrize(
+    ("state", "processor", "busy"),
+    [("R", 0.0, True), ("S", None, True), ("S", 0.9, True), ("S", 0.1, False)],
+)
+def test_a_thread_that_sleeps_computes_when_it_used_a_processor(
+    state: str, processor: float | None, busy: bool
+) -> None:
+    assert computes(state, processor) is busy
+
+
+def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> None:
+    window = Window(length_s=5)
+    torch = [Look("torch", "", line) for line in ("a.py:1", "a.py:2", "a.py:2")]
+    waits = [Look("collective", "all_reduce", "a.py:3"), Look("collective", "barrier", "a.py:4")]
+    for second, look in enumerate([Look("idle"), *torch, *waits]):
+        window.add(10 + second, look, 0)
+    window.add(15.5, Look("torch", "", "a.py:2"), 0)
+    assert window.shares() == [
+        Share("torch", "", 4, "a.py:2"),
+        Share("collective", "all_reduce", 1, "a.py:3"),
+        Share("collective", "barrier", 1, "a.py:4"),
+    ]
+    window.clear()
+    assert window.shares() == []
+
+
+def test_steps_a_second_count_from_the_first_step_that_was_seen_to_end() -> None:
+    window = Window()
+    assert window.steps_per_s(0) is None
+    for tenth in range(20):  # a step of 0.4 s
+        window.add(tenth / 10, Look("torch"), 7 + tenth // 4)
+    assert window.steps_per_s(2.0) == pytest.approx(2.5)
+    assert window.steps_per_s(5.3) == pytest.approx(3 / 4.9), "it steps no more"
+
+
+def test_rare_steps_are_kept_longer_than_looks() -> None:
+    window = Window(length_s=5)
+    for second in range(40):  # a step of 10 s
+        window.add(second, Look("torch"), second // 10)
+    assert window.steps_per_s(40) == pytest.approx(0.1)
+
+
+def test_a_wait_for_work_is_a_collective_only_where_the_line_waits() -> None:
+    class Work:
+        def wait(self) -> str:
+            caller = sys._getframe(1)
+            return collectives.glimpse(caller, lambda code, number: "work.wait()")
+
+        def poll(self) -> str:
+            return collectives.glimpse(sys._getframe(1), lambda code, number: "work.wait()")
+
+    work = Work()
+    assert (work.wait(), work.poll()) == ("wait", "")
+
+
+def test_threads_switch_soon_while_somebody_looks_and_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    with switching_within(0.001):
+        with switching_within(0.0002):
+            assert sys.getswitchinterval() == pytest.approx(0.0002)
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+    assert sys.getswitchinterval() == before
