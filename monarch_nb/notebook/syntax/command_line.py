@@ -52,7 +52,9 @@ class Flag:
         value: what stands after it, as help calls it ("N"); empty for a switch.
         kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" is
             more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
-        optional: the value may be left out: only what begins with a digit is one.
+        optional: the value may be left out: of the words that follow, only what begins with a digit or is one of
+            `choices` is one.
+        implied: the value where an optional one is left out; empty: it is True then.
         choices: the only values allowed.
         repeat: may be given more than once; its value is then a tuple.
         negatable: a switch that also has a "--no-" form.
@@ -66,6 +68,7 @@ class Flag:
     value: str = ""
     kind: Literal["text", "count", "number", "seconds", "duration"] = "text"
     optional: bool = False
+    implied: str = ""
     choices: tuple[str, ...] = ()
     repeat: bool = False
     negatable: bool = False
@@ -232,8 +235,8 @@ def parse(command: Command, line: str) -> Parsed:
                 raise UsageError(f"{spelling} takes no value")
             _store(values, flag, spelling, not (flag.negatable and spelling.startswith("--no-")))
             continue
-        if not equals and flag.optional and not (pending and _is_value(pending[-1])):
-            _store(values, flag, spelling, True)
+        if not equals and flag.optional and not (pending and _is_value(flag, pending[-1])):
+            _store(values, flag, spelling, flag.implied or True)
             continue
         if not equals:
             if not pending or _is_flag_of(command, pending[-1]):
@@ -537,14 +540,14 @@ def _complete_word(command: Command, words: list[str], fragment: str, sources: S
     return fragment, _from_source("module" if is_module else rule.completes, fragment, sources)
 
 
-def _is_value(word: str) -> bool:
+def _is_value(flag: Flag, word: str) -> bool:
     """Whether a word is the value of a flag that can do without."""
-    return word[:1].isdigit()
+    return word[:1].isdigit() or word in flag.choices
 
 
 def _takes_value(command: Command, word: str, following: str) -> bool:
     return any(
-        word.replace("_", "-") in flag.spellings and flag.value and (not flag.optional or _is_value(following))
+        word.replace("_", "-") in flag.spellings and flag.value and (not flag.optional or _is_value(flag, following))
         for flag in command.flags
     )
 

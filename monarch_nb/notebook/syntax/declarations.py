@@ -6,6 +6,8 @@ from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN, FLAGS
 from monarch_nb.config import LOG_LINES
 from monarch_nb.lines.templates import FEW_RANKS, FOLDS_BY
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Flag, Words
+from monarch_nb.notebook.syntax.common import MESH_NAME as _MESH
+from monarch_nb.notebook.syntax.common import TARGETS as _TARGETS
 from monarch_nb.notebook.syntax.holding import (
     ATTACH,
     DETACH,
@@ -20,12 +22,8 @@ from monarch_nb.notebook.syntax.holding import (
     SHRINK,
     STOP,
 )
+from monarch_nb.notebook.syntax.inside import INSTRUMENTS
 from monarch_nb.worker.saving.asked import KEPT_SAVES
-
-_TARGETS = Flag(
-    "--targets", "ranks: 0 | 0,2-3 | ::2 | all | hosts=0,procs=0:2", short="-t", value="T", completes="target"
-)
-_MESH = Flag("--mesh", "a mesh of the reservation beside main: %mesh status names them", value="NAME", completes="mesh")
 
 ON_BREAKPOINT = ("stop", "go-on", "error")
 _ON_BREAKPOINT = Flag(
@@ -564,6 +562,7 @@ CELL = Command(
         _ON_BREAKPOINT,
         Flag("--sync", "first send changed files to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
+        *INSTRUMENTS,
         *SCALING,
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",

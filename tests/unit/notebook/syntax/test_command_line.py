@@ -48,6 +48,15 @@ def test_what_follows_a_value_that_may_be_left_out_is_completed() -> None:
     assert complete(holding.RESERVE, "--wait 1h ", sources) == ("", ["dev"])
 
 
+def test_a_choice_that_may_be_left_out_is_then_implied() -> None:
+    for line, profile in (("--profile", "torch"), ("--profile=python", "python"), ("--profile python -t 0", "python")):
+        assert parse(declarations.CELL, line).text("profile") == profile
+    with pytest.raises(UsageError, match=r"--profile is torch or python, not 'pithon': did you mean python\?"):
+        parse(declarations.CELL, "--profile=pithon")
+    assert complete(declarations.CELL, "--profile=p", {}) == ("p", ["python"])
+    assert "--profile [torch|python]" in help_text(declarations.CELL)
+
+
 def names(*candidates: str) -> Sources:
     """Every source offers `candidates`."""
 
