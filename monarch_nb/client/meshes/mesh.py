@@ -16,6 +16,8 @@ from monarch_nb.client.comparing.compares import Compares
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.instruments.asked import Instruments, packed
+from monarch_nb.client.instruments.profiles import Profiles
+from monarch_nb.client.memory.memory import TellsMemory
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
@@ -47,7 +49,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Saves, Autosaves):
+class Mesh(Scales, Printed, Compares, Profiles, TellsMemory, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

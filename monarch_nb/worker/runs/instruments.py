@@ -16,7 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
-INSTRUMENTS: dict[str, str] = {}
+INSTRUMENTS: dict[str, str] = {
+    "memory-history": "monarch_nb.worker.instruments.memory_history:MemoryHistory",
+    "torch-profile": "monarch_nb.worker.instruments.torch_profile:TorchProfile",
+}
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
 
