@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from monarch_nb.client.pools.facts.infos import RankInfo
     from monarch_nb.client.runs.run import Run
 
-TORCH_PROFILE = "torch-profile"
+TORCH_PROFILE, MEMORY_HISTORY = "torch-profile", "memory-history"
 DIRECTORY = "traces"
+NOBODY = "no rank that was to record answers"
 
 
 class _Mesh(Protocol):
@@ -49,7 +50,7 @@ class Profiles:
         """
         found = found_on(self, run, TORCH_PROFILE)
         traced = {rank: told for rank, told in sorted(found.items()) if "trace" in told}
-        problems = said(found) or ([] if traced else ["no rank that was profiled answers"])
+        problems = said(found) or ([] if traced else [NOBODY])
         if not traced:
             return ProfileReport((), None, tuple(problems))
         clocks = clocks_of(
@@ -59,9 +60,38 @@ class Profiles:
         if len(clocks) > 1:
             hosts = dict.fromkeys(told["host"] for told in traced.values())
             problems.append(clock_line(hosts, 2e-9 * max(clock.error_ns for clock in clocks.values())))
-        path = _free(Path(to), run.number)
+        path = _free(Path(to), f"run{run.number}", ".pt.trace.json.gz")
         merge(path, ((told["trace"], _added_us(told, traced, clocks)) for told in traced.values()), _facts(traced))
         return ProfileReport(rank_profiles(traced), path, tuple(problems))
+
+    def memory_history_of(
+        self: _Mesh, run: Run, to: str | os.PathLike[str] = DIRECTORY
+    ) -> tuple[list[Path], tuple[str, ...]]:
+        """Write what ranks recorded of their GPUs' memory in a run: snapshots for pytorch.org/memory_viz.
+
+        Args:
+            run: that has ended, also by failing, with the instrument "memory-history".
+            to: the directory here for the snapshots, one of each rank that recorded.
+
+        Returns:
+            The files, and why other ranks have none.
+
+        Raises:
+            OSError: they can not be written.
+
+        Example:
+            >>> run = mesh.run("train()", instruments={"memory-history": {"ranks": [0]}})  # doctest: +SKIP
+            >>> mesh.memory_history_of(run)  # doctest: +SKIP
+            ([PosixPath('traces/run7-rank0-memory.pickle')], ())
+        """
+        found = found_on(self, run, MEMORY_HISTORY)
+        paths = []
+        for rank, told in sorted(found.items()):
+            if "snapshot" in told:
+                Path(to).mkdir(parents=True, exist_ok=True)
+                paths.append(_free(Path(to), f"run{run.number}-rank{rank}-memory", ".pickle"))
+                paths[-1].write_bytes(told["snapshot"])
+        return paths, tuple(said(found) or ([] if paths else [NOBODY]))
 
 
 def _added_us(told: Mapping[str, Any], traced: Mapping[int, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> float:
@@ -81,7 +111,7 @@ def _facts(traced: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _free(directory: Path, number: int) -> Path:
-    """Return a name for the trace of a run that no file has."""
-    names = (f"run{number}{again}.pt.trace.json.gz" for again in ("", *(f"-{count}" for count in range(2, 10_000))))
-    return next(path for name in names if not (path := directory / name).exists())
+def _free(directory: Path, name: str, ending: str) -> Path:
+    """Return a path that no file has."""
+    names = (f"{name}{again}{ending}" for again in ("", *(f"-{count}" for count in range(2, 10_000))))
+    return next(path for each in names if not (path := directory / each).exists())

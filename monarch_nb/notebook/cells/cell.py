@@ -23,7 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of
+from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of, show_found
 from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -209,8 +209,7 @@ class CellRunner:
             if not noblock:
                 failed = self._wait(run, view, timeout_s, out, on_breakpoint)
         if run.done:
-            for instrument in instruments:
-                instrument.show(run)
+            show_found(instruments, run)
         if not noblock:
             self._finish(run, failed, out)
         elif out is not None:

@@ -5,6 +5,7 @@ files        sync, fetch, ls
 scripts      run
 plotting     plot
 comparing    diff
+memory       memory
 debugging    debug
 looks        fold, show
 saving       save, load, saves

@@ -27,6 +27,7 @@ from monarch_nb.notebook.commands.comparing import diff
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
+from monarch_nb.notebook.commands.memory import memory
 from monarch_nb.notebook.commands.plotting import plot
 from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save, save_before_release
 from monarch_nb.notebook.commands.scripts import run_command, run_script
@@ -46,7 +47,7 @@ from monarch_nb.notebook.output.tables import (
 )
 from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import ResumePlan, Session, attached_line, divided, mesh_called, shape, unseen_line
-from monarch_nb.notebook.syntax import declarations, holding
+from monarch_nb.notebook.syntax import declarations, holding, inside
 from monarch_nb.notebook.syntax.command_line import (
     Command,
     Parsed,
@@ -104,6 +105,7 @@ class Subcommands:
             declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session),
             declarations.DIFF: partial(diff, session, shell),
+            inside.MEMORY: partial(memory, session, shell),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

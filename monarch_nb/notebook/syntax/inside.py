@@ -1,8 +1,9 @@
-"""What looks inside ranks: flags of a cell that switch an instrument on while it runs."""
+"""What looks inside ranks: flags of a cell that switch an instrument on while it runs, and commands."""
 
 from __future__ import annotations
 
-from monarch_nb.notebook.syntax.command_line import Flag
+from monarch_nb.notebook.syntax.command_line import Command, Flag
+from monarch_nb.notebook.syntax.common import MESH_NAME, TARGETS
 
 PROFILES = ("torch", "python")
 INSTRUMENTS = (
@@ -14,5 +15,27 @@ INSTRUMENTS = (
         implied="torch",
         choices=PROFILES,
     ),
+    Flag("--profile-steps", "with --profile: steps of the optimizers to record (default: 5)", value="N", kind="count"),
+    Flag(
+        "--profile-ranks",
+        "with --profile or --memory-history: these ranks, 0,4-7 (default: the first of each node)",
+        value="RANKS",
+    ),
+    Flag("--memory-history", "record the GPU's allocations, for pytorch.org/memory_viz"),
 )
 """The flags of `%%mesh` for these."""
+MEMORY = Command(
+    "memory",
+    "how much memory ranks use, and which tensors hold it: names, sizes, on GPUs and in main memory",
+    usage="[--when-idle] [-t T]",
+    magic="%mesh ",
+    section="Look",
+    flags=(
+        Flag("--when-idle", "wait until the ranks have finished what they compute"),
+        TARGETS,
+        MESH_NAME,
+    ),
+    notes="Ranks that hold the same are one. Memory that several tensors share is counted once. Works on ranks\n"
+    "that stand at a breakpoint() too. After an out-of-memory error the cell shows this table by itself.",
+    examples=(("%mesh memory", ""), ("%mesh memory -t 3", "rank 3 alone")),
+)

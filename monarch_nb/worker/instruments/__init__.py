@@ -1,4 +1,9 @@
 """What looks inside while a run goes on: switched on for one run, and off at its end, whatever that is.
 
 runs/instruments.py switches them on and off, and keeps what they found.
+
+torch_profile   torch.profiler over some steps of the run: `%%mesh --profile`
+traces          its trace file: read event by event, cut, made ready to be one of many
+shares          where the time of a trace goes. Pure
+memory_history  torch's record of the GPU's allocations: `%%mesh --memory-history`
 """

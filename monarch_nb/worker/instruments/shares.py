@@ -141,10 +141,12 @@ class Collected:
         return [Operator(name, max(0.0, self_us), calls) for name, (self_us, calls) in found.items()]
 
     def _by_launch(self) -> list[Operator]:
-        """Return the operators that launched kernels, with the kernels' time; a kernel that none launched by itself."""
+        """Return the operators that launched kernels, with the kernels' time. A kernel that none launched, and one of a
+        collective, has its own name."""
         found: dict[str, tuple[float, int]] = {}
         for span, number in self._kernels:
-            _count(found, self._launched_by.get(number) or _short(span.name), span.end - span.begin, 1)
+            launcher = "" if span.is_communication else self._launched_by.get(number, "")
+            _count(found, launcher or _short(span.name.partition("(")[0]), span.end - span.begin, 1)
         return [Operator(name, self_us, calls) for name, (self_us, calls) in found.items()]
 
 
