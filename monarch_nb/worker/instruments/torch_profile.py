@@ -201,9 +201,10 @@ class TorchProfile:
                 last_us=last_us,
                 see=collected.add,
             )
-            steps_us = [(each - written.base_ns) / 1000 for each in boundaries_ns]
-            for event in traces.step_events(steps_us, first, rank) if first else ():
+            steps_ns = [each - written.base_ns for each in boundaries_ns]
+            for event in traces.step_events(steps_ns, first, rank) if first else ():
                 lines.write(traces.line(event))
+        steps_us = [each / 1000 for each in steps_ns]
         window = (steps_us[0], steps_us[-1] if last_us is None else min(last_us, steps_us[-1]))
         usage = collected.usage(window)
         return {

@@ -136,18 +136,19 @@ def line(event: Mapping[str, Any]) -> str:
     return json.dumps(ordered, separators=(",", ":")) + "\n"
 
 
-def step_events(boundaries_us: Sequence[float], first: int, rank: int) -> Iterator[dict[str, Any]]:
+def step_events(boundaries_ns: Sequence[int], first: int, rank: int) -> Iterator[dict[str, Any]]:
     """Yield events that show steps, in a row of their own.
 
     Args:
-        boundaries_us: when each step begins, and when the last one ends.
+        boundaries_ns: when each step begins, and when the last one ends, in the time of the file. Whole numbers: where one
+            step ends after the next begins, by a rounding, Perfetto drops the next.
         first: the number of the first step.
     """
     pid, tid = (rank + 1) * PIDS_PER_RANK, 1
     yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": "steps"}}
     yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": -1}}
-    for number, (begin, end) in enumerate(pairwise(boundaries_us), first):
-        where = {"pid": pid, "tid": tid, "ts": round(begin, 3), "dur": round(end - begin, 3)}
+    for number, (begin, end) in enumerate(pairwise(boundaries_ns), first):
+        where = {"pid": pid, "tid": tid, "ts": begin / 1000, "dur": (end - begin) / 1000}
         yield {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", **where, "args": {}}
 
 

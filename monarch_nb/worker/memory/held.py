@@ -85,6 +85,7 @@ class Held:
         self._memory: dict[tuple[str, int], _Memory] = {}
         self._seen: set[int] = set()
         self._queue: deque[tuple[str, Any, int]] = deque()
+        self._private: deque[tuple[str, Any, int]] = deque()  # looked at last: what has a public name, too, is called so
         self._optimizers: list[tuple[str, Any]] = []
         self._parameters: dict[int, str] = {}
         self._torch: Any = sys.modules.get("torch")
@@ -134,11 +135,11 @@ class Held:
 
     def _run(self) -> None:
         """Look at what waits, nearest names first."""
-        while self._queue and self._left > 0:
+        while (self._queue or self._private) and self._left > 0:
             self._left -= 1
             if self._left % 256 == 0 and time.monotonic() >= self._until:
                 self._left = 0
-            name, value, depth = self._queue.popleft()
+            name, value, depth = (self._queue or self._private).popleft()
             if isinstance(value, _PLAIN):
                 continue
             with contextlib.suppress(Exception):  # what the user has made of a class
@@ -153,7 +154,8 @@ class Held:
         self._seen.add(id(value))
         for part, inner in _parts(self._torch, value):
             if not isinstance(inner, _PLAIN):
-                self._queue.append((f"{name}{part}", inner, depth + 1))
+                queue = self._private if part.startswith("._") else self._queue
+                queue.append((f"{name}{part}", inner, depth + 1))
         if isinstance(value, self._torch.optim.Optimizer):
             self._optimizers.append((name, value))
 
