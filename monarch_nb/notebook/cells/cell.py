@@ -104,6 +104,7 @@ class CellRunner:
         if not code.strip():
             show(calm_line("an empty cell: nothing was run"))
             return
+        instruments = instruments_of(parsed)
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
         if announced:
@@ -129,7 +130,7 @@ class CellRunner:
             stream=parsed.switch("stream", default=True),
             shown=shown,
             here=code if parsed.switch("local") else None,
-            instruments=instruments_of(parsed),
+            instruments=instruments,
         )
 
     def run_code(self, mesh: Mesh, code: str) -> None:

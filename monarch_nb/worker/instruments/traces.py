@@ -140,11 +140,11 @@ def step_events(boundaries_ns: Sequence[int], first: int, rank: int) -> Iterator
     """Yield events that show steps, in a row of their own.
 
     Args:
-        boundaries_ns: when each step begins, and when the last one ends, in the time of the file. Whole numbers: where one
-            step ends after the next begins, by a rounding, Perfetto drops the next.
+        boundaries_ns: when each step begins, and when the last one ends, in the time of the file. Whole numbers: where
+            a rounding has one step end after the next begins, Perfetto drops the next.
         first: the number of the first step.
     """
-    pid, tid = (rank + 1) * PIDS_PER_RANK, 1
+    pid = tid = (rank + 1) * PIDS_PER_RANK  # TensorBoard takes equal numbers of threads for one, whatever their process
     yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": "steps"}}
     yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": -1}}
     for number, (begin, end) in enumerate(pairwise(boundaries_ns), first):

@@ -85,7 +85,9 @@ class Held:
         self._memory: dict[tuple[str, int], _Memory] = {}
         self._seen: set[int] = set()
         self._queue: deque[tuple[str, Any, int]] = deque()
-        self._private: deque[tuple[str, Any, int]] = deque()  # looked at last: what has a public name, too, is called so
+        self._private: deque[tuple[str, Any, int]] = (
+            deque()
+        )  # looked at last: what has a public name, too, is called so
         self._optimizers: list[tuple[str, Any]] = []
         self._parameters: dict[int, str] = {}
         self._torch: Any = sys.modules.get("torch")
