@@ -165,34 +165,38 @@ class Held:
         return issubclass(type(value), self._torch.Tensor)
 
     def _add(self, name: str, tensor: Any) -> None:
-        facts = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         self._parameters.setdefault(id(tensor), name)
-        if tensor.is_leaf and tensor.grad is not None:
-            self._add(f"{name}.grad" if name else "", tensor.grad)
         if (own := getattr(tensor, "_local_tensor", None)) is not None:  # a DTensor: what is here of it
-            facts, tensor = f"{list(own.shape)} of {facts}", own
+            self._note(name, own, f"{list(own.shape)} of {_facts(tensor)}")
         elif hasattr(type(tensor), "__tensor_flatten__"):
             for part in tensor.__tensor_flatten__()[0]:
                 self._add(f"{name}.{part}" if name else "", getattr(tensor, part))
-            return
+        else:
+            self._note(name, tensor, _facts(tensor))
+        if tensor.is_leaf and tensor.grad is not None:
+            self._add(f"{name}.grad" if name else "", tensor.grad)
+
+    def _note(self, name: str, tensor: Any, facts: str) -> None:
         if tensor.layout != self._torch.strided or tensor.device.type == "meta":
             return
-        storage = tensor.untyped_storage()
+        storage, device = tensor.untyped_storage(), tensor.device.type
         size_bytes, own_bytes = storage.nbytes(), tensor.numel() * tensor.element_size()
-        if size_bytes:
-            self._note((str(tensor.device), storage.data_ptr()), name, facts, size_bytes, own_bytes)
-
-    def _note(self, key: tuple[str, int], name: str, facts: str, size_bytes: int, own_bytes: int) -> None:
-        device = key[0].partition(":")[0]
+        if not size_bytes:
+            return
+        key, facts = (str(tensor.device), storage.data_ptr()), f"{facts} {device}"
         known = self._memory.get(key)
         if known is None:
-            self._memory[key] = _Memory(name, f"{facts} {device}", device, size_bytes, own_bytes)
+            self._memory[key] = _Memory(name, facts, device, size_bytes, own_bytes)
         elif name and name != known.name and name not in known.others:
             if own_bytes > known.own_bytes:  # the other was a view of this one
                 name, known.name = known.name, name
-                known.facts, known.own_bytes = f"{facts} {device}", own_bytes
+                known.facts, known.own_bytes = facts, own_bytes
             if len(known.others) < _MOST_NAMES:
                 known.others.append(name)
+
+
+def _facts(tensor: Any) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _parts(torch: Any, value: Any) -> Iterator[tuple[str, Any]]:
