@@ -18,7 +18,7 @@ INSTRUMENTS = (
     Flag("--profile-steps", "with --profile: steps of the optimizers to record (default: 5)", value="N", kind="count"),
     Flag(
         "--profile-ranks",
-        "with --profile or --memory-history: these ranks, 0,4-7 (default: the first of each node)",
+        "ranks to profile or record: 0,4-7 (default: the first of each node)",
         value="RANKS",
     ),
     Flag("--memory-history", "record the GPU's allocations, for pytorch.org/memory_viz"),
@@ -26,7 +26,7 @@ INSTRUMENTS = (
 """The flags of `%%mesh` for these."""
 MEMORY = Command(
     "memory",
-    "how much memory ranks use, and which tensors hold it: names, sizes, on GPUs and in main memory",
+    "how much memory ranks use, and which tensors hold it",
     usage="[--when-idle] [-t T]",
     magic="%mesh ",
     section="Look",
