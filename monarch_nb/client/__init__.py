@@ -2,6 +2,7 @@
 
 reservations/  what a user holds: taken, found again, attached to, released
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
+memory/        how much memory ranks use, and which tensors hold it
 comparing/     which ranks have other values than the rest
 instruments/   what looks inside while a run goes on
 flames/        flame graphs of what ranks did in a run

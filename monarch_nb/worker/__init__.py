@@ -7,6 +7,7 @@ debug/              threads that have stopped at breakpoint(), and the pdb of ea
 mail/               messages of actors, to and from other processes
 runs/               what a run brings and leaves: a cell's body, a script, values, results
 instruments/        what looks inside while a run goes on
+memory/             which tensors hold the memory of a rank
 comparing/          what is said of a value so that ranks can be compared
 autosaves/          what ranks save by themselves, between two steps of a training
 saving/             what ranks hold goes to disk and comes back

@@ -50,6 +50,8 @@ from monarch_nb.worker.groups import forming
 from monarch_nb.worker.mail.blobs import MailBlobs
 from monarch_nb.worker.mail.outside import RankOutside
 from monarch_nb.worker.mail.post import Post
+from monarch_nb.worker.memory import answers
+from monarch_nb.worker.memory import failures as memory_failures
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
@@ -339,6 +341,8 @@ class Rank:
     ) -> None:
         """Fill `result` with all that is known at the end of a run."""
         if error is not None:
+            if not active.is_script:
+                memory_failures.note(error, self._shell.user_ns, active.run_id, answers.figures)
             self._shell.keep_error(error)
             self._describe(error, active, result)
         result.group_aborted = active.group_aborted and not active.is_script

@@ -1,4 +1,4 @@
-"""How ranks answer questions of a comparison: idle ranks in a run, stopped ones through their debuggers."""
+"""How ranks answer questions about what they hold: idle ranks in a run, stopped ones through their debuggers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
 
-_ANSWERS = '__import__("monarch_nb.worker.comparing.answers", fromlist=["_"])'
+ANSWERS = "monarch_nb.worker.comparing.answers"
 _PAGE = re.compile(r"<<(last|more) (.*?)>>", re.DOTALL)
 _PATIENCE_S = 600.0
 """A debugger hashes a value for no longer than this."""
@@ -31,6 +31,7 @@ class Asking:
         mesh: the mesh, or a part of it.
         stops: where ranks have stopped; their expressions mean the variables that are seen there.
         pull: evaluates an expression on idle ranks, and returns their values by rank.
+        answers: the module of ranks that has the functions that answer.
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class Asking:
         mesh: HeldMesh,
         stops: Mapping[int, StopInfo],
         pull: Callable[[tuple[int, ...], str], dict[int, bytes]],
+        answers: str = ANSWERS,
     ) -> None:
         self._mesh, self._stops, self._pull = mesh, stops, pull
+        self._answers = _module(answers)
 
     def ask(self, ranks: Iterable[int], question: str) -> dict[int, Any]:
         """Return the answers of ranks.
 
         Args:
-            question: a call of a function of `worker/comparing/answers.py`, as in "leaves()".
+            question: a call of a function of the module that answers, as in "leaves()".
 
         Raises:
             RunFailed: ranks could not answer: the expression fails there.
@@ -54,7 +57,7 @@ class Asking:
         wanted = tuple(sorted(ranks))
         idle = tuple(rank for rank in wanted if rank not in self._stops)
         stopped = [self._stops[rank] for rank in wanted if rank in self._stops]
-        found = self._pull(idle, f"{_ANSWERS}.{question}") if idle else {}
+        found = self._pull(idle, f"{self._answers}.{question}") if idle else {}
         if stopped:
             found |= call(self._ask_stopped(stopped, question))
         return {rank: pickle.loads(zlib.decompress(found[rank])) for rank in wanted}
@@ -73,8 +76,8 @@ class Asking:
         """Return a stopped rank's answer, which is read in pages; or what its debugger says instead."""
         text, page = "", 0
         while True:
-            asked = f"{_ANSWERS}.{question}" if page == 0 else 'b""'
-            told = await self._tell(stop, f"!{_ANSWERS}.printed({asked}, {page})")
+            asked = f"{self._answers}.{question}" if page == 0 else 'b""'
+            told = await self._tell(stop, f"!{_module(ANSWERS)}.printed({asked}, {page})")
             found = _PAGE.search(told)
             if found is None:
                 return _last_line(told)
@@ -94,6 +97,10 @@ class Asking:
                 if answer.state == DebugAnswer.STATE_PROMPT:
                     return text
                 line = ""  # it still computes: an empty line only asks
+
+
+def _module(name: str) -> str:
+    return f'__import__("{name}", fromlist=["_"])'
 
 
 def _last_line(text: str) -> str:

@@ -1,4 +1,8 @@
 """What looks inside while a run goes on, as the client asks for it.
 
-asked  the instruments of a run, and what they found on its ranks
+asked           the instruments of a run, and what they found on its ranks
+profiles        the profiles and memory histories of ranks come here: `Mesh.profile_of`
+profile_report  what is said of a profile. Pure
+clocks          how far the clocks of hosts are apart
+merging         the traces of ranks become one file
 """

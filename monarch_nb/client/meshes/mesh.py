@@ -17,6 +17,8 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.flames.flames import TellsFlames
 from monarch_nb.client.instruments.asked import Instruments, packed
+from monarch_nb.client.instruments.profiles import Profiles
+from monarch_nb.client.memory.memory import TellsMemory
 from monarch_nb.client.meshes import looking, past
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.holder import MeshHolder
@@ -49,7 +51,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Saves, Autosaves):
+class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:

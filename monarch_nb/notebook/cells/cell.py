@@ -23,7 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of
+from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of, show_found
 from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -104,6 +104,7 @@ class CellRunner:
         if not code.strip():
             show(calm_line("an empty cell: nothing was run"))
             return
+        instruments = instruments_of(parsed)
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
         if announced:
@@ -129,7 +130,7 @@ class CellRunner:
             stream=parsed.switch("stream", default=True),
             shown=shown,
             here=code if parsed.switch("local") else None,
-            instruments=instruments_of(parsed),
+            instruments=instruments,
         )
 
     def run_code(self, mesh: Mesh, code: str) -> None:
@@ -209,8 +210,7 @@ class CellRunner:
             if not noblock:
                 failed = self._wait(run, view, timeout_s, out, on_breakpoint)
         if run.done:
-            for instrument in instruments:
-                instrument.show(run)
+            show_found(instruments, run)
         if not noblock:
             self._finish(run, failed, out)
         elif out is not None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.flames.flames import PYTHON_PROFILE
-from monarch_nb.errors import UsageError
+from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.cells.flames import show_flames
+from monarch_nb.notebook.cells.profiles import profiled_ranks, show_full_memory, show_history, show_profile
+from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.worker.instruments.torch_profile import STEPS
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -32,13 +36,30 @@ class CellInstrument:
     show: Callable[[Run], None]
 
 
+def _torch_profile(parsed: Parsed) -> CellInstrument | None:
+    if parsed.text("profile") != "torch":
+        return None
+    options = {"steps": parsed.count("profile_steps") or STEPS, "ranks": profiled_ranks(parsed)}
+    return CellInstrument("--profile", TORCH_PROFILE, options, show_profile)
+
+
 def _python_profile(parsed: Parsed) -> CellInstrument | None:
     if parsed.text("profile") != "python":
         return None
     return CellInstrument("--profile=python", PYTHON_PROFILE, {}, show_flames)
 
 
-_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (_python_profile,)
+def _memory_history(parsed: Parsed) -> CellInstrument | None:
+    if not parsed.switch("memory_history"):
+        return None
+    return CellInstrument("--memory-history", MEMORY_HISTORY, {"ranks": profiled_ranks(parsed)}, show_history)
+
+
+_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (
+    _torch_profile,
+    _python_profile,
+    _memory_history,
+)
 """Each returns its instrument, when the line asks for it."""
 
 
@@ -52,3 +73,17 @@ def instruments_of(parsed: Parsed) -> Sequence[CellInstrument]:
     if asked and parsed.switch("noblock"):
         raise UsageError(f"{asked[0].flag} shows what it found when the cell ends: leave --noblock out")
     return asked
+
+
+def show_found(instruments: Sequence[CellInstrument], run: Run) -> None:
+    """Show what instruments found in a run that has ended, and what ranks held on which an allocation failed. What can
+    not be shown is said: what the run itself failed with matters more."""
+    for each in instruments:
+        try:
+            each.show(run)
+        except (MonarchNbError, OSError) as error:
+            show(calm_line(f"{each.flag}: {error}"))
+    try:
+        show_full_memory(run)
+    except MonarchNbError as error:
+        show(calm_line(f"the memory of ranks is not known: {error}"))

@@ -6,6 +6,7 @@ scripts      run
 plotting     plot
 comparing    diff
 watching     top
+memory       memory
 debugging    debug
 looks        fold, show
 saving       save, load, saves

@@ -27,6 +27,7 @@ from monarch_nb.notebook.commands.comparing import diff
 from monarch_nb.notebook.commands.debugging import debug
 from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
+from monarch_nb.notebook.commands.memory import memory
 from monarch_nb.notebook.commands.plotting import plot
 from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save, save_before_release
 from monarch_nb.notebook.commands.scripts import run_command, run_script
@@ -106,6 +107,7 @@ class Subcommands:
             declarations.SHOW: partial(show_ranks, session),
             declarations.PLOT: partial(plot, session),
             declarations.DIFF: partial(diff, session, shell),
+            inside.MEMORY: partial(memory, session, shell),
             declarations.DEBUG: partial(debug, session, shell),
             declarations.DOCTOR: self._doctor,
             declarations.PUSH: self._push,

@@ -13,5 +13,6 @@ render      rows become HTML and text of bounded size
 html        HTML of what ranks print and display
 logs        lines from the logs on disk, folded run after run
 actors      the table of actors that `%mesh actors` shows
+inside      where time and memory are: what instruments found
 tables      calm lines, tables and stacks: what `%mesh` says itself
 """

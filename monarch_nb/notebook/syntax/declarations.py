@@ -22,7 +22,7 @@ from monarch_nb.notebook.syntax.holding import (
     SHRINK,
     STOP,
 )
-from monarch_nb.notebook.syntax.inside import INSTRUMENTS, TOP
+from monarch_nb.notebook.syntax.inside import INSTRUMENTS, MEMORY, TOP
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 ON_BREAKPOINT = ("stop", "go-on", "error")
@@ -509,7 +509,7 @@ MESH = CommandSet(
     commands=(
         *(RESERVE, ATTACH, DETACH, RELEASE, REPLACE, GROW, SHRINK, STOP, EXTEND, SHARE, LIST),
         *(RUN, SH),
-        *(PANEL, STATUS, STACKS, TOP, ACTORS, LOGS, PLOT, DIFF, FOLD, SHOW, DEBUG, DOCTOR),
+        *(PANEL, STATUS, STACKS, TOP, ACTORS, LOGS, PLOT, DIFF, MEMORY, FOLD, SHOW, DEBUG, DOCTOR),
         *(PUSH, PULL, SAVE, LOAD, SAVES),
         *(SYNC, FETCH, LS),
         *(PIP, INTERRUPT, RESTART, ON, OFF, HELP),

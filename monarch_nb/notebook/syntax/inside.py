@@ -32,5 +32,27 @@ INSTRUMENTS = (
         implied="torch",
         choices=PROFILES,
     ),
+    Flag("--profile-steps", "with --profile: steps of the optimizers to record (default: 5)", value="N", kind="count"),
+    Flag(
+        "--profile-ranks",
+        "ranks to profile or record: 0,4-7 (default: the first of each node)",
+        value="RANKS",
+    ),
+    Flag("--memory-history", "record the GPU's allocations, for pytorch.org/memory_viz"),
 )
 """The flags of `%%mesh` for these."""
+MEMORY = Command(
+    "memory",
+    "how much memory ranks use, and which tensors hold it",
+    usage="[--when-idle] [-t T]",
+    magic="%mesh ",
+    section="Look",
+    flags=(
+        Flag("--when-idle", "wait until the ranks have finished what they compute"),
+        TARGETS,
+        MESH_NAME,
+    ),
+    notes="Ranks that hold the same are one. Memory that several tensors share is counted once. Works on ranks\n"
+    "that stand at a breakpoint() too. After an out-of-memory error the cell shows this table by itself.",
+    examples=(("%mesh memory", ""), ("%mesh memory -t 3", "rank 3 alone")),
+)

@@ -108,10 +108,18 @@ class Watch:
         self._main = threading.main_thread().ident
         self._between: Callable[[], None] | None = None
         self._forward: Any = None
+        self._handles: list[Any] = []
 
     def begin(self) -> None:
         """Notice them from now on, once there are optimizers."""
         after_import("torch.optim.optimizer", self._hook)
+
+    def end(self) -> None:
+        """Notice no more, and call nothing."""
+        self.call_off()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def call_between(self, function: Callable[[], None]) -> None:
         """Call something once, between this step and the next; what was to be called is no longer."""
@@ -149,5 +157,5 @@ class Watch:
             if self._between is not None and not torch.compiler.is_compiling():
                 self._go_on()
 
-        module.register_optimizer_step_post_hook(after_step)
-        module.register_optimizer_step_pre_hook(before_step)
+        self._handles.append(module.register_optimizer_step_post_hook(after_step))
+        self._handles.append(module.register_optimizer_step_pre_hook(before_step))

@@ -4,4 +4,8 @@ runs/instruments.py switches them on and off, and keeps what they found.
 
 python_profile  the stacks of the main thread, 100 looks a second
 stack_counts    how long stacks were there, in a tree of bounded size. Pure
+torch_profile   torch.profiler over some steps of the run: `%%mesh --profile`
+traces          its trace file: read event by event, cut, made ready to be one of many
+shares          where the time of a trace goes. Pure
+memory_history  torch's record of the GPU's allocations: `%%mesh --memory-history`
 """

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
 INSTRUMENTS: dict[str, str] = {
     "python-profile": "monarch_nb.worker.instruments.python_profile:PythonProfile",
+    "memory-history": "monarch_nb.worker.instruments.memory_history:MemoryHistory",
+    "torch-profile": "monarch_nb.worker.instruments.torch_profile:TorchProfile",
 }
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
 
 _found: dict[str, dict[str, Any]] = {}
+_ranks: tuple[int, ...] = ()
 
 
 class Instrument(Protocol):
@@ -35,19 +39,31 @@ class Instrument(Protocol):
 
 
 @contextmanager
-def switched_on(run_id: str, instruments: Mapping[str, str]) -> Iterator[None]:
+def switched_on(run_id: str, instruments: Mapping[str, str], ranks: Iterable[int] = ()) -> Iterator[None]:
     """Have instruments switched on while the block is executed.
 
     Args:
         run_id: of the run whose code the block executes.
         instruments: options by name, as JSON.
+        ranks: those of the run; none: all of the mesh.
     """
+    global _ranks
+    _ranks = tuple(ranks)
     with ExitStack() as stack:
         for name, options in instruments.items():
             instrument = _class_of(name)(**json.loads(options or "{}"))
             stack.callback(_end, run_id, name, instrument)
             instrument.begin()
         yield
+
+
+def is_chosen(ranks: Sequence[int] | None) -> bool:
+    """Return whether this rank is one of `ranks`; by default, whether it is the first rank of the run on its node. For
+    an instrument that looks at some ranks only."""
+    rank, per_node = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks is not None:
+        return rank in ranks
+    return not any(other // per_node == rank // per_node and other < rank for other in _ranks or range(rank))
 
 
 def found(run_id: str, name: str) -> bytes:

@@ -1,0 +1,165 @@
+"""What is said of ranks' memory: figures by rank, and the largest tensors; ranks that are alike are one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_nb.client.instruments.profile_report import aligned
+from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
+from monarch_nb.worker.memory.figures import GpuFigures
+from monarch_nb.worker.memory.held import Found, Tensor
+
+MOST_ROWS = 10
+"""A table shows so many tensors; `ranks[…].held.largest` has more."""
+MOST_GROUPS = 4
+"""So many groups of ranks have a table of their own."""
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_NAME_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of one rank.
+
+    Attributes:
+        rank: which it is.
+        pss: what the process uses of main memory; of pages that several processes share, its part.
+        greatest_rss: what it used at most so far, with all of the shared pages; 0 where nobody knows.
+        gpu: of its GPU; None if it has none, or has not used it.
+        held: the tensors; None if the rank computes.
+    """
+
+    rank: int
+    pss: int
+    greatest_rss: int = 0
+    gpu: GpuFigures | None = None
+    held: Found | None = None
+
+    @classmethod
+    def told(cls, rank: int, answer: Mapping[str, Any]) -> RankMemory:
+        """Return what a rank has answered."""
+        gpu, (tensors, *rest) = answer["gpu"], answer["held"]
+        found = Found(tuple(Tensor(*each) for each in tensors), *rest)
+        return cls(rank, answer["pss"], answer["greatest_rss"], None if gpu is None else GpuFigures(*gpu), found)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Where the memory of ranks is. `Mesh.memory` returns it; `str` of it is what `%mesh memory` shows.
+
+    Attributes:
+        ranks: each rank that answered.
+        problems: what else is to be said, such as which ranks compute.
+
+    Example:
+        >>> report = mesh.memory()  # doctest: +SKIP
+        >>> report.ranks[0].held.largest[0].name  # doctest: +SKIP
+        'model.layers.0.weight'
+    """
+
+    ranks: tuple[RankMemory, ...]
+    problems: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [*aligned(self.figure_rows())]
+        for title, rows in self.tensor_tables():
+            parts += [title, *aligned(rows)]
+        return "\n".join([*parts, *self.problems])
+
+    __repr__ = __str__
+
+    def figure_rows(self) -> list[tuple[str, ...]]:
+        """Return the table of figures, with its head."""
+        rows = [
+            *[("rank", "allocated", "reserved", "fragmentation", "largest free", "greatest", "GPU free")],
+            *[tuple(_row(group)) for group in self._alike()],
+        ]
+        main = ("main memory (PSS)", "greatest (RSS)")
+        of_main = [main, *[_main(group) for group in self._alike()]]
+        if all(each.gpu is None for each in self.ranks):
+            rows = [(row[0],) for row in rows]
+        return [(*row, *more) for row, more in zip(rows, of_main, strict=True)]
+
+    def tensor_tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """Return the largest tensors of each group of ranks that are alike: a title, and a table with its head."""
+        tables = []
+        groups = [group for group in self._alike() if group[0].held is not None]
+        for group in groups[:MOST_GROUPS]:
+            held = group[0].held
+            if held is None or not held.largest:
+                continue
+            rows: list[tuple[str, ...]] = [("size", "tensor", "what", "also")]
+            rows += [
+                (size(each.size_bytes), _cut(each.name or "(no name)"), each.facts, _cut(", ".join(each.others)))
+                for each in held.largest[:MOST_ROWS]
+            ]
+            tables.append((f"{name_ranks(each.rank for each in group)}: {_how_much(held, group[0].gpu)}", rows))
+        return tables
+
+    def _alike(self) -> list[list[RankMemory]]:
+        """Return the ranks in groups that hold the same tensors."""
+        groups: dict[object, list[RankMemory]] = {}
+        for each in self.ranks:
+            key = None if each.held is None else (each.gpu is None, each.held.largest, each.held.tensors)
+            groups.setdefault(key, []).append(each)
+        return list(groups.values())
+
+
+def size(size_bytes: float) -> str:
+    """Return "12 KiB" or "3.4 GiB", in the units in which torch tells memory.
+
+    Example:
+        >>> size(0), size(1536), size(12 * 2**30)
+        ('0 B', '1.5 KiB', '12 GiB')
+    """
+    value, unit = float(size_bytes), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if value >= 9.95 or not unit else f"{value:.1f} {_UNITS[unit]}"
+
+
+def _row(group: Sequence[RankMemory]) -> Iterable[str]:
+    yield format_ranks(each.rank for each in group)
+    gpus = [each.gpu for each in group if each.gpu is not None]
+    figures: Sequence[Callable[[GpuFigures], int]] = (
+        *(lambda gpu: gpu.allocated, lambda gpu: gpu.reserved, lambda gpu: gpu.fragmentation),
+        *(lambda gpu: gpu.largest_free, lambda gpu: gpu.greatest, lambda gpu: gpu.free),
+    )
+    for figure in figures:
+        yield _span([figure(gpu) for gpu in gpus])
+
+
+def _main(group: Sequence[RankMemory]) -> tuple[str, str]:
+    greatest = [each.greatest_rss for each in group if each.greatest_rss]
+    return _span([each.pss for each in group if each.pss]), _span(greatest)
+
+
+def _span(sizes: Sequence[int]) -> str:
+    """Return a size, or from the least to the greatest of ranks."""
+    if not sizes:
+        return ""
+    least, most = size(min(sizes)), size(max(sizes))
+    return least if least == most else f"{least} to {most}"
+
+
+def _how_much(held: Found, gpu: GpuFigures | None) -> str:
+    said = [f"{counted(held.tensors, 'tensor')} with a name" + _on(held.size_bytes)]
+    if held.unnamed:
+        said.append(f"{held.unnamed:,} without one" + _on(held.unnamed_bytes))
+    if gpu is not None and held.is_whole:
+        rest = gpu.allocated - held.size_bytes.get("cuda", 0) - held.unnamed_bytes.get("cuda", 0)
+        if rest > 0:
+            said.append(f"{size(rest)} of the GPU is held by the backward's graph and libraries")
+    if not held.is_whole:
+        said.append("there are too many values: not all were looked at")
+    return ", ".join(said)
+
+
+def _on(sizes: Mapping[str, int]) -> str:
+    return "".join(f" ({', '.join(f'{size(each)} {device}' for device, each in sizes.items())})" if sizes else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _NAME_CHARACTERS else f"{text[: _NAME_CHARACTERS - 1]}…"

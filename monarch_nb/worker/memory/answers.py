@@ -1,0 +1,44 @@
+"""What the client asks a rank about its memory. Answers are bytes: see monarch_nb/worker/comparing/answers.py."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.worker.memory import failures, gpus
+from monarch_nb.worker.memory.figures import kilobytes
+from monarch_nb.worker.memory.held import Held
+
+
+def now(namespace: Mapping[str, Any]) -> bytes:
+    """Answer with the figures, and with the largest tensors that a namespace holds."""
+    return _packed(figures() | {"held": tuple(Held().look(namespace).found())})
+
+
+def at_failure(run_id: str) -> bytes:
+    """Answer with what was held when an allocation failed in a run; None if none did. It is kept no longer."""
+    return _packed(failures.take(run_id))
+
+
+def figures() -> dict[str, Any]:
+    """Return how much memory this process uses, and how much of its GPU."""
+    gpu = gpus.figures()
+    return {
+        "pss": kilobytes(_read("/proc/self/smaps_rollup"), "Pss"),
+        "greatest_rss": kilobytes(_read("/proc/self/status"), "VmHWM"),
+        "gpu": None if gpu is None else tuple(gpu),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _packed(answer: Any) -> bytes:
+    return zlib.compress(pickle.dumps(answer), 1)

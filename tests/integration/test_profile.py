@@ -1,0 +1,166 @@
+"""`%%mesh --profile` and `--memory-history` on live ranks: over steps, cut, failing, interrupted, and in a notebook."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, eventually
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.errors import RunFailed
+
+
+@pytest.fixture
+def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
+    """One that has attached to the module's reservation."""
+    opened = Kernel(tmp_path / "a.ipynb")
+    try:
+        opened.run("%load_ext monarch_nb\n%mesh attach dev")
+        yield opened
+    finally:
+        opened.kill()
+        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
+
+
+TRAIN = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+torch.set_num_threads(1)
+if not dist.is_initialized():
+    dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+optimizer = torch.optim.AdamW(model.parameters())
+def train(steps):
+    for _ in range(steps):
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+IS_OFF = """
+hooks = torch.optim.optimizer._global_optimizer_post_hooks if hasattr(torch.optim, "optimizer") else __import__(
+    "sys").modules["torch.optim.optimizer"]._global_optimizer_post_hooks
+torch.autograd._profiler_enabled(), len(hooks), len(torch.nn.modules.module._global_forward_pre_hooks)
+"""
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """Return the events of a trace, as a viewer needs them: nothing overlaps that is not within."""
+    assert path is not None
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in events:
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "X":
+            begin_ns = round(event["ts"] * 1000)
+            rows.setdefault((event["pid"], event["tid"]), []).append((begin_ns, begin_ns + round(event["dur"] * 1000)))
+    for spans in rows.values():
+        around: list[int] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
+    return events
+
+
+def test_steps_are_profiled_on_the_first_rank_of_each_node(fresh_mesh: Mesh, tmp_path: Path) -> None:
+    fresh_mesh.run(TRAIN)
+    before = fresh_mesh.run(IS_OFF).values
+    run = fresh_mesh.run("train(9)", instruments={"torch-profile": {"steps": 3}})
+    assert fresh_mesh.run(IS_OFF).values == before
+    report = fresh_mesh.profile_of(run, to=tmp_path / "traces")
+    assert [(each.rank, each.steps, each.on_device) for each in report.ranks] == [(0, 3, False), (4, 3, False)]
+    assert not report.problems  # both nodes have one clock
+    for each in report.ranks:
+        assert sum(each.shares) == pytest.approx(1, abs=0.01)
+        assert each.shares.compute > 0
+        assert each.shares.communication + each.shares.overlap > 0
+        assert {"aten::addmm", "gloo:all_reduce"} <= {operator.name for operator in each.operators}
+    assert report.trace == tmp_path / "traces" / f"run{run.number}.pt.trace.json.gz"
+    events = read(report.trace)
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(name.partition(" (")[0] for name in named.values()) == ["rank 0", "rank 4"]
+    of_steps = [(event["pid"], event["name"]) for event in events if event["name"].startswith("ProfilerStep")]
+    assert of_steps == [(pid, f"ProfilerStep#{step}") for pid in (1000, 5000) for step in (2, 3, 4)]
+    calls = [event for event in events if event["name"] == "Optimizer.step#AdamW.step"]
+    assert len(calls) == 6
+    flows: dict[int, list[str]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            flows.setdefault(event["id"], []).append(event["ph"])
+    assert flows
+    assert all(sorted(ends) == ["f", "s"] for ends in flows.values())
+    again = fresh_mesh.profile_of(run)
+    assert (again.ranks, again.problems) == ((), ("no rank that was to record answers",))
+
+
+def test_it_is_off_after_failures_and_interrupts(fresh_mesh: Mesh, tmp_path: Path) -> None:
+    two = fresh_mesh.select([0, 1])
+    two.run(
+        TRAIN.replace('dist.init_process_group("gloo")', "pass").replace("DistributedDataParallel(", "(lambda m: m)(")
+    )
+    before = two.run(IS_OFF).values
+    profile = {"torch-profile": {"ranks": [1]}}
+    with pytest.raises(RunFailed) as failed:
+        two.run("train(4)\n1 / 0", instruments=profile)
+    assert two.run(IS_OFF).values == before
+    report = two.profile_of(failed.value.run, to=tmp_path)
+    assert [(each.rank, each.steps) for each in report.ranks] == [(1, 2)]
+    assert report.problems == ("rank 1: the cell ended after 2 of 5 steps",)
+
+    for code in ("begun = 1\nwhile True: train(1)", "begun = 1\nwhile True: torch.ones(9).sum()"):
+        two.run("begun = 0")
+        run = two.submit(code, instruments=profile)
+        eventually(lambda run=run: run.number and all(each.state == "running" for each in two.status()))  # type: ignore[misc]
+        run.interrupt()
+        assert run.wait(TIMEOUT_S)
+        assert two.run(IS_OFF).values == before
+        report = two.profile_of(run, to=tmp_path)
+        assert [each.rank for each in report.ranks] == [1], report
+        read(report.trace)
+
+
+def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: Path) -> None:
+    one = mesh.select([2])
+    one.run("import torch\ntorch.set_num_threads(1)\ndef work():\n    for _ in range(500): torch.ones(9).sum()")
+    run = one.run("work()", instruments={"torch-profile": {"most_bytes": 100_000}})
+    report = one.profile_of(run, to=tmp_path)
+    assert len(report.problems) == 1
+    assert report.problems[0].startswith("rank 2: the trace is too long: its last ")
+    events = [event for event in read(report.trace) if event.get("cat") == "cpu_op"]
+    assert 0 < len(events) < 1000
+
+    run = one.run("work()", instruments={"torch-profile": {"most_s": 0.0}})
+    report = one.profile_of(run, to=tmp_path)
+    assert report.problems == ("rank 2: recorded for 0 s: no optimizer made a step in this time",)
+
+    run = one.run("own = torch.profiler.profile(); own.start(); work(); own.stop()", instruments={"torch-profile": {}})
+    assert str(one.profile_of(run)).startswith("nothing was profiled\nrank 2: the code started a profiler of its own")
+    one.run("own = torch.profiler.profile(); own.start()")
+    run = one.run("work()", instruments={"torch-profile": {}})
+    assert "one is under way already" in one.profile_of(run).problems[0]
+    assert one.run("own.stop(); len(own.events()) > 400").values == [True]
+
+
+def test_a_notebook_shows_tables_and_links_the_trace(kernel: Kernel, tmp_path: Path) -> None:
+    shown = kernel.run("%%mesh -t 0-1 --profile\nimport torch\nx = torch.ones(300, 300) @ torch.ones(300, 300)")
+    assert "profile of rank 0: " in shown
+    assert "aten::mm" in shown
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert f"trace: traces/{trace.name} (" in shown
+    assert "open it at https://ui.perfetto.dev" in shown
+    shown = kernel.run("%%mesh -t 0-1 --memory-history --profile-ranks 0-1\n1 / 0")
+    assert "ranks 0-1: there is no GPU, and torch records nothing of main memory" in shown
+    assert "ZeroDivisionError" in shown
+    for line in ("--profile --noblock", "--profile --scale 1,2", "--profile --profile-ranks x"):
+        assert "UsageError" in kernel.run(f"%%mesh {line}\n1")

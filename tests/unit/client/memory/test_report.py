@@ -1,0 +1,57 @@
+"""What is said of ranks' memory: ranks that hold the same are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb.client.memory.report import MemoryReport, RankMemory
+
+GB = 1 << 30
+HELD: tuple[Any, ...] = (
+    (("model.weight", "[512, 512] float32 cuda", GB, ("tied",)), ("", "[9] float32 cuda", 36, ())),
+    1,
+    {"cuda": GB},
+    1,
+    {"cuda": 36},
+    True,
+)
+
+
+def of(rank: int, held: tuple[Any, ...] = HELD, gpu: tuple[int, ...] | None = None, pss: int = GB) -> RankMemory:
+    return RankMemory.told(rank, {"pss": pss, "greatest_rss": 2 * GB, "gpu": gpu, "held": held})
+
+
+def test_ranks_that_hold_the_same_are_one() -> None:
+    gpu = (3 * GB, 4 * GB, GB // 2, 5 * GB, 60 * GB, 80 * GB)
+    more = (3 * GB, 6 * GB, GB // 2, 5 * GB, 58 * GB, 80 * GB)
+    other = ((*HELD[0], ("leak", "[7] float32 cuda", 28, ())), 2, *HELD[2:])
+    report = MemoryReport(
+        (of(0, gpu=gpu), of(1, gpu=more, pss=2 * GB), of(2, other, gpu), RankMemory(3, GB)), ("rank 3 computes",)
+    )
+    assert [row[:7] for row in report.figure_rows()[1:]] == [
+        *[("0-1", "3.0 GiB", "4.0 GiB to 6.0 GiB", "1.0 GiB to 3.0 GiB", "512 MiB", "5.0 GiB", "58 GiB to 60 GiB")],
+        *[("2", "3.0 GiB", "4.0 GiB", "1.0 GiB", "512 MiB", "5.0 GiB", "60 GiB")],
+        *[("3", "", "", "", "", "", "")],
+    ]
+    assert [row[7:] for row in report.figure_rows()] == [
+        ("main memory (PSS)", "greatest (RSS)"),
+        ("1.0 GiB to 2.0 GiB", "2.0 GiB"),
+        ("1.0 GiB", "2.0 GiB"),
+        ("1.0 GiB", ""),
+    ]
+    rest = "2.0 GiB of the GPU is held by the backward's graph and libraries"
+    (first, _), (second, rows) = report.tensor_tables()
+    assert first == f"ranks 0-1: 1 tensor with a name (1.0 GiB cuda), 1 without one (36 B cuda), {rest}"
+    assert second == f"rank 2: 2 tensors with a name (1.0 GiB cuda), 1 without one (36 B cuda), {rest}"
+    assert rows == [
+        ("size", "tensor", "what", "also"),
+        ("1.0 GiB", "model.weight", "[512, 512] float32 cuda", "tied"),
+        ("36 B", "(no name)", "[9] float32 cuda", ""),
+        ("28 B", "leak", "[7] float32 cuda", ""),
+    ]
+    assert str(report).splitlines()[-1] == "rank 3 computes"
+
+
+def test_without_gpus_only_main_memory_is_told() -> None:
+    report = MemoryReport((of(0, ((), 0, {}, 0, {}, False)),))
+    assert str(report) == "  rank  main memory (PSS)  greatest (RSS)\n  0     1.0 GiB            2.0 GiB"
