@@ -4,6 +4,7 @@ cell           reads the line, submits the body, and gives the run a view and a 
 sent_files     before that, files that changed go to the nodes: the line above the cell that says so
 scaling        with --scale the body goes to more and more ranks: what that takes is shown
 instruments    what the line switches on meanwhile, and what is shown of it at the end
+went_wrong     of these: what finds out when a training went wrong
 following      waits for the run; Ctrl-C goes to the ranks
 calls          what a cell calls of actors: what these print is shown in it
 resuming       nodes that the engine took back: others are asked for, the save is loaded, the cell runs again

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.errors import UsageError
+from monarch_nb.notebook.cells.went_wrong import show_watch
 from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.notebook.syntax.went_wrong import watched
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -30,7 +32,12 @@ class CellInstrument:
     show: Callable[[Run], None]
 
 
-_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = ()
+def _watch(parsed: Parsed) -> CellInstrument | None:
+    text = parsed.text("watch")
+    return CellInstrument("--watch", "watch", {"what": watched(text)}, show_watch) if text is not None else None
+
+
+_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (_watch,)
 """Each returns its instrument, when the line asks for it."""
 
 

@@ -1,4 +1,9 @@
 """What looks inside while a run goes on: switched on for one run, and off at its end, whatever that is.
 
 runs/instruments.py switches them on and off, and keeps what they found.
+
+watch    --watch nan: stops at the first gradient, loss or parameter that is not finite
+batches  the batches that modules were last called with, and where in a module one stops being finite
+losses   the losses that backward passes begin with
+finite   which tensors are not finite
 """

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
-INSTRUMENTS: dict[str, str] = {}
+INSTRUMENTS: dict[str, str] = {
+    "watch": "monarch_nb.worker.instruments.watch:Watch",
+}
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
 
