@@ -11,7 +11,9 @@ from integration.live import Recorder, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
 
 INIT = """
 import time, torch
@@ -32,10 +34,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.5)
 
 
-@pytest.fixture
-def four(mesh: Mesh) -> Iterator[Mesh]:
-    """Four ranks, a world of their own."""
-    yield mesh.slice(hosts=0)
+@pytest.fixture(scope="module")
+def four(shared_pool: list[Node]) -> Iterator[Mesh]:
+    """Four ranks, which are a world."""
+    reservation = reserve("four", nodes=1, procs=4)
+    yield reservation.mesh
+    reservation.release()
 
 
 CASES = {
