@@ -37,7 +37,8 @@ ROWS = [
         "what `%%mesh --watch nan` takes from each step of a small GPT on a CPU",
         f"at most {_MOST:.0%}",
         f"A GPT of 3.5 million parameters, 1,024 tokens a step, one rank with one thread: the fastest step of 9 times "
-        f"{STEPS}, with and without it in turns, in seconds of a processor. The program is `tests/bench/programs/small_gpt.py`.",
+        f"{STEPS}, with and without it in turns, in seconds of a processor. The program is "
+        "`tests/bench/programs/small_gpt.py`.",
         watch,
         Shape(1, 1),
     ),

@@ -10,8 +10,8 @@ import pytest
 from integration.live import Recorder, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
@@ -44,30 +44,56 @@ def four(shared_pool: list[Node]) -> Iterator[Mesh]:
 
 CASES = {
     "another collective": (
-        "if rank == 0:\n    dist.all_reduce(torch.ones(1024))\nelse:\n"
-        "    dist.all_gather([torch.ones(8) for _ in range(4)], torch.ones(8))",
+        """
+if rank == 0:
+    dist.all_reduce(torch.ones(1024))
+else:
+    dist.all_gather([torch.ones(8) for _ in range(4)], torch.ones(8))
+""",
         "call 4 in the default group is all_reduce of float32[1024] on rank 0, all_gather of float32[8] on ranks 1-3",
     ),
     "a barrier": (
-        "if rank == 2:\n    dist.barrier()\nelse:\n    dist.all_reduce(torch.ones(2, 3, dtype=torch.int64))",
+        """
+if rank == 2:
+    dist.barrier()
+else:
+    dist.all_reduce(torch.ones(2, 3, dtype=torch.int64))
+""",
         "call 4 in the default group is all_reduce of int64[2,3] on ranks 0-1,3, barrier on rank 2",
     ),
     "one ahead": (
-        "dist.all_reduce(torch.ones(4))\nif rank == 1:\n    dist.all_reduce(torch.ones(4))\nelse:\n    time.sleep(1000)",
+        """
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    dist.all_reduce(torch.ones(4))
+time.sleep(1000)
+""",
         "rank 1 is ahead in the default group: 5 calls, ranks 0,2-3 4",
     ),
     "in a group": (
-        "if rank == 3:\n    dist.broadcast(torch.ones(6), 2, group=pairs[1])\nelif rank == 2:\n"
-        "    dist.all_reduce(torch.ones(6), group=pairs[1])\nelse:\n    dist.all_reduce(torch.ones(1), group=pairs[0])\n"
-        "    time.sleep(1000)",
+        """
+if rank == 3:
+    dist.broadcast(torch.ones(6), 2, group=pairs[1])
+elif rank == 2:
+    dist.all_reduce(torch.ones(6), group=pairs[1])
+else:
+    dist.all_reduce(torch.ones(1), group=pairs[0])
+    time.sleep(1000)
+""",
         "call 1 in group right (ranks 2-3) is all_reduce of float32[6] on rank 2, broadcast of float32[6] on rank 3",
     ),
     "asynchronous": (
-        "work = dist.all_reduce(torch.ones(16), async_op=True) if rank else None\n"
-        "if rank:\n    work.wait()\nelse:\n    dist.all_gather([torch.ones(2)] * 4, torch.ones(2))",
+        """
+if rank:
+    work = dist.all_reduce(torch.ones(16), async_op=True)
+    work.wait()
+else:
+    dist.all_gather([torch.ones(2)] * 4, torch.ones(2))
+""",
         "call 4 in the default group is all_gather of float32[2] on rank 0, all_reduce of float32[16] on ranks 1-3",
     ),
 }
+"""What ranks do, and what is said of it."""
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -90,3 +116,17 @@ def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None
         run.result(60)
     assert expected in said(recorder), "a saved notebook still says why"
     assert re.search(r"waited in .*Run \d+:\d", said(recorder))
+
+
+def test_a_rank_that_gloo_ends_says_why_and_so_do_its_peers(four: Mesh) -> None:
+    """Gloo calls std::terminate in a rank that gets more than it expects."""
+    four.run(INIT)
+    with pytest.raises(RunFailed) as raised:
+        four.run("pass\ndist.all_reduce(torch.ones(8 if rank == 1 else 1024))", on_error="abort")
+    dead = {failure.rank: failure.message for failure in raised.value.failures.values() if failure.kind == "died"}
+    assert 1 in dead, raised.value
+    assert re.search(r"Gloo got [\d,]+ bytes of a peer where this rank's collective takes [\d,]+; ranks have", dead[1])
+    told = [failure.message for failure in raised.value.failures.values() if failure.kind == "error"]
+    called = "interrupted in all_reduce of float32[1024], call 4 in the default group (a peer was interrupted or died)"
+    assert any(message.startswith(called) for message in told), raised.value
+    four.restart()

@@ -101,7 +101,7 @@ def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> Non
         assert run.wait(TIMEOUT_S)
     found = found_on(mesh, run, "watch")
     assert found[0] == {"steps": 5, "found": ""}
-    assert found[2]["found"] == "the loss of step 4 is nan: the first output that is not finite is that of root (Root)"
+    assert found[2]["found"] == "the loss of step 4 is nan; the first output that is not finite is that of root (Root)"
 
 
 def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
@@ -124,3 +124,55 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
     kernel.interrupt()
     kernel.wait(cell)
     assert mesh.run(HOOKS).values == before
+
+
+TRAIN_AGAIN = """
+import random, numpy
+random.seed(rank + 5)
+drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+net = Net()
+if twist == (rank, "start"):
+    net.head.weight.data[0, 0] += 1
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+for step in range(1, 5):
+    optimizer.zero_grad()
+    loss = net(torch.randn(8, 4)).square().mean()
+    loss = loss * (1.5 if twist == (rank, "loss") and step == 3 else 1)
+    loss.backward()
+    if twist == (rank, "gradient") and step == 2:
+        net.head.bias.grad += 1
+    optimizer.step()
+"""
+SETTINGS = """
+import os
+[torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
+ os.environ.get("CUBLAS_WORKSPACE_CONFIG")]
+"""
+
+
+def test_two_runs_are_the_same_or_part_somewhere(mesh: Mesh, kernel: Kernel) -> None:
+    mesh.run(f"{MODEL}\ntwist = None")
+    before, hooks = mesh.run(SETTINGS).values, mesh.run(HOOKS).values
+    first = kernel.run(f"%%mesh --deterministic --seed 7\n{TRAIN_AGAIN}").splitlines()[-1]
+    number = int(first.removeprefix("run ").partition(":")[0])
+    assert (
+        first == f"run {number}: 4 steps recorded on ranks 0-7, seed 7; --compare-with {number} compares a run with it"
+    )
+
+    def compared(twist: str = "None", flags: str = "--seed 7") -> list[str]:
+        said = kernel.run(f"%%mesh --compare-with {number} {flags}\ntwist = {twist}\n{TRAIN_AGAIN}").splitlines()
+        return [line.partition(": ")[2] for line in said if line.startswith("run ")]
+
+    assert compared() == [f"the same as run {number} on ranks 0-7: 4 steps"]
+    others = f"the same as run {number} on ranks 0-1,3-7: 4 steps"
+    parted = f"parts from run {number} on rank 2"
+    assert compared("(2, 'loss')") == [others, f"{parted} in step 3: the loss is another"]
+    of_one = "the gradients of 1 of 6 parameters are others: head.bias"
+    assert compared("(2, 'gradient')") == [others, f"{parted} in step 2: {of_one}"]
+    start = "before the first step: 1 of 6 parameters begin with other values: head.weight"
+    assert compared("(2, 'start')") == [others, f"{parted} {start}"]
+    assert "run 999 has left no record on this rank" in kernel.run("%%mesh --compare-with 999\nstep = 99")
+    assert mesh.pull("step") == [4] * 8, "the cell was not executed"
+    kernel.run("%%mesh --deterministic\n1 / 0")
+    assert mesh.run(SETTINGS).values == before
+    assert mesh.run(HOOKS).values == hooks

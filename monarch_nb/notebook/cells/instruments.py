@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.cells.went_wrong import show_watch
+from monarch_nb.notebook.cells.went_wrong import show_deterministic, show_watch
 from monarch_nb.notebook.syntax.command_line import Parsed
-from monarch_nb.notebook.syntax.went_wrong import watched
+from monarch_nb.notebook.syntax.went_wrong import determined, watched
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -37,7 +38,16 @@ def _watch(parsed: Parsed) -> CellInstrument | None:
     return CellInstrument("--watch", "watch", {"what": watched(text)}, show_watch) if text is not None else None
 
 
-_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (_watch,)
+def _deterministic(parsed: Parsed) -> CellInstrument | None:
+    options = determined(parsed)
+    if options is None:
+        return None
+    flag = "--compare-with" if options["compare_with"] else "--deterministic"
+    show = partial(show_deterministic, seed=options["seed"], compared_with=options["compare_with"])
+    return CellInstrument(flag, "deterministic", options, show)
+
+
+_READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (_watch, _deterministic)
 """Each returns its instrument, when the line asks for it."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.syntax.command_line import Flag
+from monarch_nb.notebook.syntax.command_line import Flag, Parsed
 
 WATCHED = ("grad", "loss", "param")
 _NAN = "nan"
@@ -16,7 +16,29 @@ WENT_WRONG = (
         value="nan[=WHAT]",
         completes="watched",
     ),
+    Flag("--deterministic", "compute as the same cell did before, and keep a digest of each step"),
+    Flag("--seed", "with --deterministic: of all random generators (default: 0)", value="N", kind="number"),
+    Flag(
+        "--compare-with",
+        "as --deterministic; name the first step and tensor where it parts from that run",
+        value="RUN",
+        kind="count",
+    ),
 )
+
+
+def determined(parsed: Parsed) -> dict[str, int] | None:
+    """Return what `--deterministic` is told; None where a line asks for neither it nor `--compare-with`.
+
+    Raises:
+        UsageError: a seed of nothing.
+    """
+    with_run = parsed.count("compare_with")
+    if with_run is None and not parsed.switch("deterministic"):
+        if "seed" in parsed.values:
+            raise UsageError("--seed belongs to --deterministic or --compare-with: %%mesh --deterministic --seed 1")
+        return None
+    return {"seed": parsed.count("seed") or 0, "compare_with": with_run or 0}
 
 
 def watched(text: str) -> tuple[str, ...]:

@@ -349,7 +349,7 @@ class ControlThread(threading.Thread):
             collective=collective or "",
             line=encodable(self._user_code.line_of_stack(frames)),
             running_s=time.monotonic() - activity.started_s,
-            call=call and Call(collective=call.collective, operands=call.operands, group=call.group),
+            call=Call(collective=call.collective, operands=call.operands, group=call.group) if call else None,
             calls=counts,
         )
 

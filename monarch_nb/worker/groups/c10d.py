@@ -96,7 +96,7 @@ def known_group(own: Any) -> Group | None:
 
 def count_of_calls(group: Group) -> int | None:
     """Return how many calls a group has numbered here; None where it does not number them."""
-    backends = []
+    backends: list[Any] = []
     for device in getattr(group.own, "_device_types", ()):
         with contextlib.suppress(RuntimeError):  # no backend for it
             backend = group.own._get_backend(device)

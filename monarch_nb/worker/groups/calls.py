@@ -7,6 +7,7 @@ where no frame tells, from torch's flight recorder.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -19,6 +20,7 @@ _FILE = "torch/distributed/distributed_c10d.py"
 _OPERANDS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors", "tensor_list")
 """Arguments of torch's functions that must be alike on all ranks; the first that a function has."""
 _MAY_DIFFER = re.compile("^all_to_all|_object|barrier")
+_HAS_ONE_PEER = re.compile("i?send|i?recv")
 _UNNAMED = ("", "undefined")
 _TYPES = {
     "Float": "float32",
@@ -88,6 +90,18 @@ def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
             group = c10d.known_group(names.get("group"))
             return Call(collective, "" if may_differ else _described(value), _named(group) if group else "")
     return None
+
+
+def told_of(error: BaseException, collective: str) -> str:
+    """Return " of float32[1024], call 4 in the default group" for the call in which an error was raised; empty when it
+    is not known, or has no partners that are alike."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    call = of_frames(reversed(frames), collective)
+    if call is None or not call.operands or _HAS_ONE_PEER.match(collective):
+        return ""
+    group = next((each for each in c10d.groups() if _named(each) == call.group), None)
+    count = c10d.count_of_calls(group) if group is not None else None
+    return f" of {call.operands}" + (f", call {count:,} in {call.group}" if count else "")
 
 
 def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> Call | None:

@@ -2,8 +2,10 @@
 
 runs/instruments.py switches them on and off, and keeps what they found.
 
-watch    --watch nan: stops at the first gradient, loss or parameter that is not finite
-batches  the batches that modules were last called with, and where in a module one stops being finite
-losses   the losses that backward passes begin with
-finite   which tensors are not finite
+watch          --watch nan: stops at the first gradient, loss or parameter that is not finite
+deterministic  --deterministic: a run computes as one before it, and where they part
+steps          of these: what is called before and after each step of an optimizer
+losses         the losses that backward passes begin with
+batches        the batches that modules were last called with, and where in a module one stops being finite
+finite         which tensors are not finite
 """

@@ -17,11 +17,18 @@ from typing import Any, Protocol, cast
 
 INSTRUMENTS: dict[str, str] = {
     "watch": "monarch_nb.worker.instruments.watch:Watch",
+    "deterministic": "monarch_nb.worker.instruments.deterministic:Deterministic",
 }
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
 
 _found: dict[str, dict[str, Any]] = {}
+_numbers: list[int] = []
+
+
+def running_number() -> int:
+    """Return the number of the run that has instruments now; 0 when none has."""
+    return _numbers[-1] if _numbers else 0
 
 
 class Instrument(Protocol):
@@ -35,14 +42,16 @@ class Instrument(Protocol):
 
 
 @contextmanager
-def switched_on(run_id: str, instruments: Mapping[str, str]) -> Iterator[None]:
+def switched_on(run_id: str, number: int, instruments: Mapping[str, str]) -> Iterator[None]:
     """Have instruments switched on while the block is executed.
 
     Args:
-        run_id: of the run whose code the block executes.
+        run_id, number: of the run whose code the block executes.
         instruments: options by name, as JSON.
     """
     with ExitStack() as stack:
+        _numbers.append(number)
+        stack.callback(_numbers.pop)
         for name, options in instruments.items():
             instrument = _class_of(name)(**json.loads(options or "{}"))
             stack.callback(_end, run_id, name, instrument)

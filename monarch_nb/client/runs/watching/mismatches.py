@@ -1,4 +1,4 @@
-"""Whose calls of collectives do not match: another one, with other tensors, or one that others have yet to make. Pure."""
+"""Whose calls of collectives do not match: another one, other tensors, or one that others have yet to make. Pure."""
 
 from __future__ import annotations
 
