@@ -308,6 +308,11 @@ class ProcessGroupAborted(MonarchNbError, RuntimeError):
         self.collective, self.reason = collective, reason
 
 
+class NotFinite(MonarchNbError, ArithmeticError):
+    """With `--watch nan`, a rank has found a gradient, loss or parameter that is not finite. It is raised on the rank,
+    at the line of the backward pass or the step, where nobody can answer a debugger."""
+
+
 class MeshMismatch(MonarchNbError, ValueError):
     """The arguments of a library contradict the mesh on which it runs. It is raised on a rank."""
 

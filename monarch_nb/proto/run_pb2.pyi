@@ -1015,11 +1015,33 @@ class Where(_message.Message):
     STATE_COLLECTIVE: Where.State.ValueType  # 3
     """Blocked in a collective, send, recv, barrier, store wait or init."""
 
+    @_typing.final
+    class CallsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     COLLECTIVE_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
     state: Global___Where.State.ValueType
     run_id: _builtins.str
     collective: _builtins.str
@@ -1027,6 +1049,14 @@ class Where(_message.Message):
     line: _builtins.str
     """"train.py:41": innermost line of user code."""
     running_s: _builtins.float
+    @_builtins.property
+    def call(self) -> Global___Call:
+        """what it waits in, as torch knows it; absent when that is not known"""
+
+    @_builtins.property
+    def calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """how many collectives it has called, sends and receives too, by group"""
+
     def __init__(
         self,
         *,
@@ -1035,14 +1065,46 @@ class Where(_message.Message):
         collective: _builtins.str = ...,
         line: _builtins.str = ...,
         running_s: _builtins.float = ...,
+        call: Global___Call | None = ...,
+        calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "calls", b"calls", "collective", b"collective", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Where: _TypeAlias = Where  # noqa: Y015
+
+@_typing.final
+class Call(_message.Message):
+    """A collective, as one rank has called it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLLECTIVE_FIELD_NUMBER: _builtins.int
+    OPERANDS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    collective: _builtins.str
+    """"all_reduce" """
+    operands: _builtins.str
+    """"float32[1024]"; empty when they are not known, or may differ"""
+    group: _builtins.str
+    """"the default group", "group dp (ranks 0,2)" """
+    def __init__(
+        self,
+        *,
+        collective: _builtins.str = ...,
+        operands: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "group", b"group", "operands", b"operands"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class ArmSaves(_message.Message):

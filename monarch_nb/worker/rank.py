@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 from monarch_nb.actor.engine import process as engine
 from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.config import UNFOLDED_RANKS
-from monarch_nb.errors import MeshMismatch, ProcessGroupAborted
+from monarch_nb.errors import MeshMismatch, NotFinite, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.run_pb2 import (
@@ -368,7 +368,7 @@ class Rank:
             shown = failures.explain_exit(error)
         else:
             shown = failures.readable(error, makes_another=not active.is_script)
-            only_users = isinstance(shown, (MeshMismatch, ProcessGroupAborted, BdbQuit))
+            only_users = isinstance(shown, (MeshMismatch, NotFinite, ProcessGroupAborted, BdbQuit))
         result.failure.CopyFrom(failures.describe(self._shell, self._user_code, shown, only_users=only_users))
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python

@@ -31,13 +31,27 @@ from tests.bench import (
     titan,
     training,
     values,
+    watching,
     ways,
 )
 from tests.bench.harness import Bench, Outcome, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 _ORDER = (
-    *("fresh", "ipyparallel", "monarch", "reserve", "many", "many-1", "memory", "restart", "script", "fit", "autosave"),
+    *(
+        "fresh",
+        "ipyparallel",
+        "monarch",
+        "reserve",
+        "many",
+        "many-1",
+        "memory",
+        "restart",
+        "script",
+        "fit",
+        "autosave",
+        "watch",
+    ),
     *("slurm", "ray"),
     *("hang", "flood", "fold", "fold-tree", "titan", "push", "import", "compared", "save", "save-ddp"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
@@ -67,6 +81,7 @@ ROWS = sorted(
             scale,
             slurm,
             values,
+            watching,
             ways,
             soak,
         )

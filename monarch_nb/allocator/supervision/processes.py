@@ -11,7 +11,7 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -196,19 +196,33 @@ def oom_kills() -> int:
 
 
 def explain_death(
-    pid: int, wait_status: int | None, *, killed_by_us: bool, oom_kills_before: int, stderr_tail: list[str]
+    pid: int,
+    wait_status: int | None,
+    *,
+    killed_by_us: bool,
+    oom_kills_before: int,
+    stderr_tail: list[str],
+    stderr: Sequence[str] = (),
 ) -> run_pb2.Death:
-    """Say how a process ended and the likely cause; an unknown status is called unknown."""
+    """Say how a process ended and the likely cause; an unknown status is called unknown.
+
+    Args:
+        stderr_tail: what is shown of its last words. stderr: the last lines that it wrote.
+    """
     death = run_pb2.Death(pid=pid, stderr_tail=stderr_tail)
     if wait_status is None:
         death.likely_cause = "exit status unknown: the processes that watched it were gone too"
     elif os.WIFSIGNALED(wait_status):
         death.signal = os.WTERMSIG(wait_status)
-        death.likely_cause = _explain_signal(death.signal, killed_by_us, oom_kills() > oom_kills_before)
+        cause = _explain_signal(death.signal, killed_by_us, oom_kills() > oom_kills_before)
+        death.likely_cause = _explain_mismatch(death.signal, stderr) or cause
     else:
         death.exit_code = os.WEXITSTATUS(wait_status)
         death.likely_cause = "it ended itself (os._exit, or a library did)"
     return death
+
+
+_TOO_LONG = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def last_words(stderr: list[str], stacks: Path, count: int) -> list[str]:
@@ -239,6 +253,17 @@ def _users_frames(frames: list[str]) -> list[str]:
 
 def _labelled(file: re.Match[str]) -> str:
     return " ".join(code_label(file[1]) or ())
+
+
+def _explain_mismatch(number: int, stderr: Sequence[str]) -> str:
+    """Return why Gloo has ended the process: it calls std::terminate when a peer sends more than it expects."""
+    told = _TOO_LONG.search("\n".join(stderr)) if number == signal.SIGABRT else None
+    if told is None:
+        return ""
+    return (
+        f"collectives do not match: Gloo got {int(told[1]):,} bytes of a peer where this rank's collective takes "
+        f"{int(told[2]):,}; ranks have called different collectives, or with tensors of different sizes"
+    )
 
 
 def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool) -> str:

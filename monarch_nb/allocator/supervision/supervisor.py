@@ -467,6 +467,7 @@ class Supervisor:
             status,
             killed_by_us=rank.killed_by_us,
             oom_kills_before=rank.oom_kills_before,
+            stderr=stderr,
             stderr_tail=processes.last_words(stderr, self.stacks(rank), STDERR_TAIL_LINES),
         )
 

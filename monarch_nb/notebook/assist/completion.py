@@ -19,6 +19,7 @@ from monarch_nb.notebook.mode import MeshMode, is_ours
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Command, CommandSet, Source, complete, split_words, unquote
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
+from monarch_nb.notebook.syntax.went_wrong import WATCHES
 from monarch_nb.shape import Extent
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def make_matcher(
         "node": lambda typed: [name for name in session.current().node_names if name.startswith(typed)],
         "mesh": lambda typed: [name for name in session.current().meshes if name.startswith(typed)],
         "kernel_name": kernel_names,
+        "watched": lambda typed: [each for each in WATCHES if each.startswith(typed)],
         "fold": lambda typed: [by for by in (*FOLDS_BY, "default") if by.startswith(typed)],
         "script": script_files,
         "module": module_names,

@@ -6,6 +6,7 @@ scaling        with --scale the body goes to more and more ranks: what that take
 instruments    what the line switches on meanwhile, and what is shown of it at the end
 flames         the flame graph of --profile=python
 profiles       what --profile and --memory-history found, and what memory held when it was full
+went_wrong     of these: what finds out when a training went wrong
 following      waits for the run; Ctrl-C goes to the ranks
 calls          what a cell calls of actors: what these print is shown in it
 resuming       nodes that the engine took back: others are asked for, the save is loaded, the cell runs again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.flames.flames import PYTHON_PROFILE
@@ -11,8 +12,10 @@ from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.cells.flames import show_flames
 from monarch_nb.notebook.cells.profiles import profiled_ranks, show_full_memory, show_history, show_profile
+from monarch_nb.notebook.cells.went_wrong import show_deterministic, show_watch
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.notebook.syntax.went_wrong import determined, watched
 from monarch_nb.worker.instruments.torch_profile import STEPS
 
 if TYPE_CHECKING:
@@ -55,10 +58,26 @@ def _memory_history(parsed: Parsed) -> CellInstrument | None:
     return CellInstrument("--memory-history", MEMORY_HISTORY, {"ranks": profiled_ranks(parsed)}, show_history)
 
 
+def _watch(parsed: Parsed) -> CellInstrument | None:
+    text = parsed.text("watch")
+    return CellInstrument("--watch", "watch", {"what": watched(text)}, show_watch) if text is not None else None
+
+
+def _deterministic(parsed: Parsed) -> CellInstrument | None:
+    options = determined(parsed)
+    if options is None:
+        return None
+    flag = "--compare-with" if options["compare_with"] else "--deterministic"
+    show = partial(show_deterministic, seed=options["seed"], compared_with=options["compare_with"])
+    return CellInstrument(flag, "deterministic", options, show)
+
+
 _READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (
     _torch_profile,
     _python_profile,
     _memory_history,
+    _watch,
+    _deterministic,
 )
 """Each returns its instrument, when the line asks for it."""
 

@@ -30,6 +30,7 @@ Source = Literal[
     "rank_name",
     "metric",
     "fold",
+    "watched",
     "script",
     "module",
     "file",

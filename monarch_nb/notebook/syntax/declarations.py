@@ -23,6 +23,7 @@ from monarch_nb.notebook.syntax.holding import (
     STOP,
 )
 from monarch_nb.notebook.syntax.inside import INSTRUMENTS, MEMORY, TOP
+from monarch_nb.notebook.syntax.went_wrong import WENT_WRONG
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 ON_BREAKPOINT = ("stop", "go-on", "error")
@@ -563,6 +564,7 @@ CELL = Command(
         Flag("--sync", "first send changed files to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
         *INSTRUMENTS,
+        *WENT_WRONG,
         *SCALING,
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",
@@ -570,6 +572,7 @@ CELL = Command(
         ("%%mesh -t 0,2-3", "ranks 0, 2 and 3"),
         ("%%mesh -t hosts=0 --noblock -o run", "in the background; run.result() waits"),
         ("%%mesh --mesh judges", "on the ranks of another mesh of the reservation"),
+        ("%%mesh --watch nan", "where does the nan come from"),
         ("%%mesh --scale 1,2,4,8 --repeat 3 --per tokens", "how it scales, by what it prints: tokens: 12,345"),
     ),
 )

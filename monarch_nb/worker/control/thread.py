@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.outside import ActorState
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
-from monarch_nb.proto.run_pb2 import ActorStatus, DebugAnswer, SavesStatus, Where
+from monarch_nb.proto.run_pb2 import ActorStatus, Call, DebugAnswer, SavesStatus, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
 from monarch_nb.worker.autosaves.keeper import Keeper
 from monarch_nb.worker.control import completion, inspection, stacks
@@ -32,6 +32,7 @@ from monarch_nb.worker.control.interrupts import ActiveRun, Interrupter
 from monarch_nb.worker.control.looker import Looker, Seen
 from monarch_nb.worker.debug.debugger import Debugger
 from monarch_nb.worker.groups import breaking
+from monarch_nb.worker.groups.calls import Calls
 from monarch_nb.worker.mail.post import Post
 from monarch_nb.worker.runs.results import send_all
 from monarch_nb.worker.shell import streams
@@ -102,6 +103,7 @@ class ControlThread(threading.Thread):
         self._namespace, self._debugger = namespace, debugger
         self._replies: deque[tuple[_Peer, ControlReply]] = deque()
         self._post, self._keeper = post, keeper
+        self._calls = Calls()
         self._on_work, self._on_abort, self._on_exit = on_work, on_abort, on_exit
         self._looker = Looker(self._seen, user_code, lambda: keeper.steps_taken)
         self._selector = selectors.PollSelector()
@@ -354,12 +356,15 @@ class ControlThread(threading.Thread):
 
     def _place(self, activity: Activity, frames: list[FrameType], run_id: str) -> Where:
         collective = breaking.collective(frames[0]) if frames else None
+        call, counts = self._calls.look(frames, collective or "")
         return Where(
             state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
             run_id=run_id,
             collective=collective or "",
             line=encodable(self._user_code.line_of_stack(frames)),
             running_s=time.monotonic() - activity.started_s,
+            call=Call(collective=call.collective, operands=call.operands, group=call.group) if call else None,
+            calls=counts,
         )
 
     def _describe(self, actor: ActorState) -> ActorStatus:

@@ -59,6 +59,7 @@ class Debugger:
         pdb.set_trace = self._set_trace
         pdb.post_mortem = self._stop_after
         pdb.pm = self._stop_after_last
+        _installed.append(self)
         os.register_at_fork(after_in_child=self._forget_all)
 
     # ---- in the user's code ----
@@ -104,6 +105,18 @@ class Debugger:
         place = self._user_code.line(frame.f_code.co_filename, frame.f_lineno)
         if self._may_stop(place):
             self._debugger().stop_at(frame, header)
+
+    def can_stop(self) -> bool:
+        """Return whether somebody can answer where the calling thread is now; say nothing when nobody can."""
+        nobody = streams.is_captured() or os.getpid() != self._pid
+        return not nobody and _policy(streams.current_output()) == ON_BREAKPOINT_UNSPECIFIED
+
+    def stop_at_users_line(self, header: str) -> None:
+        """Stop at the innermost line of the user's own code, as a `breakpoint()` there would."""
+        __tracebackhide__ = True
+        frame = next((each for each in outwards(sys._getframe(1)) if self._user_code.owns(each)), None)
+        if frame is not None:
+            self._stop_at(frame, header)
 
     def _may_stop(self, place: str) -> bool:
         """Return whether somebody can answer here; say so when nobody can.
@@ -245,6 +258,29 @@ class Debugger:
         talk.stop()
         started.set()
         RankPdb(talk, self._user_code, self._is_shown, lambda _: None).stop_after(trace)
+
+
+_installed: list[Debugger] = []
+"""That of this rank."""
+
+
+def can_stop() -> bool:
+    """Return whether a thread of this process can stop now, and somebody answers it."""
+    return bool(_installed) and _installed[-1].can_stop()
+
+
+def stop_at_users_line(header: str) -> None:
+    """Stop the calling thread where the user's code has called what calls this.
+
+    Args:
+        header: is said at the prompt of the rank.
+
+    Raises:
+        BdbQuit: it was told to quit.
+    """
+    __tracebackhide__ = True
+    if _installed:
+        _installed[-1].stop_at_users_line(header)
 
 
 def _policy(output: streams.RunOutput) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,6 +57,67 @@ def default_group() -> Any:
     """Return the default group, or None."""
     c10d: Any = sys.modules.get(MODULE)
     return c10d._world.default_pg if c10d is not None and hasattr(c10d, "_world") else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group of this rank.
+
+    Attributes:
+        own: torch's object. name, description: torch's.
+        ranks: of the world. is_default: it is that of `init_process_group()`.
+    """
+
+    own: Any
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    is_default: bool
+
+
+def groups() -> list[Group]:
+    """Return the groups that this rank is in."""
+    c10d: Any = sys.modules.get(MODULE)
+    if c10d is None or not hasattr(c10d, "_world"):
+        return []
+    return [group for each in list(c10d._world.pg_names) if (group := known_group(each)) is not None]
+
+
+def known_group(own: Any) -> Group | None:
+    """Return what is known of one of torch's groups, None of the default one; None when there is no such group."""
+    c10d: Any = sys.modules[MODULE]
+    world = c10d._world
+    own = world.default_pg if own is None else own
+    name, ranks = world.pg_names.get(own), world.pg_group_ranks.get(own)
+    if name is None or ranks is None:
+        return None
+    return Group(own, name, str(getattr(own, "group_desc", "")), tuple(sorted(ranks)), own is world.default_pg)
+
+
+def count_of_calls(group: Group) -> int | None:
+    """Return how many calls a group has numbered here; None where it does not number them."""
+    backends: list[Any] = []
+    for device in getattr(group.own, "_device_types", ()):
+        with contextlib.suppress(RuntimeError):  # no backend for it
+            backend = group.own._get_backend(device)
+            if all(backend is not other for other in backends):
+                backends.append(backend)
+    with contextlib.suppress(RuntimeError, AttributeError):
+        return sum(backend._get_sequence_number_for_group() for backend in backends) if backends else None
+    return None
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Return what torch's flight recorder has written down of this rank's calls; nothing where it is off, or is not in
+    this torch."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(module, "_dump_fr_trace_json", None)
+    if dump is None:
+        return []
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):
+        entries: list[dict[str, Any]] = json.loads(dump()).get("entries", [])
+        return entries
+    return []
 
 
 def wait_for_peers(made: Mapping[str, Any]) -> None:

@@ -83,7 +83,7 @@ class CellRunner:
             return error
 
     def _instruments_of(self, spec: RunSpec) -> AbstractContextManager[None]:
-        return switched_on(spec.run_id, spec.instruments, spec.ranks) if spec.instruments else nullcontext()
+        return switched_on(spec) if spec.instruments else nullcontext()
 
     async def _run_body(
         self, spec: RunSpec, transformed: Transformed | None, result: RankResult

@@ -12,20 +12,29 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
+
+from monarch_nb.proto.run_pb2 import RunSpec
 
 INSTRUMENTS: dict[str, str] = {
     "python-profile": "monarch_nb.worker.instruments.python_profile:PythonProfile",
     "memory-history": "monarch_nb.worker.instruments.memory_history:MemoryHistory",
     "torch-profile": "monarch_nb.worker.instruments.torch_profile:TorchProfile",
+    "watch": "monarch_nb.worker.instruments.watch:Watch",
+    "deterministic": "monarch_nb.worker.instruments.deterministic:Deterministic",
 }
 """Where the class of each instrument is, as "module:Class". It is imported by the first run that has it."""
 _KEPT_RUNS = 8
 
 _found: dict[str, dict[str, Any]] = {}
-_ranks: tuple[int, ...] = ()
+_running: list[RunSpec] = []
+
+
+def running_number() -> int:
+    """Return the number of the run that has instruments now; 0 when none has."""
+    return _running[-1].number if _running else 0
 
 
 class Instrument(Protocol):
@@ -39,20 +48,14 @@ class Instrument(Protocol):
 
 
 @contextmanager
-def switched_on(run_id: str, instruments: Mapping[str, str], ranks: Iterable[int] = ()) -> Iterator[None]:
-    """Have instruments switched on while the block is executed.
-
-    Args:
-        run_id: of the run whose code the block executes.
-        instruments: options by name, as JSON.
-        ranks: those of the run; none: all of the mesh.
-    """
-    global _ranks
-    _ranks = tuple(ranks)
+def switched_on(spec: RunSpec) -> Iterator[None]:
+    """Have the instruments of a run switched on while the block executes its code."""
     with ExitStack() as stack:
-        for name, options in instruments.items():
+        _running.append(spec)
+        stack.callback(_running.pop)
+        for name, options in spec.instruments.items():
             instrument = _class_of(name)(**json.loads(options or "{}"))
-            stack.callback(_end, run_id, name, instrument)
+            stack.callback(_end, spec.run_id, name, instrument)
             instrument.begin()
         yield
 
@@ -63,7 +66,8 @@ def is_chosen(ranks: Sequence[int] | None) -> bool:
     rank, per_node = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks is not None:
         return rank in ranks
-    return not any(other // per_node == rank // per_node and other < rank for other in _ranks or range(rank))
+    ranks_of_run = (_running[-1].ranks if _running else ()) or range(rank)
+    return not any(other // per_node == rank // per_node and other < rank for other in ranks_of_run)
 
 
 def found(run_id: str, name: str) -> bytes:

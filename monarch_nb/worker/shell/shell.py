@@ -28,7 +28,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from monarch_nb.config import FACTS_MIME
-from monarch_nb.errors import ProcessGroupAborted
+from monarch_nb.errors import NotFinite, ProcessGroupAborted
 from monarch_nb.ground.code_names import code_label
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker.shell import streams
@@ -246,7 +246,7 @@ class RankShell(InteractiveShell):
             lines = self.SyntaxTB.structured_traceback(kind, error, None)
         elif isinstance(error, BaseExceptionGroup) or isinstance(error.__context__, BaseExceptionGroup):
             return self._with_labels("".join(traceback.format_exception(kind, error, trace)))
-        elif hasattr(error, "_render_traceback_") and not isinstance(error, ProcessGroupAborted):
+        elif hasattr(error, "_render_traceback_") and not isinstance(error, (NotFinite, ProcessGroupAborted)):
             lines = error._render_traceback_()
         else:
             with _quick_getmodule():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.events import Result
 from monarch_nb.client.pools.facts.infos import waits_in
+from monarch_nb.client.runs.watching.mismatches import explain_mismatch
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 
@@ -77,7 +78,10 @@ def _sentence(
         places = {"other lines": list(elsewhere)}
     at = [f"{name_ranks(ranks)} {is_at if len(ranks) == 1 else are_at} at {place}" for place, ranks in places.items()]
     sentence = wait_sentence(waiting, gone, waits, wait)
-    return sentence and f"{sentence}{', ' if gone else '; '}{', '.join(at)}" if at else sentence
+    if not sentence:
+        return ""
+    sentence += f"{', ' if gone else '; '}{', '.join(at)}" if at else ""
+    return "; ".join(filter(None, (sentence, explain_mismatch(where))))
 
 
 def wait_sentence(waiting: Mapping[int, str], gone: Mapping[int, str], waits: str = "waits", wait: str = "wait") -> str:

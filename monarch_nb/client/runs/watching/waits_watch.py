@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from monarch_nb.client.connections import events
+from monarch_nb.client.runs.watching.mismatches import are_unlike
 from monarch_nb.client.runs.watching.waits import (
     APART_AFTER_S,
     Standstill,
@@ -61,7 +62,7 @@ class WaitsWatch:
     def _is_calm(self, where: Mapping[int, run_pb2.Where], now_s: float) -> bool:
         """Say who waits for whom; return whether nobody seems to."""
         waiting, left_out = waiting_in(where), self._left_out()
-        if self.printed or not (self._results or left_out or are_apart(waiting, len(where))):
+        if self.printed or not (self._results or left_out or are_apart(waiting, len(where)) or are_unlike(where)):
             waiting = {}
         self.printed = False
         lasts_s = self._standstill.lasts_s(waiting, now_s)

@@ -1,0 +1,69 @@
+"""Whose calls of collectives do not match: another one, other tensors, or one that others have yet to make. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.proto import run_pb2
+
+_DEFAULT = "the default group"
+
+
+def explain_mismatch(where: Mapping[int, run_pb2.Where]) -> str:
+    """Return what does not match in the groups in which ranks wait; empty when all is alike, or not known.
+
+    Args:
+        where: the ranks are that have not ended the run.
+
+    Example: `call 17 in the default group is all_reduce of float32[1024] on rank 0, all_gather of float32[8] on ranks
+    1-3`.
+    """
+    return "; ".join(filter(None, (_unlike(name, where) or _ahead(name, where) for name in _groups(where))))
+
+
+def are_unlike(where: Mapping[int, run_pb2.Where]) -> bool:
+    """Return whether ranks are in calls of one group that have the same number and are not alike: no call of one rank
+    can then end, wherever the others go."""
+    return any(_unlike(name, where) for name in _groups(where))
+
+
+def _groups(where: Mapping[int, run_pb2.Where]) -> list[str]:
+    """Return the groups in which ranks wait."""
+    names = {at.call.group for at in where.values() if at.call.group}
+    return sorted(names, key=lambda name: (name != _DEFAULT, name))
+
+
+def _counts(name: str, where: Mapping[int, run_pb2.Where]) -> dict[int, list[int]]:
+    """Return the ranks by how many calls they have made in a group."""
+    counts: dict[int, list[int]] = {}
+    for rank, at in sorted(where.items()):
+        if name in at.calls:
+            counts.setdefault(at.calls[name], []).append(rank)
+    return counts
+
+
+def _unlike(name: str, where: Mapping[int, run_pb2.Where]) -> str:
+    counts = _counts(name, where)
+    called: dict[str, list[int]] = {}
+    for rank, at in sorted(where.items()):
+        if at.call.group == name:
+            called.setdefault(_described(at.call), []).append(rank)
+    if len(counts) > 1 or len(called) < 2:
+        return ""
+    told = ", ".join(f"{call} on {name_ranks(ranks)}" for call, ranks in called.items())
+    return f"call {next(iter(counts), '?')} in {name} is {told}"
+
+
+def _ahead(name: str, where: Mapping[int, run_pb2.Where]) -> str:
+    counts = _counts(name, where)
+    if len(counts) < 2:
+        return ""
+    (most, first), *others = sorted(counts.items(), reverse=True)
+    behind = ", ".join(f"{name_ranks(ranks)} {count:,}" for count, ranks in others)
+    is_one = len(first) == 1
+    return f"{name_ranks(first)} {'is' if is_one else 'are'} ahead in {name}: {counted(most, 'call')}, {behind}"
+
+
+def _described(call: run_pb2.Call) -> str:
+    return f"{call.collective} of {call.operands}" if call.operands else call.collective

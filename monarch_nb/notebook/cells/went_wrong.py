@@ -1,0 +1,80 @@
+"""Instruments of a cell that find out when a training went wrong: `--watch`, `--deterministic`, `--compare-with`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from monarch_nb.client.instruments.asked import found_on
+from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.notebook.output.tables import calm_line, show
+
+if TYPE_CHECKING:
+    from monarch_nb.client.runs.run import Run
+
+
+def show_watch(run: Run) -> None:
+    """Show below a cell where `--watch` found nothing. What it found, the rank has said itself."""
+    for line in watch_lines(found_on(cast("Any", run.mesh), run, "watch")):
+        show(calm_line(line))
+
+
+def watch_lines(found: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return a line for the ranks on which nothing was found.
+
+    Example:
+        >>> watch_lines({0: {"steps": 7, "found": ""}, 1: {"steps": 7, "found": ""}})
+        ['--watch: 7 steps on ranks 0-1, all finite']
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, told in sorted(found.items()):
+        if not told["found"]:
+            ranks.setdefault(told["steps"], []).append(rank)
+    return [
+        f"--watch: {counted(steps, 'step')} on {name_ranks(those)}, all finite"
+        if steps
+        else f"--watch: {name_ranks(those)} did no step with an optimizer of torch's, so nothing was looked at"
+        for steps, those in ranks.items()
+    ]
+
+
+def show_deterministic(run: Run, *, seed: int, compared_with: int) -> None:
+    """Show below a cell how many steps it left a record of, or where it parts from another run."""
+    found = found_on(cast("Any", run.mesh), run, "deterministic")
+    for line in deterministic_lines(found, run.number, seed, compared_with):
+        show(calm_line(line))
+
+
+def deterministic_lines(
+    found: Mapping[int, Mapping[str, Any]], number: int, seed: int, compared_with: int = 0
+) -> list[str]:
+    """Return a line for each thing that ranks say.
+
+    Args:
+        number: of the run. seed: it began with. compared_with: another run's number, or 0.
+
+    Example:
+        >>> deterministic_lines({0: {"steps": 7, "compared_steps": 7, "notes": [], "parted": ""}}, 12, 0)
+        ['run 12: 7 steps recorded on rank 0, seed 0; --compare-with 12 compares a run with it']
+    """
+    told: dict[str, list[int]] = {}
+    for rank, each in sorted(found.items()):
+        steps = counted(each["steps"], "step")
+        if each["parted"]:
+            line = f"parts from run {compared_with} on {{}} {each['parted']}"
+        elif not each["steps"]:
+            line = "no optimizer of torch's did a step on {}, so there is nothing to compare"
+        elif compared_with:
+            line = f"the same as run {compared_with} on {{}}: {steps}"
+        else:
+            line = f"{steps} recorded on {{}}, seed {seed}; --compare-with {number} compares a run with it"
+        told.setdefault(line, []).append(rank)
+        for note in _notes(each):
+            told.setdefault(f"{{}}: {note}", []).append(rank)
+    return [f"run {number}: {line.format(name_ranks(ranks))}" for line, ranks in told.items()]
+
+
+def _notes(each: Mapping[str, Any]) -> list[str]:
+    compared, steps = each["compared_steps"], each["steps"]
+    short = [f"only the first {compared} of {steps} steps are recorded"] if compared < steps else []
+    return [*each["notes"], *short]

@@ -1,0 +1,60 @@
+"""What finds out when a training went wrong: flags of a cell."""
+
+from __future__ import annotations
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.syntax.command_line import Flag, Parsed
+
+WATCHED = ("grad", "loss", "param")
+_NAN = "nan"
+WATCHES = (_NAN, f"{_NAN}=loss,grad", f"{_NAN}={','.join(WATCHED)}")
+"""What is most often meant, for completion."""
+WENT_WRONG = (
+    Flag(
+        "--watch",
+        "stop at the first gradient that is nan or inf; nan=loss,grad,param looks at more",
+        value="nan[=WHAT]",
+        completes="watched",
+    ),
+    Flag("--deterministic", "compute as the same cell did before, and keep a digest of each step"),
+    Flag("--seed", "with --deterministic: of all random generators (default: 0)", value="N", kind="number"),
+    Flag(
+        "--compare-with",
+        "as --deterministic; name the first step and tensor where it parts from that run",
+        value="RUN",
+        kind="count",
+    ),
+)
+
+
+def determined(parsed: Parsed) -> dict[str, int] | None:
+    """Return what `--deterministic` is told; None where a line asks for neither it nor `--compare-with`.
+
+    Raises:
+        UsageError: a seed of nothing.
+    """
+    with_run = parsed.count("compare_with")
+    if with_run is None and not parsed.switch("deterministic"):
+        if "seed" in parsed.values:
+            raise UsageError("--seed belongs to --deterministic or --compare-with: %%mesh --deterministic --seed 1")
+        return None
+    return {"seed": parsed.count("seed") or 0, "compare_with": with_run or 0}
+
+
+def watched(text: str) -> tuple[str, ...]:
+    """Return what `--watch` looks at.
+
+    Raises:
+        UsageError: it is nothing that can be watched.
+
+    Example:
+        >>> watched("nan=loss,grad")
+        ('loss', 'grad')
+    """
+    first, _, listed = text.partition("=")
+    what = tuple(dict.fromkeys(filter(None, (each.strip() for each in listed.split(","))))) or WATCHED[:1]
+    if first != _NAN or not set(what) <= set(WATCHED):
+        raise UsageError(
+            f"--watch is nan, or nan= and some of {', '.join(WATCHED)}, not {text!r}: --watch nan=loss,grad"
+        )
+    return what

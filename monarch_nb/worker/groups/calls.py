@@ -1,0 +1,144 @@
+"""What a thread has called of torch.distributed: with which tensors, in which group, and the how many-th call that is.
+
+Nothing is patched: it is read from the frames of torch's functions, from the numbers that groups give their calls, and,
+where no frame tells, from torch's flight recorder.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.worker.groups import c10d
+
+_FILE = "torch/distributed/distributed_c10d.py"
+_OPERANDS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors", "tensor_list")
+"""Arguments of torch's functions that must be alike on all ranks; the first that a function has."""
+_MAY_DIFFER = re.compile("^all_to_all|_object|barrier")
+_HAS_ONE_PEER = re.compile("i?send|i?recv")
+_UNNAMED = ("", "undefined")
+_TYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Bool": "bool",
+}
+"""What the flight recorder calls the types of tensors."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective, as one rank has called it.
+
+    Attributes:
+        collective: "all_reduce".
+        operands: "float32[1024]"; empty when they are not known, or may differ.
+        group: "the default group".
+    """
+
+    collective: str
+    operands: str = ""
+    group: str = ""
+
+
+class Calls:
+    """Looks at calls, again and again. The flight recorder is asked only when a rank has stood still since the last
+    look, and once: it writes down all that it knows."""
+
+    def __init__(self) -> None:
+        self._counts: Mapping[str, int] = {}
+        self._recorded: Call | None = None
+        self._is_asked = False
+
+    def look(self, frames: Sequence[FrameType], collective: str) -> tuple[Call | None, Mapping[str, int]]:
+        """Return what a thread waits in, and how many calls this rank has made in each of its groups.
+
+        Args:
+            frames: the thread's, innermost first.
+            collective: what it is in, as `collectives.collective` says.
+        """
+        groups = c10d.groups()
+        counts = {_named(group): count for group in groups if (count := c10d.count_of_calls(group)) is not None}
+        stands_still, self._counts = counts == self._counts, counts
+        if not stands_still:
+            self._recorded, self._is_asked = None, False
+        if not collective or not groups:
+            return None, counts
+        call = of_frames(frames, collective)
+        if call is None and stands_still and not self._is_asked:
+            self._recorded, self._is_asked = of_record(c10d.recorded(), {each.name: each for each in groups}), True
+        return call or self._recorded, counts
+
+
+def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
+    """Return the call of a collective whose frame is among these; None when it is not."""
+    for frame in frames:
+        if frame.f_code.co_name == collective and frame.f_code.co_filename.endswith(_FILE):
+            names = frame.f_locals
+            may_differ = _MAY_DIFFER.search(collective) is not None
+            value = next((names[name] for name in _OPERANDS if name in names), None)
+            group = c10d.known_group(names.get("group"))
+            return Call(collective, "" if may_differ else _described(value), _named(group) if group else "")
+    return None
+
+
+def told_of(error: BaseException, collective: str) -> str:
+    """Return " of float32[1024], call 4 in the default group" for the call in which an error was raised; empty when it
+    is not known, or has no partners that are alike."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    call = of_frames(reversed(frames), collective)
+    if call is None or not call.operands or _HAS_ONE_PEER.match(collective):
+        return ""
+    group = next((each for each in c10d.groups() if _named(each) == call.group), None)
+    count = c10d.count_of_calls(group) if group is not None else None
+    return f" of {call.operands}" + (f", call {count:,} in {call.group}" if count else "")
+
+
+def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> Call | None:
+    """Return the newest call that is not over.
+
+    Args:
+        entries: of the flight recorder.
+        groups: that this rank is in, by torch's names.
+    """
+    open_ones = [each for each in entries if not each["retired"] and each["process_group"][0] in groups]
+    if not open_ones:
+        return None
+    newest = max(open_ones, key=lambda each: int(each["record_id"]))
+    collective = str(newest["profiling_name"]).rpartition(":")[2]
+    sizes, types = newest["input_sizes"], newest["input_dtypes"]
+    tensors = [f"{_TYPES.get(kind, kind.lower())}{size}" for kind, size in zip(types, sizes, strict=True)]
+    operands = "" if _MAY_DIFFER.search(collective) else _listed([each.replace(" ", "") for each in tensors])
+    return Call(collective, operands, _named(groups[newest["process_group"][0]]))
+
+
+def _named(group: c10d.Group) -> str:
+    """Return what a group is called on all of its ranks."""
+    if group.is_default:
+        return "the default group"
+    return f"group {group.name if group.description in _UNNAMED else group.description} ({name_ranks(group.ranks)})"
+
+
+def _described(value: Any) -> str:
+    """Return "float32[1024]" for a tensor, and "2 × float32[8]" for a list of such."""
+    tensors = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not all(hasattr(each, "dtype") and hasattr(each, "shape") for each in tensors):
+        return ""
+    kinds = [f"{str(each.dtype).removeprefix('torch.')}{[*each.shape]}".replace(" ", "") for each in tensors]
+    return _listed(kinds)
+
+
+def _listed(tensors: Sequence[str]) -> str:
+    if len(tensors) > 1 and len(set(tensors)) == 1:
+        return f"{len(tensors)} × {tensors[0]}"
+    return ", ".join(tensors[:3]) + (", …" if len(tensors) > 3 else "")

@@ -1,0 +1,290 @@
+"""The batches that modules were last called with, and where in a module such a batch stops being finite."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from monarch_nb.worker.instruments.finite import not_finite, tensors_in
+from monarch_nb.worker.user_code import outwards
+
+if TYPE_CHECKING:
+    import torch
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
+"""The namespaces of torch's operators that wait for other ranks."""
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a module was called with: no copy.
+
+    Attributes:
+        args, kwargs: the call.
+        versions: of each tensor among them: it is another after a change in place.
+        steps: how many steps optimizers had done.
+        random: the states of the generators, by device.
+        autocast: the dtype in which a device computed, where that was on.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    steps: int
+    versions: list[int] = field(default_factory=list)
+    random: dict[str, torch.Tensor] = field(default_factory=dict)
+    autocast: dict[str, torch.dtype] = field(default_factory=dict)
+
+
+class Batches:
+    """Keeps what the outermost modules that train were last called with, until `end`.
+
+    DistributedDataParallel is passed over: kept is the batch of what it wraps.
+
+    Attributes:
+        steps: how many steps optimizers have done; counted by who uses this.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._kept: WeakKeyDictionary[Any, Batch] = WeakKeyDictionary()
+        self._calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._last: Any = None
+        self._hook: Any = None
+
+    def begin(self) -> None:
+        """Keep them from now on."""
+        import torch
+        from torch.autograd import graph
+        from torch.nn.parallel.distributed import DistributedDataParallel
+
+        self._torch = torch
+        kinds: Any = torch.nn.Module
+        self._call: CodeType = kinds._call_impl.__code__
+        self._backward: CodeType = graph._engine_run_backward.__code__
+        self._wrappers = {DistributedDataParallel.forward.__code__}
+        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+
+    def end(self) -> None:
+        """Keep none, and let go of those that are kept."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._kept.clear()
+        self._last = None
+
+    def stepped(self) -> None:
+        """An optimizer has done a step."""
+        self.steps += 1
+        self._calls.clear()
+
+    def names(self) -> dict[int, str]:
+        """Return the names of the parameters of the modules whose batches are kept, by id."""
+        kept = list(self._kept)
+        return {id(each): name for module in reversed(kept) for name, each in _inner(module).named_parameters()}
+
+    def _before_forward(self, module: Any, args: tuple[Any, ...]) -> None:
+        torch = self._torch
+        if torch.compiler.is_compiling() or not module.training or not torch.is_grad_enabled():
+            return
+        caller = sys._getframe(1)
+        if self._is_wrapper(module) or self._is_inside(caller):
+            return
+        kwargs = caller.f_locals.get("kwargs") or {}
+        self._last = module
+        self._calls[module] = self._calls.get(module, 0) + 1
+        self._kept[module] = Batch(
+            args,
+            kwargs,
+            self.steps,
+            [tensor._version for tensor in tensors_in((args, kwargs)) if not tensor.is_inference()],
+            _random_states(),
+            _autocast(),
+        )
+
+    def _is_wrapper(self, module: Any) -> bool:
+        return getattr(type(module).forward, "__code__", None) in self._wrappers
+
+    def _is_inside(self, frame: FrameType) -> bool:
+        """Return whether a module is called by another one, or by the backward pass, which computes again what
+        checkpointing has left out.
+
+        Args:
+            frame: which has called our hook.
+        """
+        is_own, in_wrapper = True, False
+        for each in outwards(frame):
+            code = each.f_code
+            if code is self._backward:
+                return True
+            if code in self._wrappers:
+                in_wrapper = True
+            elif code is self._call:
+                if not is_own and not in_wrapper:
+                    return True
+                is_own = in_wrapper = False
+        return False
+
+    # ---- where a batch stops being finite ----
+
+    def origin(self, parameters: list[Any]) -> str:
+        """Return a clause that says which module's output was the first to be not finite.
+
+        Args:
+            parameters: those whose gradients are not finite; none: whatever the module that was called last has.
+        """
+        wanted = set(map(id, parameters))
+        module = next((each for each in self._kept if wanted & set(map(id, each.parameters()))), None)
+        module = module if wanted else self._last
+        if module is None:
+            return "which module was the first can not be told: no batch of a module that trains was kept"
+        kept = self._kept[module]
+        try:
+            return self._origin(module, kept)
+        except _CannotTellError as why:
+            return f"which module was the first can not be told: {why}"
+        except Exception as error:  # noqa: BLE001 -- the user's forward
+            return f"which module was the first can not be told: run again, the batch fails: {_brief(error)}"
+
+    def _origin(self, module: Any, kept: Batch) -> str:
+        if any(kind.__name__ in _SHARDED for each in module.modules() for kind in type(each).__mro__):
+            raise _CannotTellError("its weights are sharded, and all ranks would have to compute")
+        if kept.steps != self.steps:
+            raise _CannotTellError("an optimizer has changed weights since its batch")
+        call = (kept.args, kept.kwargs)
+        if kept.versions != [tensor._version for tensor in tensors_in(call) if not tensor.is_inference()]:
+            raise _CannotTellError("its batch was changed in place since")
+        if not_finite(list(tensors_in(call))):
+            return "the batch itself is not finite"
+        found = _first_output(module, kept)
+        if found:
+            return f"the first output that is not finite is {found}"
+        before = self._calls.get(module, 1) - 1
+        places = ["in the loss", "in backward"]
+        places += [f"with one of the {before} batches before it of this step"] * bool(before)
+        places += ["on another rank"] * _has_peers()
+        return f"all outputs of the modules are finite here: it arose {', '.join(places[:-1])} or {places[-1]}"
+
+
+class _CannotTellError(Exception):
+    """Why a batch can not be run again."""
+
+
+class _FoundError(BaseException):
+    """Ends the forward pass: a module's output is not finite. No `except Exception` of the user's may take it."""
+
+
+def _first_output(module: Any, kept: Batch) -> str:
+    """Run a batch again, and return "that of layers.2 (Linear)", or "" when all are finite. Parameters, buffers
+    and random states are afterwards as they were."""
+    import torch
+
+    module = _inner(module)
+    names = {id(each): name for name, each in module.named_modules()}
+
+    def look(each: Any, _: Any, output: Any) -> None:
+        if id(each) in names and not_finite(list(tensors_in(output))):
+            name, kind = names[id(each)], type(each).__name__
+            raise _FoundError(f"that of {name} ({kind})" if name else f"that of {kind}")
+
+    hook = torch.nn.modules.module.register_module_forward_hook(look)
+    try:
+        with _as_it_was(module, kept):
+            module(*kept.args, **kept.kwargs)
+    except _FoundError as found:
+        return str(found)
+    finally:
+        hook.remove()
+    return ""
+
+
+@contextmanager
+def _as_it_was(module: Any, kept: Batch) -> Iterator[None]:
+    """Compute in the block as at the first time, alone and without gradients."""
+    import torch
+
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    states = _random_states()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.callback(_set_random_states, states)
+        stack.callback(_restore, buffers)
+        for device in _DEVICES:
+            dtype = kept.autocast.get(device)
+            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+        stack.enter_context(_alone())
+        _set_random_states(kept.random)
+        yield
+
+
+def _restore(buffers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+def _alone() -> AbstractContextManager[Any]:
+    """Return what lets no operator pass that waits for other ranks: they may not run this batch again."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Alone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in _COLLECTIVES:
+                raise _CannotTellError("its forward pass waits for other ranks")
+            return func(*args, **(kwargs or {}))
+
+    return Alone()  # type: ignore[no-untyped-call]
+
+
+def _random_states() -> dict[str, torch.Tensor]:
+    import torch
+
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_states(states: dict[str, torch.Tensor]) -> None:
+    import torch
+
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _autocast() -> dict[str, torch.dtype]:
+    import torch
+
+    return {each: torch.get_autocast_dtype(each) for each in _DEVICES if torch.is_autocast_enabled(each)}
+
+
+def _inner(module: Any) -> Any:
+    """Return what is in a module that was compiled, or compiled and spread by DistributedDataParallel."""
+    while (inner := getattr(module, "_orig_mod", None)) is not None or _is_ddp(module):
+        module = inner if inner is not None else module.module
+    return module
+
+
+def _is_ddp(module: Any) -> bool:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return isinstance(module, DistributedDataParallel)
+
+
+def _has_peers() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _brief(error: Exception) -> str:
+    with contextlib.suppress(Exception):
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+    return type(error).__name__

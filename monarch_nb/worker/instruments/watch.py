@@ -1,0 +1,109 @@
+"""`--watch nan`: a training stops at its first gradient, loss or parameter that is not finite."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_nb.errors import NotFinite
+from monarch_nb.worker.debug import debugger
+from monarch_nb.worker.instruments.finite import not_finite
+from monarch_nb.worker.instruments.losses import Losses
+from monarch_nb.worker.instruments.steps import Steps
+
+_MAX_NAMED = 3
+
+
+class Watch:
+    """Looks at each step of the run's optimizers until something is not finite. There the rank stops as at a
+    `breakpoint()`, or fails where nobody can answer; then it is over.
+
+    A step that a GradScaler leaves out is no fault: it looks for infinities itself, and tries again with a smaller
+    scale.
+
+    Args:
+        what: is looked at: "grad", before each step; "param", after it; "loss", before the backward pass.
+    """
+
+    def __init__(self, what: Sequence[str] = ("grad",)) -> None:
+        self._what = frozenset(what)
+        self._losses = Losses(self._before_backward)
+        self._steps = Steps(self._before_step, self._after_step)
+        self._found = ""
+
+    def begin(self) -> None:
+        """Look from now on, once there are optimizers."""
+        self._steps.begin()
+        if "loss" in self._what:
+            self._losses.begin()
+
+    def end(self) -> dict[str, Any]:
+        """Look no longer; return how many steps were looked at, and what was found."""
+        self._steps.end()
+        self._losses.end()
+        return {"steps": self._steps.done, "found": self._found}
+
+    # ---- in the user's training ----
+
+    def _before_backward(self, losses: list[Any]) -> None:
+        __tracebackhide__ = True
+        if self._found:
+            return
+        places = [place for place in not_finite(losses) if not _may_be_scaled(losses[place])]
+        if places:
+            value = losses[places[0]].detach().flatten()[0].item()
+            self._stop(f"the loss of step {self._steps.done + 1} is {value}; {self._steps.batches.origin([])}")
+
+    def _before_step(self, optimizer: Any, parameters: list[Any]) -> None:
+        __tracebackhide__ = True
+        if self._found or "grad" not in self._what or _is_left_out(optimizer):
+            return
+        gradients = [each.grad for each in parameters]
+        bad = [parameters[place] for place in not_finite(gradients)]
+        if bad:
+            many = f"{len(bad)} of {sum(each is not None for each in gradients)} parameters"
+            step = f"not finite in step {self._steps.done + 1}: {self._named(bad, optimizer)}"
+            self._stop(f"the gradients of {many} are {step}; {self._steps.batches.origin(bad)}")
+
+    def _after_step(self, optimizer: Any, parameters: list[Any]) -> None:
+        __tracebackhide__ = True
+        if self._found or "param" not in self._what:
+            return
+        bad = [parameters[place] for place in not_finite(parameters)]
+        if bad:
+            many = f"{len(bad)} of {len(parameters)} parameters"
+            finite = "; their gradients are finite: the step has made them so" if "grad" in self._what else ""
+            named = self._named(bad, optimizer)
+            self._stop(f"{many} are not finite after step {self._steps.done}: {named}{finite}")
+
+    def _named(self, parameters: list[Any], optimizer: Any) -> str:
+        names = self._steps.names(optimizer)
+        told = [names[id(each)] for each in parameters[:_MAX_NAMED]]
+        return ", ".join([*told, *(["…"] if len(parameters) > _MAX_NAMED else [])])
+
+    def _stop(self, found: str) -> None:
+        """Say what was found, and stop at the user's line that led here.
+
+        Raises:
+            NotFinite: nobody can answer there.
+        """
+        __tracebackhide__ = True
+        self._found = found
+        self._losses.end()
+        self._steps.batches.end()
+        if not debugger.can_stop():
+            raise NotFinite(found)
+        sys.stderr.write(f"--watch: {found}\n")
+        debugger.stop_at_users_line(found)
+
+
+def _is_left_out(optimizer: Any) -> bool:
+    """Return whether the step does nothing: a GradScaler tells a fused optimizer that it has found infinities."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item())
+
+
+def _may_be_scaled(loss: Any) -> bool:
+    """Return whether a loss is too large only because a GradScaler has multiplied it: half precision ends at 65504."""
+    return str(loss.dtype) == "torch.float16" and not bool(loss.isnan().any())

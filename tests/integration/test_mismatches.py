@@ -1,0 +1,132 @@
+"""Collectives that do not match, each kind planted on live ranks: what the sentence of the hang says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from integration.live import Recorder, started
+from monarch_nb.client.connections import events
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.client.runs.watching import waits_watch
+from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
+
+INIT = """
+import time, torch
+import torch.distributed as dist
+if dist.is_initialized():
+    dist.destroy_process_group()
+dist.init_process_group("gloo")
+pairs = [dist.new_group([0, 1], group_desc="left"), dist.new_group([2, 3], group_desc="right")]
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and say at once what stands still."""
+    monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.5)
+
+
+@pytest.fixture(scope="module")
+def four(shared_pool: list[Node]) -> Iterator[Mesh]:
+    """Four ranks, which are a world."""
+    reservation = reserve("four", nodes=1, procs=4)
+    yield reservation.mesh
+    reservation.release()
+
+
+CASES = {
+    "another collective": (
+        """
+if rank == 0:
+    dist.all_reduce(torch.ones(1024))
+else:
+    dist.all_gather([torch.ones(8) for _ in range(4)], torch.ones(8))
+""",
+        "call 4 in the default group is all_reduce of float32[1024] on rank 0, all_gather of float32[8] on ranks 1-3",
+    ),
+    "a barrier": (
+        """
+if rank == 2:
+    dist.barrier()
+else:
+    dist.all_reduce(torch.ones(2, 3, dtype=torch.int64))
+""",
+        "call 4 in the default group is all_reduce of int64[2,3] on ranks 0-1,3, barrier on rank 2",
+    ),
+    "one ahead": (
+        """
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    dist.all_reduce(torch.ones(4))
+time.sleep(1000)
+""",
+        "rank 1 is ahead in the default group: 5 calls, ranks 0,2-3 4",
+    ),
+    "in a group": (
+        """
+if rank == 3:
+    dist.broadcast(torch.ones(6), 2, group=pairs[1])
+elif rank == 2:
+    dist.all_reduce(torch.ones(6), group=pairs[1])
+else:
+    dist.all_reduce(torch.ones(1), group=pairs[0])
+    time.sleep(1000)
+""",
+        "call 1 in group right (ranks 2-3) is all_reduce of float32[6] on rank 2, broadcast of float32[6] on rank 3",
+    ),
+    "asynchronous": (
+        """
+if rank:
+    work = dist.all_reduce(torch.ones(16), async_op=True)
+    work.wait()
+else:
+    dist.all_gather([torch.ones(2)] * 4, torch.ones(2))
+""",
+        "call 4 in the default group is all_gather of float32[2] on rank 0, all_reduce of float32[16] on ranks 1-3",
+    ),
+}
+"""What ranks do, and what is said of it."""
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None:
+    code, expected = CASES[kind]
+    four.run(INIT)
+    run, recorder = started(four, code)
+
+    def said(recorder: Recorder) -> str:
+        texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
+        return texts[-1] if texts else ""
+
+    try:
+        recorder.wait_for(lambda recorder: expected in said(recorder))
+    except AssertionError:
+        pytest.fail(f"it says: {said(recorder)}")
+    finally:
+        run.interrupt()
+    with pytest.raises(RunFailed):
+        run.result(60)
+    assert expected in said(recorder), "a saved notebook still says why"
+    assert re.search(r"waited in .*Run \d+:\d", said(recorder))
+
+
+def test_a_rank_that_gloo_ends_says_why_and_so_do_its_peers(four: Mesh) -> None:
+    """Gloo calls std::terminate in a rank that gets more than it expects."""
+    four.run(INIT)
+    with pytest.raises(RunFailed) as raised:
+        four.run("pass\ndist.all_reduce(torch.ones(8 if rank == 1 else 1024))", on_error="abort")
+    dead = {failure.rank: failure.message for failure in raised.value.failures.values() if failure.kind == "died"}
+    assert 1 in dead, raised.value
+    assert re.search(r"Gloo got [\d,]+ bytes of a peer where this rank's collective takes [\d,]+; ranks have", dead[1])
+    told = [failure.message for failure in raised.value.failures.values() if failure.kind == "error"]
+    called = "interrupted in all_reduce of float32[1024], call 4 in the default group (a peer was interrupted or died)"
+    assert any(message.startswith(called) for message in told), raised.value
+    four.restart()

@@ -1,0 +1,178 @@
+"""What finds out when a training went wrong, on live ranks: `--watch nan`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, eventually
+from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.client.instruments.asked import found_on
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.errors import RunFailed
+
+
+@pytest.fixture
+def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
+    """One that has attached to the module's reservation."""
+    opened = Kernel(tmp_path / "a.ipynb")
+    try:
+        opened.run("%load_ext monarch_nb\n%mesh attach dev")
+        yield opened
+    finally:
+        opened.kill()
+        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
+
+
+HOOKS = """
+import sys, torch
+optimizers, modules = sys.modules["torch.optim.optimizer"], torch.nn.modules.module
+[len(optimizers._global_optimizer_pre_hooks), len(optimizers._global_optimizer_post_hooks),
+ len(modules._global_forward_pre_hooks), len(modules._global_forward_hooks), torch.autograd.backward.__module__]
+"""
+MODEL = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Root(torch.nn.Module):
+    def forward(self, x, *, shift):
+        return torch.sqrt(x + shift)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(4))
+        self.root, self.head = Root(), torch.nn.Linear(4, 1)
+
+    def forward(self, x, *, shift=99.0):
+        return self.head(self.root(self.layers(x), shift=shift))
+
+def train(net, steps, shift_of):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4), shift=shift_of(step)).mean().backward()
+        optimizer.step()
+
+torch.manual_seed(rank)
+net = Net()
+"""
+
+
+def test_all_ranks_of_a_data_parallel_training_stop(fresh_mesh: Mesh) -> None:
+    """One rank's batch has a nan; the sum of the gradients has it everywhere. Only that rank can tell the module."""
+    mesh = fresh_mesh
+    mesh.run(f"{MODEL}\ndist.init_process_group()\nspread = DistributedDataParallel(net)")
+    before = mesh.run(HOOKS).values
+    code = "train(spread, 9, lambda step: -99.0 if (rank, step) == (3, 7) else 99.0)"
+    with pytest.raises(RunFailed) as raised:
+        mesh.run(code, instruments={"watch": {}}, on_breakpoint="go-on")
+    told = {failure.rank: failure.message for failure in raised.value.failures.values()}
+    gradients = "the gradients of 5 of 6 parameters are not finite in step 7: layers.0.weight, layers.0.bias, "
+    assert sorted(told) == list(range(8))
+    assert all(message.startswith(gradients) for message in told.values()), told
+    assert told[3].endswith("; the first output that is not finite is that of root (Root)")
+    elsewhere = "; all outputs of the modules are finite here: it arose in the loss, in backward or on another rank"
+    assert all(told[rank].endswith(elsewhere) for rank in range(8) if rank != 3), told
+    assert "optimizer.step()" in raised.value.failures[3].traceback
+    assert mesh.run(HOOKS).values == before, "all is off after a failure"
+    mesh.run("dist.destroy_process_group()")
+
+
+def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> None:
+    mesh.run(MODEL)
+    code = "state = torch.get_rng_state()\ntrain(net, 5, lambda step: -99.0 if (rank, step) == (2, 4) else 99.0)"
+    run = mesh.submit(code, instruments={"watch": {"what": ["grad", "loss"]}}, on_breakpoint="stop")
+    debugger = Debugger(mesh)
+    try:
+        eventually(lambda: len(debugger.stops()) == 1)
+        (stop,) = debugger.stops()
+        assert (stop.rank, stop.line) == (2, "net(torch.randn(8, 4), shift=shift_of(step)).mean().backward()")
+        said = debugger.cast("2", "p step, net.layers[2].num_batches_tracked.item()")
+        assert said == {2: "(4, 4)\n"}, "the batch that was run again has left no trace"
+    finally:
+        debugger.continue_all()
+        assert run.wait(TIMEOUT_S)
+    found = found_on(mesh, run, "watch")
+    assert found[0] == {"steps": 5, "found": ""}
+    assert found[2]["found"] == "the loss of step 4 is nan; the first output that is not finite is that of root (Root)"
+
+
+def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
+    """It is off after an interrupt, too: the last cell is not watched."""
+    mesh.run(MODEL)
+    before = mesh.run(HOOKS).values
+    failed = kernel.run("%%mesh -t 0-3 --watch nan --on-breakpoint error\ntrain(net, 3, lambda step: -99.0)")
+    assert "NotFinite" in failed
+    assert "the gradients of 5 of 6 parameters are not finite in step 1" in failed
+    fine = kernel.run("%%mesh --watch nan=loss,grad,param\ntrain(net, 3 + rank // 4, lambda step: 99.0)")
+    assert fine.splitlines()[-2:] == [
+        "--watch: 3 steps on ranks 0-3, all finite",
+        "--watch: 4 steps on ranks 4-7, all finite",
+    ]
+    assert "--watch is nan, or nan= and some of grad, loss, param" in kernel.run("%%mesh --watch nan=x\n1")
+    assert "--watch shows what it found when the cell ends" in kernel.run("%%mesh --watch nan --noblock\n1")
+    endless = "%%mesh --watch nan=loss,param\nprint('on')\nwhile True: train(net, 1, lambda step: 99.0)"
+    cell = kernel.start(endless)
+    kernel.wait(cell, "on")
+    kernel.interrupt()
+    kernel.wait(cell)
+    assert mesh.run(HOOKS).values == before
+
+
+TRAIN_AGAIN = """
+import random, numpy
+random.seed(rank + 5)
+drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+net = Net()
+if twist == (rank, "start"):
+    net.head.weight.data[0, 0] += 1
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+for step in range(1, 5):
+    optimizer.zero_grad()
+    loss = net(torch.randn(8, 4)).square().mean()
+    loss = loss * (1.5 if twist == (rank, "loss") and step == 3 else 1)
+    loss.backward()
+    if twist == (rank, "gradient") and step == 2:
+        net.head.bias.grad += 1
+    optimizer.step()
+"""
+SETTINGS = """
+import os
+[torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
+ os.environ.get("CUBLAS_WORKSPACE_CONFIG")]
+"""
+
+
+def test_two_runs_are_the_same_or_part_somewhere(mesh: Mesh, kernel: Kernel) -> None:
+    mesh.run(f"{MODEL}\ntwist = None")
+    before, hooks = mesh.run(SETTINGS).values, mesh.run(HOOKS).values
+    first = kernel.run(f"%%mesh --deterministic --seed 7\n{TRAIN_AGAIN}").splitlines()[-1]
+    number = int(first.removeprefix("run ").partition(":")[0])
+    assert (
+        first == f"run {number}: 4 steps recorded on ranks 0-7, seed 7; --compare-with {number} compares a run with it"
+    )
+
+    def compared(twist: str = "None", flags: str = "--seed 7") -> list[str]:
+        said = kernel.run(f"%%mesh --compare-with {number} {flags}\ntwist = {twist}\n{TRAIN_AGAIN}").splitlines()
+        return [line.partition(": ")[2] for line in said if line.startswith("run ")]
+
+    assert compared() == [f"the same as run {number} on ranks 0-7: 4 steps"]
+    others = f"the same as run {number} on ranks 0-1,3-7: 4 steps"
+    parted = f"parts from run {number} on rank 2"
+    assert compared("(2, 'loss')") == [others, f"{parted} in step 3: the loss is another"]
+    of_one = "the gradients of 1 of 6 parameters are others: head.bias"
+    assert compared("(2, 'gradient')") == [others, f"{parted} in step 2: {of_one}"]
+    start = "before the first step: 1 of 6 parameters begin with other values: head.weight"
+    assert compared("(2, 'start')") == [others, f"{parted} {start}"]
+    assert "run 999 has left no record on this rank" in kernel.run("%%mesh --compare-with 999\nstep = 99")
+    assert mesh.pull("step") == [4] * 8, "the cell was not executed"
+    kernel.run("%%mesh --deterministic\n1 / 0")
+    assert mesh.run(SETTINGS).values == before
+    assert mesh.run(HOOKS).values == hooks
