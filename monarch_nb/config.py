@@ -44,6 +44,12 @@ DEFAULT_PORT = 7878
 """Of allocators that listen to a network."""
 MAIN_MESH = "main"
 """The mesh that a reservation is made with and ends with."""
+MONARCH_MESH = "monarch"
+"""The mesh whose ranks, one on each node, run the worker loops of Monarch's own engine."""
+MONARCH_LINGER_S = 600.0
+"""How long these go on when the last client that uses them is gone."""
+MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
+"""Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 103

@@ -746,6 +746,7 @@ class UndertakeRequest(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     ASKED_AT_FIELD_NUMBER: _builtins.int
+    LINGER_S_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     mesh_id: _builtins.str
     """a mesh of it; empty: the reservation itself"""
@@ -758,6 +759,8 @@ class UndertakeRequest(_message.Message):
     by: _builtins.str
     """as in ReleaseRequest"""
     asked_at: _builtins.float
+    linger_s: _builtins.float
+    """The client uses the mesh: when all who have said so are gone for so long, it is ended. 0: the client makes or ends it."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_files_pb2.Peer]:
         """all that are concerned"""
@@ -778,10 +781,11 @@ class UndertakeRequest(_message.Message):
         members: Global___ChangeMembersRequest | None = ...,
         by: _builtins.str = ...,
         asked_at: _builtins.float = ...,
+        linger_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_at", b"asked_at", "by", b"by", "client_id", b"client_id", "done", b"done", "members", b"members", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_at", b"asked_at", "by", b"by", "client_id", b"client_id", "done", b"done", "linger_s", b"linger_s", "members", b"members", "mesh_id", b"mesh_id", "nodes", b"nodes", "owner", b"owner", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

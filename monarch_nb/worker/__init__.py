@@ -5,6 +5,7 @@ rank                a forked child that runs cells for ever, or one script
 control/            what a rank answers while its main thread is busy or stuck: interrupts, stacks, Tab
 debug/              threads that have stopped at breakpoint(), and the pdb of each
 mail/               messages of actors, to and from other processes
+monarch/            Monarch's own engine, for who asks for it
 runs/               what a run brings and leaves: a cell's body, a script, values, results
 instruments/        what looks inside while a run goes on
 memory/             which tensors hold the memory of a rank

@@ -4,6 +4,9 @@ Each node does its own part whole. But a client that is killed after it has told
 leave half a reservation, or half a mesh. So it says to one node first what it is about to do and where, and at the end
 that it is done. When that client is gone before, the node has all of them end it: at once where it sees that the
 process has ended, else when the client's session has been away for 20 s.
+
+A client that uses a mesh which is to end with its users says so in the same way. When it and all others who have said
+so are gone for as long as they wanted, the node has all nodes end the mesh.
 """
 
 from __future__ import annotations
@@ -73,7 +76,8 @@ class Undertakings:
 
     def mesh_is_whole(self, mesh_id: str) -> None:
         """What was undertaken to make a mesh is done."""
-        for key in [key for key, request in self._begun.items() if request.mesh_id == mesh_id]:
+        making = (key for key, one in self._begun.items() if one.mesh_id == mesh_id and not one.linger_s)
+        for key in list(making):
             del self._begun[key]
             self._records.end_undertaking(key)
 
@@ -107,11 +111,31 @@ class Undertakings:
                 await _end_of(process)
         if not self._is_here(client_id):
             self._end_all(client_id)
+        waited_s = 0.0
+        while lingers := sorted(one.linger_s for one in self._of(client_id) if one.linger_s):
+            await asyncio.sleep(lingers[0] - waited_s)
+            waited_s = lingers[0]
+            if self._is_here(client_id):
+                return
+            self._leave_used(client_id, waited_s)
+
+    def _of(self, client_id: str) -> list[pb.UndertakeRequest]:
+        return [request for request in self._begun.values() if request.client_id == client_id]
+
+    def _leave_used(self, client_id: str, gone_s: float) -> None:
+        """A client is gone for so long: meshes that it has used end, unless another client uses them."""
+        for key, request in list(self._begun.items()):
+            if request.client_id == client_id and 0 < request.linger_s <= gone_s:
+                del self._begun[key]
+                self._records.end_undertaking(key)
+                if not any(one.mesh_id == request.mesh_id and one.linger_s for one in self._begun.values()):
+                    _log.info("nobody uses mesh %s: this node ends it on all its nodes", request.mesh_id)
+                    self._owed.take(request)
 
     def _end_all(self, client_id: str) -> None:
         self._expiry.client_is_gone(client_id)
         for key, request in list(self._begun.items()):
-            if request.client_id == client_id:
+            if request.client_id == client_id and not request.linger_s:
                 what = f"mesh {request.mesh_id}" if request.mesh_id else f"reservation {request.reservation_id}"
                 _log.warning("a client died while it made or ended %s: this node ends it on all its nodes", what)
                 self._owed.take(request)

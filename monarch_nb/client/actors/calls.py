@@ -14,6 +14,7 @@ from typing import Protocol
 from monarch_nb.actor.engine.outside import CallState, Runs
 from monarch_nb.client import presenting
 from monarch_nb.client.actors.behind import Behind
+from monarch_nb.client.actors.labelled import Labelled
 from monarch_nb.client.actors.questions import Questions
 from monarch_nb.client.connections.bridge import background_loop, call, post
 from monarch_nb.client.connections.connection import GAP_S
@@ -23,7 +24,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.run import Listener
 from monarch_nb.client.runs.stops import policy
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import MonarchNbError
 
 LOOK_S = 0.5
@@ -137,6 +138,8 @@ class Caller:
             opened = [run for mesh_id in reach if mesh_id not in self._runs and (run := self._open(mesh_id, title))]
             for run in opened:
                 run.wait_number(GAP_S)
+                if run.mesh.name == MONARCH_MESH:
+                    run.wait_everywhere(GAP_S)
             if opened:  # what is called with the others' tags may go there as well
                 self._tags.clear()
             runs = {mesh_id: self._runs[mesh_id] for mesh_id in reach if mesh_id in self._runs}
@@ -147,7 +150,10 @@ class Caller:
         mesh = self._meshes.mesh(mesh_id)
         if mesh is None:
             return None
-        listener = self.audience.listener(range(mesh.extent.size), mesh.name)
+        if mesh.name == MONARCH_MESH:
+            listener: Listener = Labelled(self.audience.listener).on_event
+        else:
+            listener = self.audience.listener(range(mesh.extent.size), mesh.name)
         run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
         self.run_ids.add(run.id)
         run.add_listener(_hearing(run, self.audience, self._questions))

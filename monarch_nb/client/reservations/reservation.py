@@ -24,6 +24,7 @@ from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.meshes.pip import pip
+from monarch_nb.client.monarch.hosts import MonarchHosts
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import shared_storage
@@ -56,7 +57,7 @@ from monarch_nb.times import Duration, seconds_of
 from monarch_nb.trust.membership import doubt
 
 
-class Reservation:
+class Reservation(MonarchHosts):
     """A reservation: nodes, slots on each node, and a main mesh of ranks that live until `release()`.
 
     `reserve` and `attach` return it.

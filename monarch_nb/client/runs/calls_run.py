@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from monarch_nb.branches.folding import ranges_of
 from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.tree import FollowedThrough
@@ -33,12 +34,17 @@ class CallsRun(Run):
         super().__init__(mesh, run_id, *arguments, **options)
         self.is_calls = True
         self.is_ended = False
-        self._known, self._printed = Flag(), Flag()
+        self._known, self._known_everywhere, self._printed = Flag(), Flag(), Flag()
+        self._heard: set[object] = set()
 
     def wait_number(self, timeout_s: float) -> bool:
         """Wait until it has its number; return whether it has. It will never have one when it was refused."""
         self._known.wait(timeout_s)
         return bool(self.number)
+
+    def wait_everywhere(self, timeout_s: float) -> None:
+        """Wait until all nodes that answer know it: what others than ranks print there finds its place."""
+        self._known_everywhere.wait(timeout_s)
 
     def end(self) -> None:
         """Nothing more is called in its name; does not wait. What still prints is shown on."""
@@ -60,6 +66,9 @@ class CallsRun(Run):
         """As a run's."""
         super().on_queued(connection, queued)
         self._known.set()
+        self._heard.update(ranges_of(queued.nodes) or [connection])
+        if len(self._heard) >= len(self.mesh.core.by_node(self.ranks)):
+            self._known_everywhere.set()
         if self.is_ended:
             self._tell_ended()
 
@@ -70,6 +79,7 @@ class CallsRun(Run):
         else:
             super().on_refused(connection, error)
         self._known.set()
+        self._known_everywhere.set()
 
     def on_finished(self, connection: FollowedThrough, finished: pb.Finished) -> None:
         """As a run's."""

@@ -76,7 +76,7 @@ class RunOutput:
     on_breakpoint: int = ON_BREAKPOINT_UNSPECIFIED
 
     def __init__(self, directory: str, number: int, rank: int) -> None:
-        self.number = number
+        self.directory, self.number = directory, number
         self.notice = ""
         self.has_started_processes = False
         self.has_started_threads = False

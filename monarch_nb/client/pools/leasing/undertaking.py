@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
 
@@ -59,6 +59,27 @@ async def leave_end(
         with contextlib.suppress(MonarchNbError):
             await keeper.unary("Undertake", request, KEEPER_TIMEOUT_S)
             return
+
+
+async def using(nodes: Sequence[Connection], reservation_id: str, mesh_id: str, linger_s: float) -> None:
+    """Use a mesh, as long as this process is there: it is ended everywhere when all who have said so are gone for a
+    while.
+
+    Raises:
+        NodeUnreachable: no node that could look after it answers.
+    """
+    request = _request(nodes, reservation_id, mesh_id, "")
+    request.linger_s = linger_s
+    for number, node in enumerate(keepers := nodes[:KEEPERS], start=1):
+        node.hold_session()  # for good: its end says that we are gone
+        request.client_id = node.client_id
+        try:
+            await node.unary("Undertake", request, KEEPER_TIMEOUT_S)
+            return
+        except NodeUnreachable:
+            node.let_go()
+            if number == len(keepers):
+                raise
 
 
 def several(nodes: Sequence[Connection]) -> Sequence[Connection]:

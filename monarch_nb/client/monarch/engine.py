@@ -1,0 +1,169 @@
+"""Monarch in this process: a client of worker loops, whose calls are made in the name of the cell that makes them.
+
+What of Monarch is private is used here alone, and as little as possible of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_nb.actor.engine.process import process
+from monarch_nb.client.presenting import calling_cell
+from monarch_nb.errors import UsageError
+
+EXTRA = "pip install 'monarch-nb[monarch]'"
+TRUST_ALL = "trust_all_connections"
+PROCESS_MODULE = "monarch_nb.worker.monarch.process"
+_CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
+
+_meshes: dict[str, Callable[[], str]] = {}
+"""Of meshes with workers that this process is attached to, by id: returns what is to be said of dead ones."""
+
+
+def load() -> Any:
+    """Return `monarch.actor`.
+
+    Raises:
+        UsageError: torchmonarch is not installed here.
+    """
+    try:
+        return importlib.import_module("monarch.actor")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "monarch":
+            raise
+        raise UsageError(f"torchmonarch is not installed here ({sys.executable}): {EXTRA}") from None
+
+
+def version() -> str:
+    """Return that of torchmonarch here."""
+    return importlib.metadata.version("torchmonarch")
+
+
+def attach(workers: Sequence[str], name: str, python: str) -> Any:
+    """Return the HostMesh of some workers, in their order.
+
+    Args:
+        name: of the hosts, in Monarch's errors.
+        python: of the nodes, for the processes that are started there.
+    """
+    actor = load()
+    hosts = actor.attach_to_workers(ca=TRUST_ALL, workers=list(workers), name=name)
+    return _with_our_processes(hosts, python) if python else hosts
+
+
+def _with_our_processes(hosts: Any, python: str) -> Any:
+    """Return the same hosts, whose processes print where ours do: as `HostMesh.with_python_executable`."""
+    from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
+    from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
+
+    command = BootstrapCommand(python, None, ["-m", PROCESS_MODULE], {})
+    attached = hosts._hy_host_mesh
+
+    async def with_bootstrap() -> Any:
+        return (await attached).with_bootstrap(command)
+
+    task = PythonTask.from_coroutine(with_bootstrap()).spawn()
+    return type(hosts)(task, hosts.region, hosts.stream_logs, hosts.is_fake_in_process, hosts._code_sync_proc_mesh)
+
+
+def call_in_cells(mesh_id: str, dead: Callable[[], str]) -> None:
+    """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
+    that has the workers.
+
+    Args:
+        dead: returns what is to be said of workers that died; empty when all live.
+    """
+    if not _meshes:
+        _patch()
+    _meshes[mesh_id] = dead
+
+
+def forget(mesh_id: str) -> None:
+    """The mesh has ended."""
+    _meshes.pop(mesh_id, None)
+
+
+def _patch() -> None:
+    actor_mesh = importlib.import_module("monarch._src.actor.actor_mesh")
+    proc_mesh = importlib.import_module("monarch._src.actor.proc_mesh")
+    future = importlib.import_module("monarch._src.actor.future")
+    supervision = importlib.import_module("monarch._src.actor.supervision")
+    make, spawn, get = actor_mesh.ActorMesh._endpoint, proc_mesh.ProcMesh.spawn, future.Future.get
+
+    @functools.wraps(make)
+    def endpoint(self: Any, name: Any, *arguments: Any) -> Any:
+        return _Endpoint(make(self, name, *arguments), f"{self._mesh_name}.{name.name}")
+
+    @functools.wraps(spawn)
+    def spawn_in_cell(self: Any, name: str, *arguments: Any, **options: Any) -> Any:
+        _tag(f"{name}.__init__")
+        return spawn(self, name, *arguments, **options)
+
+    @functools.wraps(get)
+    def get_and_explain(self: Any, timeout: float | None = None) -> Any:
+        try:
+            return get(self, timeout)
+        except Exception as error:
+            if said := _dead_workers():
+                error.add_note(said)
+            raise
+
+    actor_mesh.ActorMesh._endpoint = endpoint
+    proc_mesh.ProcMesh.spawn = spawn_in_cell
+    future.Future.get = get_and_explain
+    actor = load()
+    if actor.unhandled_fault_hook is supervision.unhandled_fault_hook:
+        actor.unhandled_fault_hook = _tell_fault  # Monarch's own ends this process, a kernel with all that it holds
+
+
+class _Endpoint:
+    """An endpoint of Monarch's. Before a message is sent, the cell has a run on the nodes."""
+
+    def __init__(self, endpoint: Any, title: str) -> None:
+        self._endpoint, self._title = endpoint, title
+        for name in _CALLS:
+            setattr(self, name, self._named(getattr(endpoint, name)))
+
+    def _named(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        title = self._title
+
+        @functools.wraps(send)
+        def named(*arguments: Any, **options: Any) -> Any:
+            _tag(title)
+            return send(*arguments, **options)
+
+        return named
+
+    def _send(self, *arguments: Any, **options: Any) -> Any:
+        _tag(self._title)
+        return self._endpoint._send(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+
+def _tag(title: str) -> None:
+    if _meshes:
+        process().outside.tag(frozenset(_meshes), title).left()
+
+
+def _dead_workers() -> str:
+    return "\n".join(filter(None, (dead() for dead in _meshes.values())))
+
+
+def _tell_fault(failure: Any) -> None:
+    """A failure of actors that nobody waits for: it is shown, and ends nothing."""
+    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _dead_workers()))))
+
+
+def tell(text: str) -> None:
+    """Show people something: in the cell that executes or has last, else on stderr."""
+    if (cell := calling_cell()) is not None:
+        cell.tell(text)
+    else:
+        sys.stderr.write(f"{text}\n")

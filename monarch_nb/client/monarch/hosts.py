@@ -1,0 +1,55 @@
+"""`Reservation.monarch`: the nodes of a reservation, as hosts of Monarch's own engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.monarch import engine, workers
+from monarch_nb.config import MONARCH_LINGER_S
+from monarch_nb.times import Duration, seconds_of
+
+
+class MonarchHosts:
+    """What a reservation has for Monarch's own engine."""
+
+    name: str
+    meshes: Any
+    _attached: tuple[tuple[str, ...], Any] | None = None
+
+    def monarch(self, *, linger: Duration = MONARCH_LINGER_S) -> Any:
+        """Return the nodes as a `monarch.actor.HostMesh`, with one host per node. Everything of it is Monarch's own.
+
+        The first call starts Monarch's worker loop on each node: a rank of the mesh `monarch`, with the environment,
+        the GPUs, the directory and the Python of the other ranks. Later calls, also in other kernels, attach to the
+        same workers. What actors print is shown in the cell that calls them.
+
+        The workers end with the reservation, with `dev.stop_mesh("monarch")`, with `shutdown()` of the hosts, and when
+        the last client that uses them has been gone for a while. Actors end with the client that spawned them.
+
+        Args:
+            linger: how long the workers stay when the last client is gone: "10m", "2h", a timedelta or seconds.
+
+        Raises:
+            UsageError: torchmonarch is not installed here or on a node, or the versions differ.
+            SpawnError: a worker could not start.
+            NodeUnreachable: a node does not answer.
+
+        Example:
+            >>> hosts = dev.monarch()  # doctest: +SKIP
+            >>> procs = hosts.spawn_procs(per_host={"gpus": 8})  # doctest: +SKIP
+            >>> trainers = procs.spawn("trainers", Trainer)  # doctest: +SKIP
+        """
+        linger_s = seconds_of(linger, "linger")
+        engine.load()
+        mesh = call(workers.mesh_of(self.meshes))
+        call(workers.stay_while_used(mesh, linger_s))
+        serving = workers.serve(mesh)
+        if self._attached is not None and self._attached[0] == serving.addresses:
+            hosts = self._attached[1]
+            if hosts._inner_host_mesh is not None:
+                return hosts
+        engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
+        hosts = engine.attach(serving.addresses, self.name, serving.python)
+        self._attached = serving.addresses, hosts
+        return hosts

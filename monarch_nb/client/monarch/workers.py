@@ -1,0 +1,131 @@
+"""Monarch's worker loops on the nodes of a reservation: the mesh `monarch`, with one rank on each node.
+
+They are ranks like others: allocators start, watch, adopt and end them, and `%mesh status` shows them. A node looks
+after the clients that use them, and has all nodes end the mesh when the last client has been gone for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.monarch import engine
+from monarch_nb.client.pools.leasing.undertaking import using
+from monarch_nb.config import MONARCH_MESH
+from monarch_nb.errors import RunFailed, SpawnError, UsageError
+from monarch_nb.ground.rank_sets import name_ranks
+
+_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank)"
+SERVE_TIMEOUT_S = 60.0
+PER_HOST = {"workers": 1}
+
+
+class Meshes(Protocol):
+    """The meshes of a reservation."""
+
+    @property
+    def addresses(self) -> list[str]: ...
+
+    def all(self) -> Awaitable[list[Mesh]]: ...
+
+    def spawn(
+        self, nodes: Sequence[str], per_host: dict[str, int], name: str, *, replaces: bool = False
+    ) -> Awaitable[Mesh]: ...
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Worker loops that serve.
+
+    Attributes:
+        mesh: whose ranks they are.
+        addresses: where they listen, by rank.
+        python: of their processes; empty when it is not the same everywhere.
+    """
+
+    mesh: Mesh
+    addresses: tuple[str, ...]
+    python: str
+
+
+async def mesh_of(meshes: Meshes) -> Mesh:
+    """Return the mesh, started when there is none, or when it is not on all nodes of the reservation."""
+    nodes = meshes.addresses
+    for mesh in await meshes.all():
+        if mesh.name == MONARCH_MESH and mesh.addresses and [each.node for each in mesh.addresses] == nodes:
+            return mesh
+    return await meshes.spawn(nodes, PER_HOST, MONARCH_MESH, replaces=True)
+
+
+async def stay_while_used(mesh: Mesh, linger_s: float) -> None:
+    """Have the mesh end when this client, and every other one that has said so, has been gone for so long."""
+    nodes = [mesh.core.connections[node] for node in sorted(mesh.core.connections)]
+    await using(nodes, mesh.reservation.id, mesh.id, linger_s)
+
+
+def serve(mesh: Mesh) -> Workers:
+    """Have every rank of the mesh run its loop. A rank that died is started again.
+
+    Raises:
+        UsageError: a node has no torchmonarch, or another version than this process.
+        SpawnError: a loop could not be started.
+    """
+    mesh.status()
+    if dead := [rank for rank in mesh.ranks if rank in mesh.core.dead]:
+        mesh.restart(dead)
+    places = {rank: _place(mesh.core.connection_of(rank)) for rank in mesh.ranks}
+    try:
+        told = mesh.run(_SERVE.format(places=places), sync=False, timeout_s=SERVE_TIMEOUT_S).values
+    except RunFailed as error:
+        raise SpawnError(f"Monarch's workers could not be started: {error}") from error
+    names = {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks}
+    check(told, [names[rank] for rank in mesh.ranks])
+    pythons = {one["python"] for one in told}
+    return Workers(mesh, tuple(one["address"] for one in told), pythons.pop() if len(pythons) == 1 else "")
+
+
+def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
+    """Raise UsageError unless all nodes have the torchmonarch that this process has.
+
+    Args:
+        told: what `serve` of each has returned. names: of the nodes.
+    """
+    own = engine.version()
+    if missing := [name for name, one in zip(names, told, strict=True) if "missing" in one]:
+        raise UsageError(
+            f"torchmonarch is not installed on {', '.join(missing)}: %mesh pip install torchmonarch=={own}, "
+            f"then %mesh restart --mesh {MONARCH_MESH}"
+        )
+    if others := {name: one["version"] for name, one in zip(names, told, strict=True) if one["version"] != own}:
+        those = ", ".join(f"{version} on {name}" for name, version in others.items())
+        raise UsageError(
+            f"torchmonarch is {own} here and {those}: both must be the same. "
+            f"%mesh pip install torchmonarch=={own}, then %mesh restart --mesh {MONARCH_MESH}"
+        )
+
+
+def said_of_dead(mesh: Mesh) -> str:
+    """Return which workers have died, and why; empty when all live."""
+    lines = [
+        f"{mesh.core.connection_of(rank).name}: the Monarch worker (rank {rank} of mesh {mesh.name}) {why}"
+        for rank, why in sorted(mesh.core.dead.items())
+    ]
+    again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
+    return "\n".join([*lines, again]).rstrip()
+
+
+def _place(connection: Connection) -> dict[str, str]:
+    """Return where a node's loop is to listen: beside its allocator's socket."""
+    scheme, _, path = connection.node_address.partition(":")
+    if scheme != "unix":
+        raise UsageError(f"{connection.name} is reached over a network")
+    return {"directory": str(Path(path).parent)}
+
+
+async def _gather(*work: Awaitable[None]) -> None:
+    await asyncio.gather(*work)

@@ -1,0 +1,129 @@
+"""Monarch's worker loop, in a rank of the mesh `monarch`: one on each node. A client calls `serve` there in a run.
+
+The loop has a thread of its own, so the rank stays free for the next client's `serve`. It ends with the rank, or when
+whoever owns the hosts shuts them down. Then the next `serve` starts another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.metadata
+import os
+import re
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_nb import config
+from monarch_nb.config import MONARCH_OUTPUT_VARIABLE
+from monarch_nb.worker.shell import streams
+
+TRUST_ALL = "trust_all_connections"
+"""All that the arguments of Monarch's 0.7 can say. Its transport `tls` reads these variables instead."""
+TLS_VARIABLES = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
+_OF_A_RANK = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|MASTER_(ADDR|PORT)")
+"""Monarch's processes are no ranks of this mesh: they make worlds of their own."""
+
+
+@dataclass
+class _Loop:
+    """A loop that goes on. `address` is the one to attach to, `error` why it has ended."""
+
+    address: str
+    thread: threading.Thread
+    error: BaseException | None = None
+
+
+_loops: list[_Loop] = []
+
+
+def serve(place: Mapping[str, str], rank: int) -> dict[str, str]:
+    """Have the worker loop run here, and return where.
+
+    Args:
+        place: on a local pool `directory`, for a Unix socket; else `host`, the interface to listen on, and with it
+            `cert`, `key` and `ca`, in PEM, of the connections.
+        rank: this rank.
+
+    Returns:
+        `address`, `version` and `python`; or `missing`, when torchmonarch is not installed here.
+    """
+    try:
+        monarch: Any = importlib.import_module("monarch.actor")
+    except ModuleNotFoundError as error:
+        return {"missing": error.name or "monarch"}
+    version = importlib.metadata.version("torchmonarch")
+    if not (_loops and _loops[0].thread.is_alive()):
+        _loops[:] = [_start(monarch, place, rank)]
+    loop = _loops[0]
+    if loop.error is not None:
+        raise RuntimeError(f"Monarch's worker loop can not serve {loop.address}: {loop.error}") from loop.error
+    return {"address": loop.address, "version": version, "python": sys.executable}
+
+
+def _start(monarch: Any, place: Mapping[str, str], rank: int) -> _Loop:
+    _prepare_environment(rank)
+    listen, address = _listen_at(place)
+    loop = _Loop(address, threading.Thread(target=lambda: _run(monarch, listen, loop), name="monarch", daemon=True))
+    loop.thread.start()
+    return loop
+
+
+def _run(monarch: Any, listen: str, loop: _Loop) -> None:
+    try:
+        monarch.run_worker_loop_until_shutdown(address=listen, ca=TRUST_ALL)
+    except BaseException as error:  # noqa: BLE001 -- whoever asks next is told
+        loop.error = error
+
+
+def _prepare_environment(rank: int) -> None:
+    """Make this process's environment what Monarch's processes, its children, are to have."""
+    for name in [name for name in os.environ if _OF_A_RANK.fullmatch(name)]:
+        del os.environ[name]
+    source = str(Path(config.__file__).parent.parent)
+    known = os.environ.get("PYTHONPATH", "")
+    if source not in known.split(os.pathsep):  # last: what the user has comes first
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (known, source)))
+    os.environ[MONARCH_OUTPUT_VARIABLE] = f"{rank}:{streams.newest_output().directory}"
+
+
+def _listen_at(place: Mapping[str, str]) -> tuple[str, str]:
+    """Return what the loop is told, and what a client attaches to."""
+    if directory := place.get("directory"):
+        path = os.path.join(directory, f"m-{uuid.uuid4().hex[:8]}")
+        atexit.register(_remove, path)
+        return f"ipc://{path}", f"ipc://{path}"
+    host = place["host"]
+    _write_certificates(place)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen(128)
+        port = listener.getsockname()[1]
+        descriptor = listener.detach()  # the loop's from here on
+    shown = f"[{host}]" if ":" in host else host
+    return f"tls://{shown}:fd{descriptor}", f"tls://{shown}:{port}"
+
+
+def _write_certificates(place: Mapping[str, str]) -> None:
+    """Put them where Monarch's processes read them: files for this user alone, beside the mesh's outputs."""
+    directory = Path(streams.newest_output().directory).parent / "monarch"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for kind, variable in TLS_VARIABLES.items():
+        path = directory / f"{kind}.pem"
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(place[kind])
+        os.environ[variable] = str(path)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

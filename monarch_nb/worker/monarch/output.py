@@ -1,0 +1,152 @@
+"""Where a process of Monarch's prints: the files of the newest run of the mesh `monarch`, as its rank on this node.
+
+A client opens a run of calls in the name of each cell that calls an actor (`monarch_nb.client.actors.calls`). Its
+directory on the node is there before the message is. So what is printed next belongs to it.
+
+Each line says who has printed it: `[trainers 3/4] step 10`. Whole lines are written at once, because all processes of a
+node append to the same two files. Standard library only: a process imports this before anything of the user's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.config import run_file
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_KINDS = ("out", "err")
+MOST_HELD_CHARACTERS = 64 << 10
+"""Of a line that does not end, so much is written at a time."""
+
+
+class Files:
+    """The output files of one rank of a mesh, those of its newest run.
+
+    Args:
+        runs: holds one directory per run number.
+        rank: the rank whose files they are.
+    """
+
+    def __init__(self, runs: Path, rank: int) -> None:
+        self._runs, self._rank = runs, rank
+        self._lock = threading.Lock()
+        self._seen = -1
+        self._number = 0
+        self._descriptors: dict[str, int] = {}
+
+    def write(self, kind: str, data: bytes) -> None:
+        """Append to a file. What can not be written is lost: nobody could be told."""
+        try:
+            with self._lock:
+                os.write(self._descriptor(kind), data)
+        except OSError:
+            pass
+
+    def _descriptor(self, kind: str) -> int:
+        changed = os.stat(self._runs).st_mtime_ns
+        if changed != self._seen:
+            self._seen = changed
+            number = max((int(name) for name in os.listdir(self._runs) if name.isdecimal()), default=0)
+            if number != self._number:
+                self._number = number
+                for descriptor in self._descriptors.values():
+                    os.close(descriptor)
+                self._descriptors.clear()
+        descriptor = self._descriptors.get(kind)
+        if descriptor is None:
+            path = run_file(self._runs, self._number, self._rank, kind)
+            descriptor = self._descriptors[kind] = os.open(path, _FLAGS, 0o600)
+        return descriptor
+
+
+class LabelledStream(io.TextIOBase):
+    """`sys.stdout` or `sys.stderr`: whole lines, each with who has printed it.
+
+    Args:
+        kind: 0 for stdout, 1 for stderr.
+        label: returns who prints now, as in "[trainers 3/4] ".
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    line_buffering = True
+    mode = "w"
+
+    def __init__(self, kind: int, files: Files, label: Callable[[], str]) -> None:
+        self._kind, self._files, self._label = kind, files, label
+        self.name = ("<stdout>", "<stderr>")[kind]
+        self._begun = threading.local()
+        self.buffer = _Bytes(self)
+
+    def write(self, text: str) -> int:
+        """Write the lines that end, and keep what has begun until it ends. Threads do not mix."""
+        begun = getattr(self._begun, "text", "") + text
+        whole, newline, rest = begun.rpartition("\n")
+        if len(rest) > MOST_HELD_CHARACTERS:
+            whole, newline, rest = begun, "\n", ""
+        self._begun.text = rest
+        if newline:
+            self._write_lines(whole.split("\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write the beginning of a line as a line: a progress bar would not be seen otherwise."""
+        rest = getattr(self._begun, "text", "")
+        if rest.endswith("\r"):
+            self._begun.text = ""
+            self._write_lines([rest.rstrip("\r")])
+
+    def close_line(self) -> None:
+        """The process ends: what has begun is a line."""
+        if rest := getattr(self._begun, "text", ""):
+            self._begun.text = ""
+            self._write_lines([rest])
+
+    def _write_lines(self, lines: list[str]) -> None:
+        label = self._label()
+        text = "".join(f"{label}{line}\n" for line in lines)
+        self._files.write(_KINDS[self._kind], text.encode("utf-8", "backslashreplace"))
+
+    def fileno(self) -> int:
+        return self._kind + 1
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Nothing to close: the stream serves as long as the process."""
+
+    def reconfigure(self, **_: Any) -> None:
+        """Accepted for the sake of programs that call it, Monarch's among them."""
+
+
+class _Bytes(io.BufferedIOBase):
+    def __init__(self, stream: LabelledStream) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        copied = bytes(data)
+        self._stream.write(copied.decode("utf-8", "backslashreplace"))
+        return len(copied)
+
+    def writable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def install(files: Files, label: Callable[[], str]) -> None:
+    """Replace the standard streams of this process."""
+    out, err = LabelledStream(0, files, label), LabelledStream(1, files, label)
+    sys.stdout = sys.__stdout__ = out  # type: ignore[misc, assignment]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[misc, assignment]
