@@ -99,7 +99,7 @@ class Looker:
         collective = collectives.glimpse(frames[0], _source_line) if frames else ""
         line = next((self._line(frame) for frame in frames if self._owns(frame)), "")
         files = [frame.f_code.co_filename for frame in frames]
-        is_busy = computes(thread_state(seen.native_thread)[0], self._processor_since(seen.thread))
+        is_busy = computes(self._processor_since(seen.thread), lambda: thread_state(seen.native_thread)[0])
         return Look(*kind_of(files, collective, is_busy=is_busy, has_gpu=_has_gpu()), line)
 
     def _line(self, frame: FrameType) -> str:

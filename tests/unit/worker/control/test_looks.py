@@ -56,7 +56,7 @@ def test_what_a_thread_does(
 def test_a_thread_that_sleeps_computes_when_it_used_a_processor(
     state: str, processor: float | None, busy: bool
 ) -> None:
-    assert computes(state, processor) is busy
+    assert computes(processor, lambda: state) is busy
 
 
 def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> None:
