@@ -78,6 +78,7 @@ class Looker:
         """Look until nobody has asked for a while."""
         pause = allocate_lock()  # time.sleep may be another one by now
         pause.acquire()
+        self._look()  # not kept: it does not know yet whether the thread uses a processor
         with switching_within(_SWITCH_S):
             while True:
                 pause.acquire(timeout=INTERVAL_S)
