@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 
@@ -13,7 +14,11 @@ class TerminalScreen:
 
     def show(self, text: str) -> None:
         """Show a text of a few lines."""
-        back = f"\x1b[{self._lines}A\x1b[J" if self._lines and sys.stdout.isatty() else ""
-        self._lines = text.count("\n") + 1
-        sys.stdout.write(f"{back}{text}\n")
+        lines, back = text.splitlines(), ""
+        if sys.stdout.isatty():
+            columns = shutil.get_terminal_size().columns
+            lines = [line[:columns] for line in lines]  # a line that is wrapped would be several
+            back = f"\x1b[{self._lines}A\x1b[J" if self._lines else ""
+        self._lines = len(lines)
+        sys.stdout.write(back + "".join(f"{line}\n" for line in lines))
         sys.stdout.flush()

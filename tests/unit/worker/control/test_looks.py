@@ -111,3 +111,9 @@ def test_threads_switch_soon_while_somebody_looks_and_as_before_afterwards() -> 
             assert sys.getswitchinterval() == pytest.approx(0.0002)
         assert sys.getswitchinterval() == pytest.approx(0.001)
     assert sys.getswitchinterval() == before
+    try:
+        with switching_within(0.001):
+            sys.setswitchinterval(0.003)
+        assert sys.getswitchinterval() == pytest.approx(0.003), "the user's own"
+    finally:
+        sys.setswitchinterval(before)
