@@ -3,6 +3,7 @@
 main    all commands: what they take, what they do
 run     monarch-nb run: a script on ranks
 plot    monarch-nb plot: curves of what ranks print
+top     monarch-nb top: where ranks spend their time
 debug   monarch-nb debug: the debugger's prompt
 doctor  monarch-nb doctor: what differs between this environment and the nodes'
 nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reservation

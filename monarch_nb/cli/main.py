@@ -20,13 +20,14 @@ from monarch_nb.cli import plot as plot_command
 from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
+from monarch_nb.cli import top as top_command
 from monarch_nb.cli.declared import about, add_declared, part_of
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
-from monarch_nb.notebook.syntax import declarations, holding
+from monarch_nb.notebook.syntax import declarations, holding, inside
 from monarch_nb.times import duration, seconds_of
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     plot = command("plot", plot_command.run, plot_command.SUMMARY, *plot_command.EXAMPLES)
     plot_command.add_arguments(plot)
+
+    top = command("top", top_command.run, *about(inside.TOP))
+    add_declared(top, inside.TOP)
 
     debug = command("debug", debug_command.run, *about(declarations.DEBUG))
     add_declared(debug, declarations.DEBUG, without=("--on-breakpoint",))

@@ -29,6 +29,7 @@ from tests.bench import (
     slurm,
     soak,
     titan,
+    top,
     training,
     values,
     watching,
@@ -56,7 +57,7 @@ _ORDER = (
     *("hang", "flood", "fold", "fold-tree", "titan", "push", "import", "compared", "save", "save-ddp"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
-    *("panel-browser", "long-log", "log-flood", "curves", "nodes-64", "nodes-256", "nodes-1024", "values"),
+    *("panel-browser", "long-log", "log-flood", "curves", "top", "nodes-64", "nodes-256", "nodes-1024", "values"),
 )
 _LONG = tuple(row.name for row in (*ways.ROWS, *soak.ROWS))
 """Only when they are asked for."""
@@ -73,6 +74,7 @@ ROWS = sorted(
             fold,
             lives,
             titan,
+            top,
             training,
             panel,
             browser,

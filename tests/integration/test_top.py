@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, Gate, eventually, kill, pids_of, started
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of, started
+from monarch_nb.cli.main import main
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.top.table import TopTable
@@ -90,6 +91,27 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(fresh_mesh: Me
         run.interrupt()
         assert run.wait(TIMEOUT_S)
     assert seen(fresh_mesh, lambda table: not table.straggler).straggler is None
+
+
+def test_scripts_are_looked_at_and_a_terminal_shows_them(
+    mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text("import time\nprint('\\x02under way', flush=True)\ntime.sleep(60)\n")
+    recorder = Recorder()
+    run = mesh.select([0, 1]).submit_script(str(script), listener=recorder)
+    try:
+        recorder.wait_for_text("\x02under way", 2)
+        table = seen(mesh.select([0, 1]), lambda table: all(each.line == "slow.py:3" for each in table.ranks))
+        assert {each.share("waiting") > 0.5 for each in table.ranks} == {True}
+        assert main(["top", "dev", "--once", "-t", "0-2"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.splitlines()[0] == "no rank is waited for"
+        assert [line.split()[0] for line in shown.splitlines()[2:]] == ["0", "1", "2"]
+        assert "slow.py:3" in shown
+    finally:
+        run.interrupt()
+        assert run.wait(TIMEOUT_S)
 
 
 def test_nobody_watches_nobody_looks(mesh: Mesh) -> None:

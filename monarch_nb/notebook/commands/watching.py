@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
+from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.top.table import ALL_WAIT, HEADERS, IDLE, TopTable
+from monarch_nb.client.top.terminal import TerminalScreen
 from monarch_nb.client.top.tops import follow
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import UsageError
@@ -58,17 +59,14 @@ class _Screen:
     """
 
     def __init__(self, *, is_updated: bool) -> None:
-        self._is_updated = is_updated
-        self._handle: object | None = None
-        self._lines = 0
+        self._terminal = None if is_updated else TerminalScreen()
+        self._handle: Any = None
 
     def show(self, shown: Shown) -> None:
         """Show it in the place of what was shown before."""
-        if not self._is_updated:
-            back = f"\x1b[{self._lines}A\x1b[J" if self._lines and sys.stdout.isatty() else ""
-            self._lines = shown.plain.count("\n") + 1
-            sys.stdout.write(f"{back}{shown.plain}\n")
+        if self._terminal is not None:
+            self._terminal.show(shown.plain)
         elif self._handle is None:
             self._handle = show_updatable(shown)
         else:
-            self._handle.update(shown)  # type: ignore[attr-defined]  # IPython's has no types
+            self._handle.update(shown)

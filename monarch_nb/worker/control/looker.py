@@ -78,6 +78,7 @@ class Looker:
         """Look until nobody has asked for a while."""
         pause = allocate_lock()  # time.sleep may be another one by now
         pause.acquire()
+        self._look()  # not kept: it does not know yet whether the thread uses a processor
         with switching_within(_SWITCH_S):
             while True:
                 pause.acquire(timeout=INTERVAL_S)
@@ -99,7 +100,7 @@ class Looker:
         collective = collectives.glimpse(frames[0], _source_line) if frames else ""
         line = next((self._line(frame) for frame in frames if self._owns(frame)), "")
         files = [frame.f_code.co_filename for frame in frames]
-        is_busy = computes(thread_state(seen.native_thread)[0], self._processor_since(seen.thread))
+        is_busy = computes(self._processor_since(seen.thread), lambda: thread_state(seen.native_thread)[0])
         return Look(*kind_of(files, collective, is_busy=is_busy, has_gpu=_has_gpu()), line)
 
     def _line(self, frame: FrameType) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from monarch_nb.worker.user_code import PACKAGE, is_standard
@@ -32,7 +33,8 @@ IDLE = "idle"
 MAY_COMPUTE = ("backward", "DistributedDataParallel", "DistributedDataParallel.forward")
 """Of what `collectives.collective` names, these compute as well: they wait for peers only while the thread sleeps."""
 _DEBUGGER = os.path.join(PACKAGE, "worker", "debug", "")
-_LOADERS = ("/torch/utils/data/", "-packages/torchdata/", "-packages/datasets/", "-packages/webdataset/")
+_STANDARD, _LOADERS = "standard", "loaders"
+_LOADER_PARTS = ("/torch/utils/data/", "-packages/torchdata/", "-packages/datasets/", "-packages/webdataset/")
 _TORCH = f"{os.sep}torch{os.sep}"
 _ENOUGH_OF_A_PROCESSOR = 0.5
 
@@ -51,14 +53,15 @@ class Look(NamedTuple):
     line: str = ""
 
 
-def computes(state: str, processor: float | None) -> bool:
+def computes(processor: float | None, state: Callable[[], str]) -> bool:
     """Return whether a thread computes.
 
     Args:
-        state: as the kernel has it now: "R", "S", …. A thread that gives the interpreter to the one that looks sleeps.
         processor: which part of one it used since the last look; None when there was none.
+        state: returns what the kernel says of it now: "R", "S", …. That takes long to read. A thread that gives the
+            interpreter to the one that looks sleeps.
     """
-    return state != "S" or processor is None or processor >= _ENOUGH_OF_A_PROCESSOR
+    return processor is None or processor >= _ENOUGH_OF_A_PROCESSOR or state() != "S"
 
 
 def kind_of(files: Sequence[str], collective: str, *, is_busy: bool, has_gpu: bool) -> tuple[str, str]:
@@ -74,16 +77,29 @@ def kind_of(files: Sequence[str], collective: str, *, is_busy: bool, has_gpu: bo
         >>> kind_of(["/lib/torch/distributed/distributed_c10d.py"], "all_reduce", is_busy=False, has_gpu=False)
         ('collective', 'all_reduce')
     """
-    if any(file.startswith(_DEBUGGER) for file in files):
+    places = [_place_of(file) for file in files]
+    if _DEBUGGER in places:
         return BREAKPOINT, ""
     if collective and (collective not in MAY_COMPUTE or not (is_busy or has_gpu)):
         return COLLECTIVE, collective
-    if any(part in file for file in files for part in _LOADERS):
+    if _LOADERS in places:
         return LOADER, ""
-    innermost = next((file for file in files if not is_standard(file)), "")
-    if _TORCH in innermost and (is_busy or has_gpu or collective):
+    innermost = next((place for place in places if place is not _STANDARD), "")
+    if innermost is _TORCH and (is_busy or has_gpu or collective):
         return TORCH, ""
     return (PYTHON if is_busy else WAITING), ""
+
+
+@lru_cache(maxsize=4096)
+def _place_of(file: str) -> str:
+    """Return what a file is of, as far as that matters."""
+    if file.startswith(_DEBUGGER):
+        return _DEBUGGER
+    if any(part in file for part in _LOADER_PARTS):
+        return _LOADERS
+    if is_standard(file):
+        return _STANDARD
+    return _TORCH if _TORCH in file else ""
 
 
 @dataclass(frozen=True)

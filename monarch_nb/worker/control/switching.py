@@ -13,21 +13,29 @@ from contextlib import contextmanager
 
 _lock = threading.Lock()
 _asked: list[float] = []
-_before_s = 0.0
+_before_s = _set_s = 0.0
 
 
 @contextmanager
 def switching_within(seconds: float) -> Iterator[None]:
-    """Have threads switch at least so soon while the block is executed, on whichever thread."""
+    """Have threads switch at least so soon while the block is executed, on whichever thread. What the user's code sets
+    meanwhile stays."""
     global _before_s
     with _lock:
         if not _asked:
             _before_s = sys.getswitchinterval()
         _asked.append(seconds)
-        sys.setswitchinterval(min(_before_s, *_asked))
+        _set()
     try:
         yield
     finally:
         with _lock:
             _asked.remove(seconds)
-            sys.setswitchinterval(min([_before_s, *_asked]))
+            if sys.getswitchinterval() == _set_s:
+                _set()
+
+
+def _set() -> None:
+    global _set_s
+    sys.setswitchinterval(min([_before_s, *_asked]))
+    _set_s = sys.getswitchinterval()

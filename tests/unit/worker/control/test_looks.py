@@ -56,7 +56,7 @@ def test_what_a_thread_does(
 def test_a_thread_that_sleeps_computes_when_it_used_a_processor(
     state: str, processor: float | None, busy: bool
 ) -> None:
-    assert computes(state, processor) is busy
+    assert computes(processor, lambda: state) is busy
 
 
 def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> None:
@@ -111,3 +111,9 @@ def test_threads_switch_soon_while_somebody_looks_and_as_before_afterwards() -> 
             assert sys.getswitchinterval() == pytest.approx(0.0002)
         assert sys.getswitchinterval() == pytest.approx(0.001)
     assert sys.getswitchinterval() == before
+    try:
+        with switching_within(0.001):
+            sys.setswitchinterval(0.003)
+        assert sys.getswitchinterval() == pytest.approx(0.003), "the user's own"
+    finally:
+        sys.setswitchinterval(before)
