@@ -13,7 +13,7 @@ WATCHES = (_NAN, f"{_NAN}=loss,grad", f"{_NAN}={','.join(WATCHED)}")
 WENT_WRONG = (
     Flag(
         "--watch",
-        "stop at the first gradient that is nan or inf; nan=loss,grad,param looks at more",
+        "stop at the first nan or inf in gradients, or nan=loss,grad,param",
         value="nan[=WHAT]",
         completes="watched",
     ),
@@ -21,7 +21,7 @@ WENT_WRONG = (
     Flag("--seed", "with --deterministic: of all random generators (default: 0)", value="N", kind="number"),
     Flag(
         "--compare-with",
-        "as --deterministic; name the first step and tensor that differ from that run's",
+        "compute likewise, and name the first step and tensor that differ",
         value="RUN|last",
     ),
 )
