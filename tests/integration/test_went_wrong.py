@@ -29,6 +29,7 @@ def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kern
         shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
 
 
+DBG = "monarch_dbg> "
 HOOKS = """
 import sys, torch
 optimizers, modules = sys.modules["torch.optim.optimizer"], torch.nn.modules.module
@@ -118,6 +119,16 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
     ]
     assert "--watch is nan, or nan= and some of grad, loss, param" in kernel.run("%%mesh --watch nan=x\n1")
     assert "--watch shows what it found when the cell ends" in kernel.run("%%mesh --watch nan --noblock\n1")
+    cell = kernel.start(
+        "%%mesh -t 1-2 --watch nan\ntrain(net, 3, lambda step: -99.0 if (rank, step) == (2, 3) else 99.0)"
+    )
+    assert "| cell       |    2 |" in kernel.asked(cell, DBG)
+    kernel.answer("p step, steps")
+    assert "(3, 3)" in kernel.asked(cell, DBG)
+    kernel.answer("continue")
+    shown = kernel.wait(cell)
+    assert "--watch: the gradients of 5 of 6 parameters are not finite in step 3" in shown
+    assert shown.splitlines()[-1] == "--watch: 3 steps on rank 1, all finite"
     endless = "%%mesh --watch nan=loss,param\nprint('on')\nwhile True: train(net, 1, lambda step: 99.0)"
     cell = kernel.start(endless)
     kernel.wait(cell, "on")

@@ -68,7 +68,7 @@ def _deterministic(parsed: Parsed) -> CellInstrument | None:
     if options is None:
         return None
     flag = "--compare-with" if options["compare_with"] else "--deterministic"
-    show = partial(show_deterministic, seed=options["seed"], compared_with=options["compare_with"])
+    show = partial(show_deterministic, seed=int(options["seed"]))
     return CellInstrument(flag, "deterministic", options, show)
 
 

@@ -38,28 +38,27 @@ def watch_lines(found: Mapping[int, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def show_deterministic(run: Run, *, seed: int, compared_with: int) -> None:
+def show_deterministic(run: Run, *, seed: int) -> None:
     """Show below a cell how many steps it left a record of, or where it parts from another run."""
     found = found_on(cast("Any", run.mesh), run, "deterministic")
-    for line in deterministic_lines(found, run.number, seed, compared_with):
+    for line in deterministic_lines(found, run.number, seed):
         show(calm_line(line))
 
 
-def deterministic_lines(
-    found: Mapping[int, Mapping[str, Any]], number: int, seed: int, compared_with: int = 0
-) -> list[str]:
+def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, seed: int) -> list[str]:
     """Return a line for each thing that ranks say.
 
     Args:
-        number: of the run. seed: it began with. compared_with: another run's number, or 0.
+        number: of the run. seed: it began with.
 
     Example:
-        >>> deterministic_lines({0: {"steps": 7, "compared_steps": 7, "notes": [], "parted": ""}}, 12, 0)
+        >>> of_rank = {"steps": 7, "recorded_steps": 7, "compared_with": 0, "notes": [], "parted": ""}
+        >>> deterministic_lines({0: of_rank}, 12, 0)
         ['run 12: 7 steps recorded on rank 0, seed 0; --compare-with 12 compares a run with it']
     """
     told: dict[str, list[int]] = {}
     for rank, each in sorted(found.items()):
-        steps = counted(each["steps"], "step")
+        steps, compared_with = counted(each["steps"], "step"), each["compared_with"]
         if each["parted"]:
             line = f"parts from run {compared_with} on {{}} {each['parted']}"
         elif not each["steps"]:
@@ -75,6 +74,6 @@ def deterministic_lines(
 
 
 def _notes(each: Mapping[str, Any]) -> list[str]:
-    compared, steps = each["compared_steps"], each["steps"]
-    short = [f"only the first {compared} of {steps} steps are recorded"] if compared < steps else []
+    recorded, steps = each["recorded_steps"], each["steps"]
+    short = [f"only the first {recorded} of {steps} steps are recorded"] if recorded < steps else []
     return [*each["notes"], *short]

@@ -6,13 +6,14 @@ from monarch_nb.errors import UsageError
 from monarch_nb.notebook.syntax.command_line import Flag, Parsed
 
 WATCHED = ("grad", "loss", "param")
+LAST = "last"
 _NAN = "nan"
 WATCHES = (_NAN, f"{_NAN}=loss,grad", f"{_NAN}={','.join(WATCHED)}")
 """What is most often meant, for completion."""
 WENT_WRONG = (
     Flag(
         "--watch",
-        "stop at the first gradient that is nan or inf; nan=loss,grad,param looks at more",
+        "stop at the first nan or inf in gradients, or nan=loss,grad,param",
         value="nan[=WHAT]",
         completes="watched",
     ),
@@ -20,25 +21,27 @@ WENT_WRONG = (
     Flag("--seed", "with --deterministic: of all random generators (default: 0)", value="N", kind="number"),
     Flag(
         "--compare-with",
-        "as --deterministic; name the first step and tensor where it parts from that run",
-        value="RUN",
-        kind="count",
+        "compute likewise, and name the first step and tensor that differ",
+        value="RUN|last",
     ),
 )
 
 
-def determined(parsed: Parsed) -> dict[str, int] | None:
+def determined(parsed: Parsed) -> dict[str, int | str] | None:
     """Return what `--deterministic` is told; None where a line asks for neither it nor `--compare-with`.
 
     Raises:
-        UsageError: a seed of nothing.
+        UsageError: a seed of nothing, or no number of a run.
     """
-    with_run = parsed.count("compare_with")
+    with_run = parsed.text("compare_with")
+    if with_run is not None and with_run != LAST and not (with_run.isdigit() and int(with_run)):
+        raise UsageError(f"--compare-with is the number of a run (%mesh runs), or {LAST}, not {with_run!r}")
     if with_run is None and not parsed.switch("deterministic"):
         if "seed" in parsed.values:
             raise UsageError("--seed belongs to --deterministic or --compare-with: %%mesh --deterministic --seed 1")
         return None
-    return {"seed": parsed.count("seed") or 0, "compare_with": with_run or 0}
+    compare_with = LAST if with_run == LAST else int(with_run or 0)
+    return {"seed": parsed.count("seed") or 0, "compare_with": compare_with}
 
 
 def watched(text: str) -> tuple[str, ...]:

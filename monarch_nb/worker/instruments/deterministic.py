@@ -49,7 +49,7 @@ class Record:
             self.steps.setdefault(step, {})[kind, name] = digest(local(value.detach()))
 
 
-_records: dict[int, Record] = {}
+_records: dict[int | str, Record] = {}
 """Of this rank's last runs, by number, the one that was asked for or made last at the end."""
 
 
@@ -59,11 +59,12 @@ class Deterministic:
 
     Args:
         seed: the same on all ranks.
-        compare_with: the number of a run that was deterministic, too; 0 for none.
+        compare_with: the number of a run that was deterministic, too; "last" for the newest one, 0 for none.
     """
 
-    def __init__(self, seed: int = 0, compare_with: int = 0) -> None:
-        self._seed, self._compare_with = seed, compare_with
+    def __init__(self, seed: int = 0, compare_with: int | str = 0) -> None:
+        newest = next(reversed(_records), "last")
+        self._seed, self._compare_with = seed, newest if compare_with == "last" else compare_with
         self._steps = Steps(self._before_step, self._after_step)
         self._losses = Losses(self._before_backward)
         self._record = Record(seed)
@@ -77,8 +78,9 @@ class Deterministic:
             UsageError: the other run has left no record here.
         """
         if self._compare_with and self._compare_with not in _records:
+            has = "no run has left a" if self._compare_with == "last" else f"run {self._compare_with} has left no"
             raise UsageError(
-                f"run {self._compare_with} has left no record on this rank: run a cell with --deterministic first; "
+                f"{has} record on this rank: run a cell with --deterministic first; "
                 f"ranks keep the last {KEPT_RUNS}, until they are restarted"
             )
         self._notes = set_deterministic(self._undo, self._seed)
@@ -99,7 +101,8 @@ class Deterministic:
             del _records[next(iter(_records))]
         return {
             "steps": self._record.done,
-            "compared_steps": len([step for step in self._record.steps if step]),
+            "compared_with": self._compare_with,
+            "recorded_steps": len([step for step in self._record.steps if step]),
             "notes": self._notes,
             "parted": parting(before, self._record) if before is not None else "",
         }

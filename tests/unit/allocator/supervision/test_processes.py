@@ -261,6 +261,15 @@ class TestExplainDeath:
     def test_signals(self, number: int, cause: str) -> None:
         assert cause in self.explain(int(number))
 
+    def test_a_process_that_gloo_ends(self) -> None:
+        told = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 4096 vs 32. Received data size"
+        for number, is_gloo in ((signal.SIGABRT, True), (signal.SIGKILL, False)):
+            death = processes.explain_death(
+                7, int(number), killed_by_us=False, oom_kills_before=1 << 60, stderr_tail=[], stderr=["terminate", told]
+            )
+            said = "Gloo got 4,096 bytes of a peer where this rank's collective takes 32"
+            assert (said in death.likely_cause) is is_gloo
+
     def test_the_oom_killer(self) -> None:
         assert "out of memory" in self.explain(signal.SIGKILL, oom_kills_before=-1)
         assert "out of memory" not in self.explain(signal.SIGSEGV, oom_kills_before=-1)

@@ -1,0 +1,50 @@
+"""notebooks/inside.ipynb: each fault that it plants is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import monarch_nb
+from integration.notebooks import Executed, execute
+from monarch_nb.provision import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def inside(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
+    """The notebook, executed once."""
+    try:
+        yield execute("inside", tmp_path_factory.mktemp("inside"))
+    finally:
+        for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
+            monarch_nb.attach(reservation.name).release()
+
+
+def test_the_rank_with_another_weight_is_named(inside: Executed) -> None:
+    assert "rank 2 differs: greatest |difference| 0.25 at [17, 4]" in inside.text("%mesh diff model")
+    assert "4 tensors are equal on ranks 0-3" in inside.text("%mesh diff model", 1)
+
+
+def test_the_nan_is_named_with_its_rank_step_and_module(inside: Executed) -> None:
+    text = inside.text("--watch nan\n")
+    assert re.search(r"rank 1.*?of root \(Root\)", text, re.DOTALL), text
+    assert "not finite in step 7: first.weight, first.bias, last.weight" in text
+    assert "--watch: 10 steps on ranks 0-3, all finite" in inside.text("--watch nan=loss,grad,param")
+
+
+def test_the_step_is_named_at_which_two_runs_part(inside: Executed) -> None:
+    assert "on ranks 0-3: 5 steps" in inside.text("--compare-with last")
+    text = inside.text("--compare-with last", 1)
+    assert re.search(
+        r"parts from run \d+ on rank 3 in step 3: the gradients of 2 of 4 parameters are others: 2\.w", text
+    )
+
+
+def test_the_collective_that_does_not_match_is_named(inside: Executed) -> None:
+    text = inside.text("notices.get")
+    assert "in the default group is all_reduce of float32[1] on rank 0, all_gather of float32[4] on ranks 1-3" in text
+    assert "on ranks 0-3" in inside.text("%mesh interrupt")

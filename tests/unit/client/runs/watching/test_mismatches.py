@@ -1,0 +1,53 @@
+"""Whose calls do not match."""
+
+from __future__ import annotations
+
+from monarch_nb.client.runs.watching.mismatches import are_unlike, explain_mismatch
+from monarch_nb.proto import run_pb2
+
+DEFAULT, PAIR = "the default group", "group dp (ranks 0,2)"
+
+
+def at(collective: str, count: int, operands: str = "float32[4]", group: str = DEFAULT, **other: int) -> run_pb2.Where:
+    """Return where a rank waits."""
+    call = run_pb2.Call(collective=collective, operands=operands, group=group)
+    return run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, call=call, calls={group: count, **other})
+
+
+def test_equal_calls_match() -> None:
+    where = {rank: at("all_reduce", 7) for rank in range(4)}
+    assert not explain_mismatch(where)
+    assert not are_unlike(where)
+    assert not explain_mismatch({})
+
+
+def test_other_tensors_are_told() -> None:
+    where = {0: at("all_reduce", 7), 1: at("all_reduce", 7, "float32[8]"), 2: at("all_reduce", 7)}
+    said = "call 7 in the default group is all_reduce of float32[4] on ranks 0,2, all_reduce of float32[8] on rank 1"
+    assert explain_mismatch(where) == said
+    assert are_unlike(where)
+
+
+def test_who_is_ahead_is_told_and_is_no_hang_by_itself() -> None:
+    """Ranks are not looked at in the same moment."""
+    elsewhere = run_pb2.Where(state=run_pb2.Where.STATE_RUNNING, line="train.py:4", calls={DEFAULT: 6})
+    where = {0: at("all_reduce", 8), 1: at("all_gather", 7), 2: elsewhere}
+    assert explain_mismatch(where) == "rank 0 is ahead in the default group: 8 calls, rank 1 7, rank 2 6"
+    assert not are_unlike(where)
+
+
+def test_groups_are_compared_each_with_itself() -> None:
+    where = {
+        0: at("all_reduce", 3, group=PAIR),
+        2: at("broadcast", 3, group=PAIR),
+        1: at("all_reduce", 9),
+        3: at("barrier", 9, ""),
+    }
+    in_default = "call 9 in the default group is all_reduce of float32[4] on rank 1, barrier on rank 3"
+    in_pair = f"call 3 in {PAIR} is all_reduce of float32[4] on rank 0, broadcast of float32[4] on rank 2"
+    assert explain_mismatch(where) == f"{in_default}; {in_pair}"
+
+
+def test_of_old_nodes_nothing_is_known() -> None:
+    old = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce", line="train.py:4")
+    assert not explain_mismatch({0: old, 1: at("all_gather", 3)})

@@ -1,0 +1,40 @@
+"""The flags of a cell that find out when a training went wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.syntax.command_line import parse
+from monarch_nb.notebook.syntax.declarations import CELL
+from monarch_nb.notebook.syntax.went_wrong import determined, watched
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("--watch nan", ("grad",)),
+        ("--watch=nan", ("grad",)),
+        ("--watch nan=loss,grad", ("loss", "grad")),
+        ("--watch=nan=param, -t 0", ("param",)),
+    ],
+)
+def test_what_is_watched(line: str, what: tuple[str, ...]) -> None:
+    assert watched(parse(CELL, line).text("watch") or "") == what
+
+
+@pytest.mark.parametrize("text", ["inf", "nan=weights", "loss", "nan:loss"])
+def test_nothing_else_can_be_watched(text: str) -> None:
+    with pytest.raises(UsageError, match="--watch is nan, or nan= and some of grad, loss, param, not"):
+        watched(text)
+
+
+def test_what_is_compared() -> None:
+    assert determined(parse(CELL, "")) is None
+    assert determined(parse(CELL, "--deterministic --seed 3")) == {"seed": 3, "compare_with": 0}
+    assert determined(parse(CELL, "--compare-with 12")) == {"seed": 0, "compare_with": 12}
+    assert determined(parse(CELL, "--compare-with last")) == {"seed": 0, "compare_with": "last"}
+    with pytest.raises(UsageError, match="--seed belongs to --deterministic"):
+        determined(parse(CELL, "--seed 3"))
+    with pytest.raises(UsageError, match="is the number of a run"):
+        determined(parse(CELL, "--compare-with first"))

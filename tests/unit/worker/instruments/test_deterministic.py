@@ -1,0 +1,43 @@
+"""Where two runs part."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.worker.instruments.deterministic import GRADIENT, LOSS, PARAMETER, START, Record, parting
+
+NAMES = ("a", "b")
+
+
+def record(**others: str) -> Record:
+    """Return what a run of two steps left; `others` has digests by kind, step and name: gradient2a."""
+    steps = {0: {(START, name): "x" for name in NAMES}}
+    for step in (1, 2):
+        steps[step] = {(LOSS, "0"): "x", **{(kind, name): "x" for kind in (GRADIENT, PARAMETER) for name in NAMES}}
+    for where, value in others.items():
+        kind, step, name = where[:-2], int(where[-2]), where[-1]
+        steps[step][kind, name] = value
+    return Record(0, steps, done=2)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({}, ""),
+        ({"start0b": "y"}, "before the first step: 1 of 2 parameters begin with other values: b"),
+        ({"loss20": "y", "gradient2a": "y"}, "in step 2: the loss is another"),
+        ({"gradient1a": "y", "loss20": "y"}, "in step 1: the gradients of 1 of 2 parameters are others: a"),
+        ({"parameter1a": "y", "parameter1b": "y"}, "in step 1: 2 of 2 parameters are others after it: a, b"),
+        ({"gradient1c": "y"}, "in step 1: the gradients of 1 of 3 parameters are others: c"),
+    ],
+)
+def test_the_first_that_is_another_is_named(others: dict[str, str], said: str) -> None:
+    assert parting(record(), record(**others)) == said
+    assert parting(record(**others), record()) == said
+
+
+def test_a_run_of_other_length_is_told() -> None:
+    shorter = record()
+    shorter.done = 1
+    del shorter.steps[2]
+    assert parting(record(), shorter) == "after step 1: that run did 2 steps, this one 1"

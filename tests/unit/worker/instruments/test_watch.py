@@ -1,0 +1,164 @@
+"""`--watch nan` in this process: where nobody can answer a debugger, the step raises."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from monarch_nb.errors import NotFinite
+from monarch_nb.worker.instruments.finite import not_finite
+from monarch_nb.worker.instruments.watch import Watch
+
+NAN, INF = math.nan, math.inf
+
+
+class Net(nn.Module):
+    """The logarithm of a negative number is nan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return torch.as_tensor(self.head(self.inner(x * scale)))
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watch]]:
+    """Begin watches, which end with the test."""
+    begun: list[Watch] = []
+
+    def begin(*what: str) -> Watch:
+        begun.append(Watch(what or ("grad",)))
+        begun[-1].begin()
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.end()
+    optimizers: Any = sys.modules["torch.optim.optimizer"]
+    assert not optimizers._global_optimizer_pre_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert torch.autograd.backward.__module__ == "torch.autograd"
+
+
+def step(net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer | None = None, **options: Any) -> None:
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    net(x, **options).sum().backward()
+    optimizer.step()
+
+
+def found(action: Callable[[], object]) -> str:
+    with pytest.raises(NotFinite) as raised:
+        action()
+    return str(raised.value)
+
+
+def test_which_module_was_first(watch: Callable[..., Watch]) -> None:
+    """With its keyword arguments, and nothing is another afterwards."""
+    net, x = Net(), torch.randn(8, 4)
+    watch()
+    step(net, x)
+    net.zero_grad()
+    before = [each.clone() for each in net.buffers()]
+    torch.manual_seed(5)
+    text = found(lambda: step(net, x, scale=1e38))
+    drawn = torch.rand(1)
+    assert text.startswith("the gradients of ")
+    assert " are not finite in step 2: inner.0.weight, " in text
+    assert text.endswith("; the first output that is not finite is that of inner.2 (BatchNorm1d)")
+    torch.manual_seed(5)
+    torch.nn.functional.dropout(torch.ones(8, 4))
+    assert torch.equal(drawn, torch.rand(1)), "the batch that was run again has drawn nothing"
+    assert net.inner[2].num_batches_tracked == before[2] + 1  # type: ignore[operator]
+
+
+def test_a_batch_that_is_not_finite_and_one_that_was_changed(watch: Callable[..., Watch]) -> None:
+    net, x = Net(), torch.full((8, 4), NAN)
+    watch()
+    assert found(lambda: step(net, x)).endswith("the batch itself is not finite")
+
+    def change() -> None:
+        loss = net(x).sum()
+        x.zero_()
+        loss.backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+    x = torch.full((8, 4), NAN)
+    watch()
+    assert found(change).endswith("can not be told: its batch was changed in place since")
+
+
+def test_an_earlier_batch_of_an_accumulated_step(watch: Callable[..., Watch]) -> None:
+    net, optimizer = nn.Linear(4, 1), None
+    watch()
+    net(torch.full((8, 4), INF)).sum().backward()
+    told = found(lambda: step(net, torch.randn(8, 4), optimizer))
+    assert "in the loss, in backward or with one of the 1 batches before it of this step" in told
+
+
+def test_what_a_scaler_leaves_out_is_no_fault(watch: Callable[..., Watch]) -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # type: ignore[attr-defined]
+    looked = watch()
+    for batch in (torch.full((8, 4), INF), torch.randn(8, 4)):
+        optimizer.zero_grad()
+        scaler.scale(net(batch).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert looked.end()["found"] == ""
+
+
+def test_the_loss_and_the_parameters(watch: Callable[..., Watch]) -> None:
+    net = nn.Linear(4, 1)
+    nn.init.ones_(net.weight)
+    watch("loss")
+    told = found(lambda: step(net, torch.full((8, 4), 1e38)))
+    assert told == "the loss of step 1 is inf; the first output that is not finite is that of Linear"
+    watch("grad", "param")
+    optimizer = torch.optim.SGD(net.parameters(), lr=3e38)
+    told = found(lambda: step(net, torch.full((8, 4), 9.0), optimizer))
+    assert told.startswith("2 of 2 parameters are not finite after step 1: weight, bias; their gradients are finite")
+
+
+def test_forward_passes_that_wait_for_others_are_not_run_again(watch: Callable[..., Watch], tmp_path: Any) -> None:
+    import torch.distributed as dist
+
+    class Talks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(torch.ones(1))
+            return torch.as_tensor(self.head(x)) * NAN
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        watch()
+        told = found(lambda: step(Talks(), torch.randn(8, 4)))
+        assert told.endswith("can not be told: its forward pass waits for other ranks")
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "places"),
+    [
+        ([torch.ones(3), None, torch.tensor([1.0, NAN])], [2]),
+        ([torch.full((9,), 3e38), torch.ones(2, dtype=torch.float64)], []),
+        ([torch.tensor([-INF], dtype=torch.bfloat16), torch.tensor([1]), torch.zeros(0)], [0]),
+        ([torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([NAN]), (4,)), torch.ones(1, device="meta")], [0]),
+        ([torch.tensor([complex(1, NAN)]), torch.full((2,), 60000.0, dtype=torch.float16)], [0]),
+    ],
+)
+def test_tensors_of_all_kinds(tensors: list[torch.Tensor | None], places: list[int]) -> None:
+    assert not_finite(tensors) == places
