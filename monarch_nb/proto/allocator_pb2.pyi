@@ -4528,6 +4528,7 @@ class UsageReply(_message.Message):
     SILENT_FIELD_NUMBER: _builtins.int
     CONTACT_FIELD_NUMBER: _builtins.int
     ASKS_OTHERS_FIELD_NUMBER: _builtins.int
+    LIMITS_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     token: _builtins.str
     """another one after every start of the node: two addresses may lead to one"""
@@ -4536,11 +4537,13 @@ class UsageReply(_message.Message):
     known_since: _builtins.float
     """the record does not go back further"""
     limits_file: _builtins.str
-    """which the node follows; empty: none"""
+    """which the node follows, or can not use; empty: none"""
     contact: _builtins.str
     """who could raise limits"""
     asks_others: _builtins.bool
     """whether it knows other nodes of its pool"""
+    limits_digest: _builtins.str
+    """of what that file says: nodes that follow the same have the same; empty: none"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
     @_builtins.property
@@ -4571,10 +4574,11 @@ class UsageReply(_message.Message):
         silent: _abc.Iterable[_builtins.str] | None = ...,
         contact: _builtins.str = ...,
         asks_others: _builtins.bool = ...,
+        limits_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_others", b"asks_others", "contact", b"contact", "gpus", b"gpus", "held", b"held", "known_since", b"known_since", "limits_file", b"limits_file", "node_id", b"node_id", "problems", b"problems", "procs", b"procs", "silent", b"silent", "standings", b"standings", "token", b"token", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_others", b"asks_others", "contact", b"contact", "gpus", b"gpus", "held", b"held", "known_since", b"known_since", "limits_digest", b"limits_digest", "limits_file", b"limits_file", "node_id", b"node_id", "problems", b"problems", "procs", b"procs", "silent", b"silent", "standings", b"standings", "token", b"token", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import grp
+import hashlib
 import logging
 import math
 import os
@@ -39,6 +40,8 @@ LOOK_EVERY_S = 15.0
 WRITE_EVERY_S = 600.0
 """How often the record says how long they were: the most that a crash forgets."""
 GROUPS_KEPT_S = 60.0
+_DIGITS = 16
+"""Of a digest."""
 
 
 class LimitsFile:
@@ -51,6 +54,8 @@ class LimitsFile:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._read: tuple[object, Quotas | None] = (None, None)
+        self.digest = ""
+        """Of the text that the limits are from."""
         self.problems: list[str] = []
         """Of what the file says now."""
 
@@ -61,7 +66,7 @@ class LimitsFile:
         try:
             facts = self.path.stat()
         except FileNotFoundError:
-            self._read, self.problems = (None, None), []
+            self._read, self.problems, self.digest = (None, None), [], ""
             return None
         except OSError as error:
             self._is_wrong([f"it can not be read: {error.strerror}"])
@@ -78,13 +83,14 @@ class LimitsFile:
             self._is_wrong(["others can change it: it must be root's or yours, with mode 644 or 600"])
             return before
         try:
-            read, problems = read_quotas(self.path.read_text())
+            text = self.path.read_text()
+            read, problems = read_quotas(text)
         except (OSError, UnicodeDecodeError) as error:
             read, problems = Quotas(), [f"it can not be read: {error}"]
         if problems:
             self._is_wrong(problems)
             return before
-        self.problems = []
+        self.problems, self.digest = [], hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
         _log.info("the limits are those of %s", self.path)
         return read
 
@@ -194,7 +200,7 @@ class Fairness:
 
     def usage(self, since: float) -> pb.UsageReply:
         """Return who holds what here, and what people held since a time."""
-        now = time.time()
+        now, limits = time.time(), self._file.newest()
         used = self._record.ledger.used(since, now) if since else []
         for each in used:
             each.groups.extend(sorted(self._groups_of(each.owner)))
@@ -206,6 +212,9 @@ class Fairness:
             held=[self._held(reservation_id, lease, now) for reservation_id, lease in self._state.leases.items()],
             used=used,
             known_since=self._record.ledger.known_since,
+            limits_file=str(self._file.path) if limits is not None or self._file.problems else "",
+            limits_digest=self._file.digest,
+            problems=self._file.problems,
         )
 
     async def usage_with_standings(self, since: float, asker: str) -> tuple[pb.UsageReply, set[str]]:
@@ -217,9 +226,8 @@ class Fairness:
         reply = self.usage(since)
         reply.silent.extend(silent)
         reply.asks_others = self._others.are_known
-        reply.problems.extend(self._file.problems)
         if limits is not None:
-            reply.limits_file, reply.contact = str(self._file.path), limits.contact
+            reply.contact = limits.contact
             reply.standings.extend(quotas.standings(limits, holdings, self._groups_of, time.time(), [asker]))
         return reply, self._groups_of(asker)
 
@@ -275,8 +283,8 @@ class Fairness:
             gpus=request.gpus,
             gpu_indices=list(lease.gpu_indices),
             time_s=request.time_s,
-            caller=caller,
             notebook=request.notebook,
+            **{"from": caller},
         )
 
     def note_end(self, reservation_id: str, lease: Lease, ended: pb.Ended | None) -> None:

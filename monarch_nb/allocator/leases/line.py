@@ -122,7 +122,7 @@ class Line:
         """Slots were given back."""
         for one in self._waiting:
             one.freed = True
-        self._order()
+        self._order_anew()
 
     def _next(self) -> float:
         """Return the time, which differs little between nodes; but whoever comes later came later, also when somebody
@@ -132,8 +132,15 @@ class Line:
     async def _look(self) -> None:
         while self._held is not None:
             await self._held.look_at_pool()
-            self._order()
+            self._order_anew()
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _order_anew(self) -> None:
+        """People may hold more or less than before."""
+        before = [one.number for one in self._waiting]
+        self._order()
+        if [one.number for one in self._waiting] != before:
+            self._on_change()
 
     def _order(self) -> None:
         """Give tickets by what people hold now, and tell everybody to look at his place."""

@@ -57,8 +57,9 @@ class Record:
             self.ledger.note(event)
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write a line; what is empty is left out of it."""
-        told = {"time": stamp(time.time()), "event": event, **{key: fact for key, fact in facts.items() if fact}}
+        """Write a line; texts and lists that are empty are left out of it."""
+        said = {key: fact for key, fact in facts.items() if fact not in ("", [])}
+        told = {"time": stamp(time.time()), "event": event, **said}
         self.ledger.note(told)
         if self.path is None:
             return

@@ -210,11 +210,11 @@ def _explained(excess: Excess, quotas: Quotas, holdings: Holdings, asked: Reserv
     limit = f"{whose} may have {amount_of(kind, excess.most)}{window} at most{of_entry}"
     if is_hours and not asked.ends_at:
         left = amount_of(kind, max(0.0, excess.most - excess.has))
-        return f"{limit}; {left} are left: say how long {asked.name} is to be held, as in --time 4h"
+        return f"{limit}, of which it has {left} left: say how long {asked.name} is to be held, as in --time 4h"
     wants = f"{asked.name} takes {amount_of(kind, excess.wants)}"
     if is_hours:
-        has = f"{amount_of(kind, excess.has)} of them were used, or are promised to what is held"
-        return f"{limit}; {has}, and {wants}: ask for less, or for a shorter --time"
+        has = f"has used {amount_of(kind, excess.has)}, with those that are promised to what it holds"
+        return f"{limit}, {has}, and {wants}: ask for less, or for a shorter --time"
     held = [
         f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind, now))}"
         for one in holdings.reserved.values()
@@ -222,8 +222,8 @@ def _explained(excess: Excess, quotas: Quotas, holdings: Holdings, asked: Reserv
     ]
     if not held:
         return f"{limit}, and {wants}: ask for less"
-    has = f"{amount_of(kind, excess.has)} are held ({', '.join(held)})"
-    return f"{limit}; {has}, and {wants}: release what is not needed, or ask for less"
+    has = f"holds {amount_of(kind, excess.has)} ({', '.join(held)})"
+    return f"{limit}, {has}, and {wants}: release what is not needed, or ask for less"
 
 
 def amount_of(kind: str, amount: float) -> str:

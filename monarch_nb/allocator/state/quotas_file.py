@@ -38,7 +38,7 @@ class _Reader:
     """Reads one file, and collects what is wrong."""
 
     def __init__(self, text: str) -> None:
-        self._lines = _lines(text)
+        self._lines = lines_of(text)
         self.problems: list[tuple[int, str]] = []
 
     def quotas(self, content: Mapping[str, Any]) -> Quotas:
@@ -113,7 +113,7 @@ class _Reader:
         self.problems.append((line, problem))
 
 
-def _lines(text: str) -> dict[tuple[str, ...], int]:
+def lines_of(text: str) -> dict[tuple[str, ...], int]:
     """Return the first line of each key of a text that can be read, by the names that lead to it. TOML's reader does
     not tell: a line within a text of several lines may be taken for a key."""
     found: dict[tuple[str, ...], int] = {}

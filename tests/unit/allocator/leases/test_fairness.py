@@ -75,7 +75,7 @@ async def test_what_is_held_on_other_nodes_counts(pool: dict[str, NodeWithoutPro
     assert [await take(one, "a"), await take(two, "b")] == [None, None]
     error = await take(three, "c")
     assert isinstance(error, LimitReached)
-    assert "2 nodes are held (a 1 node, b 1 node)" in str(error)
+    assert "holds 2 nodes (a 1 node, b 1 node)" in str(error)
     assert three.state.leases == {}, "it was given back"
     assert await take(three, "d", owner="bob") is None
     await one.leases.release("a")
@@ -146,7 +146,7 @@ async def test_reservations_and_their_ends_are_written_down(tmp_path: Path) -> N
     await node.leases.release("a", by="in the panel")
     node.record.close()
     reserved, released = map(json.loads, node.record.path.read_text().splitlines())
-    assert (reserved["event"], reserved["owner"], reserved["caller"]) == ("reserved", "alice", "ipv4:10.0.0.9:40000")
+    assert (reserved["event"], reserved["owner"], reserved["from"]) == ("reserved", "alice", "ipv4:10.0.0.9:40000")
     assert (released["event"], released["why"], released["owner"]) == ("released", "in the panel", "alice")
 
 

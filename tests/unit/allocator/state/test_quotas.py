@@ -69,7 +69,7 @@ def test_a_person_holds_no_more_than_they_may() -> None:
     assert error is not None
     assert (error.who, error.limit, error.most, error.held) == ("bob", "gpus", 8, 4)
     assert str(error) == (
-        'bob may have 8 GPUs at most, as the limit of "*" says; 4 GPUs are held (dev 4 GPUs), and b takes 5 GPUs: '
+        'bob may have 8 GPUs at most, as the limit of "*" says, holds 4 GPUs (dev 4 GPUs), and b takes 5 GPUs: '
         "release what is not needed, or ask for less; carol can raise the limit, in limits.toml on host1"
     )
 
@@ -86,7 +86,7 @@ def test_a_group_holds_no_more_together() -> None:
     error = refusal(FILE, [part("dev", "alice", gpus=16)], part("b", "bob", gpus=5))
     assert error is not None
     assert (error.who, error.held) == ("vision", 16)
-    assert "the group vision may have 20 GPUs at most; 16 GPUs are held (dev (alice) 16 GPUs)" in str(error)
+    assert "the group vision may have 20 GPUs at most, holds 16 GPUs (dev (alice) 16 GPUs)" in str(error)
     assert refusal(FILE, [part("dev", "dave", gpus=16)], part("b", "bob", gpus=5)) is None, "dave is in no group"
 
 
@@ -112,7 +112,7 @@ def test_hours_count_those_of_the_past_and_those_that_are_promised() -> None:
     assert "100 GPU-hours in 7 d" in str(error)
     assert "a takes 20 GPU-hours" in str(error)
     endless = refusal(FILE, [], part("a", "alice", gpus=1, ends_at=0.0), used=used)
-    assert "20 GPU-hours are left: say how long a is to be held, as in --time 4h" in str(endless)
+    assert "of which it has 20 GPU-hours left: say how long a is to be held, as in --time 4h" in str(endless)
     assert refusal(FILE, [], part("a", "alice", gpus=0, procs=4, ends_at=0.0), used=used) is None, "it has no GPU"
 
 
