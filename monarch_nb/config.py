@@ -40,6 +40,8 @@ ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
 DEFAULT_POOL = "local"
+LIMITS_FILE = "limits.toml"
+"""Of fairness."""
 DEFAULT_PORT = 7878
 """Of allocators that listen to a network."""
 MAIN_MESH = "main"
@@ -125,6 +127,11 @@ def default_pool() -> str:
     return os.environ.get(POOL_VARIABLE) or DEFAULT_POOL
 
 
+def local_limits() -> Path:
+    """Return where the limits of the local pool are, if somebody has written any."""
+    return config_directory() / LIMITS_FILE
+
+
 def pool_directory(pool: str = DEFAULT_POOL) -> Path:
     """Return the directory of a pool on this host; its nodes are the folders in it."""
     return home_directory() / pool
@@ -179,6 +186,11 @@ class TrustPaths:
     def hosts(self) -> Path:
         """JSON: where the pool's nodes are found."""
         return self.directory / "pool.json"
+
+    @property
+    def limits(self) -> Path:
+        """TOML: how much people may hold, where somebody has written that."""
+        return self.directory / LIMITS_FILE
 
     @property
     def late_releases(self) -> Path:
@@ -257,6 +269,11 @@ class NodePaths:
     def revoked(self) -> Path:
         """The newest list of revoked certificates, of a node of a network."""
         return self.directory / "revoked.pem"
+
+    @property
+    def record(self) -> Path:
+        """JSON lines: who reserved what, and when."""
+        return self.directory / "record.jsonl"
 
     @property
     def database(self) -> Path:

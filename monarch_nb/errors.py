@@ -179,6 +179,20 @@ class CapacityError(MonarchNbError):
         self.waiting_helps = waiting_helps
 
 
+class LimitReached(MonarchNbError):
+    """You, or a group of yours, would have more of the pool than whoever runs it allows. The message says who holds how
+    much, and who can raise the limit. `--wait` does not wait for it.
+
+    Attributes:
+        who: a person or a group.
+        limit: "nodes", "gpus", "node-hours" or "gpu-hours". most: how much that is. held: how much of it they have.
+    """
+
+    def __init__(self, message: str, who: str = "", limit: str = "", most: float = 0.0, held: float = 0.0) -> None:
+        super().__init__(message)
+        self.who, self.limit, self.most, self.held = who, limit, most, held
+
+
 class ReservationNotFound(MonarchNbError):
     """There is no reservation of that name, or none at all, or it was released."""
 

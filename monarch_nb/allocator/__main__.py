@@ -90,6 +90,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--isolate", action="store_true", help="behave as a node that shares no files with others")
     parser.add_argument("--python", default=sys.executable, help="the ranks' python (default: this one)")
     parser.add_argument("--preload", action="append", help="module that ranks have imported already (default: torch)")
+    limits = "of fairness (default: limits.toml beside the nodes' certificate; without it there are none)"
+    parser.add_argument("--limits", metavar="FILE", type=Path, help=f"the file with the limits {limits}")
+    record = "JSON lines; default: record.jsonl in the node's directory, which goes when the node is ended"
+    parser.add_argument("--record", metavar="FILE", type=Path, help=f"where to write who reserved what ({record})")
     log_limit = f"of what ranks print, as in 20GB; 0: all (default: ${config.LOG_LIMIT_VARIABLE}, else 20GB at most)"
     parser.add_argument("--log-limit", metavar="SIZE", help=f"how much to keep {log_limit}")
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -134,7 +138,12 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         address=network.advertised if network else paths.address,
         open_channel=lambda address: open_channel(address, shown()),
         certificate=shown,
+        limits=options.limits or (network.limits if network else config.local_limits()),
+        record=(options.record or paths.record).absolute(),
+        trust=network.trust if network else None,
+        publish=network.publish if network else None,
     )
+    node.limits.check()
     await node.start()
     server = make_server()
     description = Description(

@@ -6,16 +6,20 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.autosaves import Autosaves
+from monarch_nb.allocator.leases.fairness import Fairness, LimitsFile
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.leases import Leases
 from monarch_nb.allocator.leases.members import Members
 from monarch_nb.allocator.leases.meshes import Meshes
+from monarch_nb.allocator.leases.others import Others
 from monarch_nb.allocator.leases.owed import Owed
+from monarch_nb.allocator.leases.record import Record
 from monarch_nb.allocator.leases.undertakings import Undertakings
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.archiving import Archiving
@@ -61,6 +65,8 @@ class Node:
         open_channel: to another node. certificate: what that shows now.
         isolated: see no files of clients, even when they are on this machine.
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
+        limits: the file of the limits of fairness. record: the file of the record. None: there is none.
+        trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
 
     Attributes:
         sessions: of its clients, as they come and go.
@@ -83,6 +89,10 @@ class Node:
         address: str = "",
         open_channel: OpenChannel = open_channel,
         certificate: Callable[[], object] = lambda: None,
+        limits: Path | None = None,
+        record: Path | None = None,
+        trust: config.TrustPaths | None = None,
+        publish: Path | None = None,
     ) -> None:
         self.paths = paths
         self.identity = Identity(
@@ -120,8 +130,13 @@ class Node:
         self.files = files = NodeFiles(node_id, paths, state.owner_of, open_channel, certificate)
         self.meshes = meshes = Meshes(paths, state, records, supervisor, audience, mail, files.removal, archives)
         self.autosaves = Autosaves(records, supervisor)
+        self.record, self.limits = Record(record), LimitsFile(limits)
+        others = Others(
+            self.identity.address, self.identity.token, paths, files.relay, self._words_of_nodes, trust, publish
+        )
+        self.fairness = Fairness(self.identity, state, self.readings, others, self.record, self.limits)
         self.leases = leases = Leases(
-            state, records, supervisor, meshes, files, self.sessions, gpu_locks, self.autosaves
+            state, records, supervisor, meshes, files, self.sessions, gpu_locks, self.autosaves, self.fairness
         )
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
@@ -158,6 +173,7 @@ class Node:
         await self.adoption.adopt(self.scripts.resume)
         await self.files.release_others(self.state.leases)
         self.records.flush()
+        await self.fairness.start()
         await self.leases.resume()
         self.owed.resume()
         self.undertakings.resume()
@@ -187,6 +203,7 @@ class Node:
         self.warming.close()
         self.adoption.close()
         self.leases.expiry.close()
+        self.fairness.close()
         self.autosaves.close()
         self.owed.close()
         self.undertakings.close()
@@ -204,6 +221,7 @@ class Node:
         self.gpu_locks.close(released=end_processes)
         self.archives.close()
         self.watch.close()
+        await asyncio.to_thread(self.record.close)
         await self.mail.close()
         await self.files.close()
         if end_processes:
@@ -217,6 +235,10 @@ class Node:
         for run_id in run_ids:
             self.values.collected(run_id)
             self.stores.forget(run_id)
+
+    def _words_of_nodes(self) -> Sequence[str]:
+        limits = self.limits.newest()
+        return limits.nodes if limits else ()
 
     def _on_result(self, process: RankProcess, result: run_pb2.RankResult) -> None:
         (self.scripts if process.record.script_of else self.runs).on_result(process, result)

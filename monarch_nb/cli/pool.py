@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch_nb.cli import fairness
 from monarch_nb.cli.tables import print_table
 from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
-from monarch_nb.config import DEFAULT_PORT
+from monarch_nb.config import DEFAULT_PORT, default_pool
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
@@ -59,7 +60,9 @@ examples:
   monarch-nb pool add lab host1 host2:7900      where its nodes listen
   monarch-nb pool list lab                      its nodes, whether they answer, its certificates
   monarch-nb pool invite lab --user alice       a file for alice, who runs: monarch-nb pool join FILE
-  monarch-nb pool revoke lab alice              alice is out"""
+  monarch-nb pool revoke lab alice              alice is out
+  monarch-nb pool limits lab                    who may have how much of it, and has how much
+  monarch-nb pool usage lab --since 30d         who has held how many hours, and how many of them idle"""
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +82,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
         added.set_defaults(handler=run, parser=added)
-        if name not in ("list", "join", "init"):
+        if name not in ("list", "join", "init", "limits", "usage"):
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
@@ -138,6 +141,29 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     authority.add_argument("--authority", action="store_true", help=anew)
     forget = "trust only the newest authority: certificates of older ones end"
     authority.add_argument("--forget-old", action="store_true", help=forget)
+
+    which = f"the pool (default: {default_pool()})"
+    limits = command(
+        "limits",
+        fairness.limits,
+        "show and check the limits of fairness, and who is at which",
+        "limits lab",
+        "limits --file limits.toml",
+    )
+    limits.add_argument("name", nargs="?", metavar="POOL", help=which)
+    limits.add_argument("--file", metavar="FILE", type=Path, help="only check this file, which nodes need not have yet")
+    limits.add_argument("--json", action="store_true", help="for programs")
+
+    usage = command(
+        "usage",
+        fairness.usage,
+        "show who has held how much of a pool, and how much of that nobody used",
+        "usage lab --since 30d",
+        "usage lab --json",
+    )
+    usage.add_argument("name", nargs="?", metavar="POOL", help=which)
+    usage.add_argument("--since", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
+    usage.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_ssh_options(init: argparse.ArgumentParser) -> None:

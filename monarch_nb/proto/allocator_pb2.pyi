@@ -4498,3 +4498,237 @@ class ShutdownReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShutdownReply: _TypeAlias = ShutdownReply  # noqa: Y015
+
+@_typing.final
+class UsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    STANDINGS_FIELD_NUMBER: _builtins.int
+    since: _builtins.float
+    """seconds since the epoch: what was held from then on; 0: only what is held now"""
+    standings: _builtins.bool
+    """also those, for which the node asks the other nodes of its pool"""
+    def __init__(
+        self,
+        *,
+        since: _builtins.float = ...,
+        standings: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "standings", b"standings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRequest: _TypeAlias = UsageRequest  # noqa: Y015
+
+@_typing.final
+class UsageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    PROCS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    KNOWN_SINCE_FIELD_NUMBER: _builtins.int
+    STANDINGS_FIELD_NUMBER: _builtins.int
+    LIMITS_FILE_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    CONTACT_FIELD_NUMBER: _builtins.int
+    ASKS_OTHERS_FIELD_NUMBER: _builtins.int
+    LIMITS_DIGEST_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    token: _builtins.str
+    """another one after every start of the node: two addresses may lead to one"""
+    procs: _builtins.int
+    gpus: _builtins.int
+    known_since: _builtins.float
+    """the record does not go back further"""
+    limits_file: _builtins.str
+    """which the node follows, or can not use; empty: none"""
+    contact: _builtins.str
+    """who could raise limits"""
+    asks_others: _builtins.bool
+    """whether it knows other nodes of its pool"""
+    limits_digest: _builtins.str
+    """of what that file says: nodes that follow the same have the same; empty: none"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___Held]: ...
+    @_builtins.property
+    def used(self) -> _containers.RepeatedCompositeFieldContainer[Global___Used]: ...
+    @_builtins.property
+    def standings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standing]: ...
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of that file, as it is now"""
+
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """nodes that did not answer this one"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        token: _builtins.str = ...,
+        procs: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        held: _abc.Iterable[Global___Held] | None = ...,
+        used: _abc.Iterable[Global___Used] | None = ...,
+        known_since: _builtins.float = ...,
+        standings: _abc.Iterable[Global___Standing] | None = ...,
+        limits_file: _builtins.str = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        silent: _abc.Iterable[_builtins.str] | None = ...,
+        contact: _builtins.str = ...,
+        asks_others: _builtins.bool = ...,
+        limits_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_others", b"asks_others", "contact", b"contact", "gpus", b"gpus", "held", b"held", "known_since", b"known_since", "limits_digest", b"limits_digest", "limits_file", b"limits_file", "node_id", b"node_id", "problems", b"problems", "procs", b"procs", "silent", b"silent", "standings", b"standings", "token", b"token", "used", b"used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageReply: _TypeAlias = UsageReply  # noqa: Y015
+
+@_typing.final
+class Held(_message.Message):
+    """A reservation's part of a node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    NODE_RANK_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    PROCS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    BEGUN_AT_FIELD_NUMBER: _builtins.int
+    ENDS_AT_FIELD_NUMBER: _builtins.int
+    reservation_id: _builtins.str
+    name: _builtins.str
+    owner: _builtins.str
+    node_rank: _builtins.int
+    nodes: _builtins.int
+    """of the whole reservation, as far as the node knows"""
+    procs: _builtins.int
+    """here"""
+    gpus: _builtins.int
+    confirmed: _builtins.bool
+    begun_at: _builtins.float
+    """seconds since the epoch"""
+    ends_at: _builtins.float
+    """0: when it is released"""
+    def __init__(
+        self,
+        *,
+        reservation_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        node_rank: _builtins.int = ...,
+        nodes: _builtins.int = ...,
+        procs: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        confirmed: _builtins.bool = ...,
+        begun_at: _builtins.float = ...,
+        ends_at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_at", b"begun_at", "confirmed", b"confirmed", "ends_at", b"ends_at", "gpus", b"gpus", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class Used(_message.Message):
+    """What a person has held of a node since the time that was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    RESERVATIONS_FIELD_NUMBER: _builtins.int
+    NODE_S_FIELD_NUMBER: _builtins.int
+    GPU_S_FIELD_NUMBER: _builtins.int
+    IDLE_NODE_S_FIELD_NUMBER: _builtins.int
+    IDLE_GPU_S_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    reservations: _builtins.int
+    node_s: _builtins.float
+    gpu_s: _builtins.float
+    """times its GPUs"""
+    idle_node_s: _builtins.float
+    """of these"""
+    idle_gpu_s: _builtins.float
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the person's, as the node knows them"""
+
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        reservations: _builtins.int = ...,
+        node_s: _builtins.float = ...,
+        gpu_s: _builtins.float = ...,
+        idle_node_s: _builtins.float = ...,
+        idle_gpu_s: _builtins.float = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_s", b"gpu_s", "groups", b"groups", "idle_gpu_s", b"idle_gpu_s", "idle_node_s", b"idle_node_s", "node_s", b"node_s", "owner", b"owner", "reservations", b"reservations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Used: _TypeAlias = Used  # noqa: Y015
+
+@_typing.final
+class Standing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    IS_GROUP_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """a person's name, or a group's"""
+    is_group: _builtins.bool
+    kind: _builtins.str
+    """"gpus", "nodes", "gpu-hours", "node-hours" """
+    most: _builtins.float
+    held: _builtins.float
+    entry: _builtins.str
+    """of the file: whose limit it is"""
+    window_s: _builtins.float
+    """of hours"""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+        is_group: _builtins.bool = ...,
+        kind: _builtins.str = ...,
+        most: _builtins.float = ...,
+        held: _builtins.float = ...,
+        entry: _builtins.str = ...,
+        window_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "held", b"held", "is_group", b"is_group", "kind", b"kind", "most", b"most", "who", b"who", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standing: _TypeAlias = Standing  # noqa: Y015

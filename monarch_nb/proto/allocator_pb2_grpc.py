@@ -230,6 +230,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
                 _registered_method=True)
+        self.Usage = channel.unary_unary(
+                '/monarch_nb.v1.Allocator/Usage',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UsageRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UsageReply.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Shutdown',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ShutdownRequest.SerializeToString,
@@ -499,6 +504,13 @@ class AllocatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Usage(self, request, context):
+        """Who holds what here, who has held how much of it, and who is how near to which limit of fairness.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """End the node: every rank, template and store, then the allocator itself.
         """
@@ -703,6 +715,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.DescribeEnvironment,
                     request_deserializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.SerializeToString,
+            ),
+            'Usage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Usage,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UsageRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UsageReply.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -1763,6 +1780,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/DescribeEnvironment',
             monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentRequest.SerializeToString,
             monarch__nb_dot_proto_dot_files__pb2.DescribeEnvironmentReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Usage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Usage',
+            monarch__nb_dot_proto_dot_allocator__pb2.UsageRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.UsageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -97,6 +97,8 @@ class AllocatorStub:
     ListFiles: _grpc.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]
     ReadFile: _grpc.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]
     DescribeEnvironment: _grpc.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]
+    Usage: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.UsageRequest, _allocator_pb2.UsageReply]
+    """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -168,6 +170,8 @@ class AllocatorAsyncStub(AllocatorStub):
     ListFiles: _aio.UnaryUnaryMultiCallable[_files_pb2.ListFilesRequest, _files_pb2.ListFilesReply]  # type: ignore[assignment]
     ReadFile: _aio.UnaryStreamMultiCallable[_files_pb2.ReadFileRequest, _files_pb2.FilePiece]  # type: ignore[assignment]
     DescribeEnvironment: _aio.UnaryUnaryMultiCallable[_files_pb2.DescribeEnvironmentRequest, _files_pb2.DescribeEnvironmentReply]  # type: ignore[assignment]
+    Usage: _aio.UnaryUnaryMultiCallable[_allocator_pb2.UsageRequest, _allocator_pb2.UsageReply]  # type: ignore[assignment]
+    """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShutdownRequest, _allocator_pb2.ShutdownReply]  # type: ignore[assignment]
     """End the node: every rank, template and store, then the allocator itself."""
 
@@ -470,6 +474,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         request: _files_pb2.DescribeEnvironmentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_files_pb2.DescribeEnvironmentReply, _abc.Awaitable[_files_pb2.DescribeEnvironmentReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Usage(
+        self,
+        request: _allocator_pb2.UsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_allocator_pb2.UsageReply, _abc.Awaitable[_allocator_pb2.UsageReply]]:
+        """Who holds what here, who has held how much of it, and who is how near to which limit of fairness."""
 
     @_abc_1.abstractmethod
     def Shutdown(

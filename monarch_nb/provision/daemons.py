@@ -188,6 +188,14 @@ def describe(address: str, timeout_s: float = 10.0, identity: Identity | None = 
     return cast(pb.DescribeReply, _call(address, "Describe", request, timeout_s, identity))
 
 
+def usage(
+    address: str, since: float, identity: Identity | None, timeout_s: float, *, standings: bool = False
+) -> pb.UsageReply:
+    """Ask an allocator who holds and has held what there. Arguments as of UsageRequest; errors as of `describe`."""
+    request = pb.UsageRequest(since=since, standings=standings)
+    return cast(pb.UsageReply, _call(address, "Usage", request, timeout_s, identity))
+
+
 def shut_down(address: str, timeout_s: float = 5.0, identity: Identity | None = None) -> bool:
     """Tell an allocator to end its ranks, its templates and itself; return whether it has answered: else it left before
     its answer was read, or hangs, and the caller watches its process anyway."""

@@ -15,6 +15,7 @@ import grpc
 from monarch_nb.errors import (
     AccessDenied,
     CapacityError,
+    LimitReached,
     MeshNotFound,
     MonarchNbError,
     NodeUnreachable,
@@ -40,6 +41,7 @@ _CODES: dict[type[MonarchNbError], grpc.StatusCode] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
     VersionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LimitReached: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ReservationConflict: grpc.StatusCode.ALREADY_EXISTS,
     ReservationNotFound: grpc.StatusCode.NOT_FOUND,
     MeshNotFound: grpc.StatusCode.NOT_FOUND,

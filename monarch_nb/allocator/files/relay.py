@@ -55,13 +55,16 @@ class Relay:
         self._open_channel, self._certificate = open_channel, certificate
         self._channels: dict[str, RenewedChannel] = {}  # making one, and its stub, costs as much as a call
 
-    async def call(self, peer: pb.Peer, method: str, request: Any, timeout_s: float, *, owner: str = "") -> Any:
+    async def call(
+        self, peer: pb.Peer, method: str, request: Any, timeout_s: float, *, owner: str = "", as_node: bool = False
+    ) -> Any:
         """Call a method of another node about a reservation; a failure raises an error of monarch_nb.
 
         Args:
             owner: of a reservation that this node knows no longer.
+            as_node: in the name of this node, and for no person.
         """
-        metadata = acting_for(owner) or self._for(request)
+        metadata = () if as_node else acting_for(owner) or self._for(request)
         try:
             return await getattr(self._stub(peer), method)(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:

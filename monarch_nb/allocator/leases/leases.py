@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.autosaves import Autosaves
 from monarch_nb.allocator.leases.expiry import Expiry
+from monarch_nb.allocator.leases.fairness import Fairness
 from monarch_nb.allocator.leases.gpu_locks import GpuLocks
 from monarch_nb.allocator.leases.line import Line
 from monarch_nb.allocator.leases.meshes import RELEASED, Meshes
@@ -19,7 +20,7 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
@@ -45,11 +46,13 @@ class Leases:
         sessions: set[Session],
         gpu_locks: GpuLocks,
         autosaves: Autosaves,
+        fairness: Fairness,
     ) -> None:
+        self._fairness = fairness
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
-        self.line = Line(self._tell_who_waits)
+        self.line = Line(self._tell_who_waits, fairness)
         self.expiry = Expiry(
             state,
             sessions,
@@ -119,6 +122,29 @@ class Leases:
 
     # ---- to hold ----
 
+    async def take(self, request: pb.ReserveRequest, caller: str) -> list[int]:
+        """Lease slots as `reserve` does, unless that is more than somebody may hold.
+
+        Args:
+            caller: from where that is asked for, for the record.
+
+        Raises:
+            LimitReached: and its like, as `NodeState.reserve` raises.
+        """
+        reservation_id = request.reservation_id
+        async with self.turn(request):
+            is_new = reservation_id not in self._state.leases
+            indices = self.reserve(request)
+        if is_new:
+            try:
+                await self._fairness.check(reservation_id)
+            except MonarchNbError:
+                await self.release(reservation_id)
+                raise
+            if lease := self._state.leases.get(reservation_id):
+                self._fairness.note_lease(reservation_id, lease, caller)
+        return indices
+
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally, in their turn; return the GPUs' indices."""
         is_new = request.reservation_id not in self._state.leases
@@ -144,8 +170,13 @@ class Leases:
         self._records.save_lease(reservation_id)
         self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
-    def extend(self, reservation_id: str, time_s: float) -> None:
-        """Set the time limit."""
+    async def extend(self, reservation_id: str, time_s: float) -> None:
+        """Set the time limit.
+
+        Raises:
+            LimitReached: its owner, or a group, would have more hours than they may.
+        """
+        await self._fairness.check_extension(reservation_id, time_s)
         self.expiry.extend(reservation_id, time_s)
         self._gpu_locks.note(reservation_id, self._state.lease(reservation_id))
 
@@ -234,6 +265,7 @@ class Leases:
         ranks = await self.end_meshes(meshes)
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
+            self._fairness.note_end(reservation_id, lease, self._state.ended.get(reservation_id))
         self._state.release(reservation_id)
         self._gpu_locks.release(reservation_id)
         self._records.delete_lease(reservation_id)

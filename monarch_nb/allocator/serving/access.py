@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,6 +314,23 @@ class Access:
                 seen.reservations[-1].shares[caller.name] = pb.RIGHT_UNSPECIFIED
         return seen
 
+    def shown_usage(self, caller: Caller, reply: pb.UsageReply, groups: Collection[str]) -> pb.UsageReply:
+        """Return what a caller may see of who held what: a person what is theirs, who made the pool and nodes all.
+
+        Args:
+            groups: the caller's.
+        """
+        if caller.local or caller.role in (ADMIN, NODE):
+            return reply
+        for field in (reply.held, reply.used):
+            own = [each for each in field if each.owner == caller.name]
+            del field[:]
+            field.extend(own)  # type: ignore[arg-type]
+        near = [one for one in reply.standings if (one.who in groups if one.is_group else one.who == caller.name)]
+        del reply.standings[:]
+        reply.standings.extend(near)
+        return reply
+
 
 def _as_seen(reservation: pb.ReservationStatus, right: Right, caller: Caller) -> pb.ReservationStatus:
     seen = pb.ReservationStatus(right=to_wire(right))
@@ -479,6 +496,7 @@ RULES: dict[str, Rule] = {
     "Listen": Rule(frozenset({NODE})),
     "Revoke": Rule(EVERYBODY),  # what the authority has signed may come from anybody
     "Status": Rule(EVERYBODY),  # `Access.shown` leaves out what the caller may not see
+    "Usage": Rule(EVERYBODY),  # `Access.shown_usage` leaves out what is others'
     "Reserve": Rule(PEOPLE, _reserve),
     "Wait": Rule(PEOPLE, _wait),
     "Confirm": Rule(PEOPLE, _reservation(Right.OWN, "confirm it")),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.config import DEFAULT_PORT
+from monarch_nb.config import DEFAULT_PORT, TrustPaths
 from monarch_nb.errors import PoolError, TrustError, UsageError
 from monarch_nb.trust.identity import NODE, Identity, facts_of, load_identity
 from monarch_nb.trust.identity_file import IdentityFile
@@ -39,6 +39,8 @@ class Network:
         publish: the directory in which it tells of itself.
         address: of the interface on which stores and collectives listen. interface: its name.
         certificate: the node's, read again when it was renewed.
+        limits: where limits of fairness are, if there are any: beside that.
+        trust: the pool's own directory, where this host has it.
     """
 
     listen: str
@@ -47,6 +49,8 @@ class Network:
     interface: str
     publish: Path | None
     certificate: IdentityFile
+    limits: Path
+    trust: TrustPaths | None
 
     @property
     def identity(self) -> Identity:
@@ -91,6 +95,8 @@ def network_of(options: argparse.Namespace) -> Network:
         interface=name,
         publish=options.publish,
         certificate=IdentityFile(path),
+        limits=TrustPaths(path.absolute().parent).limits,
+        trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
     )
 
 

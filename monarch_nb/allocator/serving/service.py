@@ -88,7 +88,10 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:
-        return pb.RevokeReply(number=self._access.revoke(request.revocations))
+        before, number = self._access.revocations, self._access.revoke(request.revocations)
+        if number != before:
+            self._node.record.note("certificates revoked", list=number, by=caller_of(context).name)
+        return pb.RevokeReply(number=number)
 
     @_translated
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeReply:
@@ -101,8 +104,7 @@ class AllocatorService(service.AllocatorServicer):
     @_translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         await self._node.readings.look_at_gpus(self._node.state)
-        async with self._node.leases.turn(request):
-            return pb.ReserveReply(gpu_indices=self._node.leases.reserve(request))
+        return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
 
     async def Wait(self, request: pb.WaitRequest, context: Any) -> AsyncIterator[pb.WaitReply]:
         try:
@@ -165,7 +167,8 @@ class AllocatorService(service.AllocatorServicer):
 
     @_translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
-        self._node.leases.extend(request.reservation_id, request.time_s)
+        await self._node.leases.extend(request.reservation_id, request.time_s)
+        self._node.record.note("extended", reservation=request.reservation_id, time_s=request.time_s)
         return pb.ExtendReply()
 
     @_translated
@@ -173,6 +176,13 @@ class AllocatorService(service.AllocatorServicer):
         self._node.leases.share(request)
         right = self._node.state.leases[request.reservation_id].shares.get(request.to, Right.NONE)
         self._node.runs.withdraw(request.reservation_id, request.to, Right(right))
+        self._node.record.note(
+            "shared" if right else "no longer shared",
+            reservation=request.reservation_id,
+            owner=caller_of(context).name,
+            to=request.to,
+            right=Right(right).name.lower(),
+        )
         self._access.rights_changed()
         return pb.ShareReply()
 
@@ -228,6 +238,15 @@ class AllocatorService(service.AllocatorServicer):
         for reservation in status.reservations:
             reservation.waiting.extend(self._node.leases.waiting_for(reservation.reservation_id))
         return self._access.shown(caller_of(context), status)
+
+    @_translated
+    async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageReply:
+        caller, groups = caller_of(context), set[str]()
+        if request.standings:
+            reply, groups = await self._node.fairness.usage_with_standings(request.since, caller.name)
+        else:
+            reply = self._node.fairness.usage(request.since)
+        return self._access.shown_usage(caller, reply, groups)
 
     @_translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
@@ -310,7 +329,7 @@ class AllocatorService(service.AllocatorServicer):
                     name = owner if caller.local else caller.name
                     session.stand_above(message, functools.partial(self._node.files.relay.open_session, name))
                 case "submit":
-                    self._submit(session, message)
+                    self._submit(session, caller, message)
                 case "follow":
                     if below is None or below.follow(message):
                         session.run_ids.add(run_id)
@@ -355,16 +374,33 @@ class AllocatorService(service.AllocatorServicer):
         self._looks.add(task)
         task.add_done_callback(self._looks.discard)
 
-    def _submit(self, session: ClientSession, submit: pb.Submit) -> None:
+    def _submit(self, session: ClientSession, caller: Caller, submit: pb.Submit) -> None:
         run_id, below = submit.run.run_id, session.below
         ranks = Ranges.of(self._node.state.mesh(submit.mesh_id).all_ranks(submit))
         others_wait = submit.give_number and not ranks <= Ranges.of(submit.ranks if below is None else below.ranks)
         own = submit if below is None else below.submit(submit)
         if below is None or ((own.ranks or own.give_number) and run_id not in session.run_ids):
             session.run_ids.add(run_id)
+            is_new = run_id not in self._node.state.mesh(submit.mesh_id).runs
             queued = self._node.runs.submit(session, own, others_wait=others_wait)
+            if is_new:
+                self._note_run(caller, own)
             if below is not None and not submit.run.number:
                 below.numbered(submit, queued)
+
+    def _note_run(self, caller: Caller, submit: pb.Submit) -> None:
+        """Write down who has a run, and not what it does."""
+        run = self._node.state.mesh(submit.mesh_id).runs[submit.run.run_id]
+        self._node.record.note(
+            "run",
+            reservation=self._access.reservation_of(submit.mesh_id),
+            mesh=submit.mesh_id,
+            run=run.run_id,
+            number=run.number,
+            kind="script" if run.is_script else "calls" if run.is_calls else "cell",
+            ranks=len(run.ranks),
+            by=submit.owner or caller.name,
+        )
 
     def _accept_mail(self, session: ClientSession, caller: Caller, envelopes: Iterable[Envelope]) -> None:
         for envelope in envelopes:

@@ -115,6 +115,46 @@ async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPa
     await one.leave()
 
 
+class PoolOf:
+    """A pool of 32 CPU slots, of which people hold some."""
+
+    def __init__(self, **held: int) -> None:
+        self.held = held
+
+    async def look_at_pool(self) -> None:
+        pass
+
+    def slots(self, *, gpus: bool) -> tuple[dict[str, int], int]:
+        return self.held, 32
+
+
+async def test_who_holds_more_waits_longer() -> None:
+    pool = PoolOf(alice=8)
+    line = Line(held=pool)
+    alice, bob = (Waiting(line, procs=4, nodes=1, owner=owner, wait_id=owner) for owner in ("alice", "bob"))
+    assert await alice.told() == (1, True)
+    assert [await bob.told(), await alice.told()] == [(1, True), (2, False)]
+    before = alice.ticket
+    pool.held = {"bob": 8}
+    line.slots_are_free()
+    assert [await alice.told(), await bob.told()] == [(1, True), (2, True)]
+    assert before - alice.ticket == pytest.approx(86400.0 / 4), "a quarter of the pool: six hours"
+    for one in (alice, bob):
+        await one.leave()
+
+
+async def test_a_ticket_of_another_node_is_that_ones_affair() -> None:
+    pool = PoolOf(alice=8)
+    line = Line(held=pool)
+    alice = Waiting(line, procs=4, owner="alice", ticket=50.0)
+    await alice.told()
+    pool.held = {}
+    line.slots_are_free()
+    await alice.told()
+    assert alice.ticket == 50.0
+    await alice.leave()
+
+
 async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_WAITING", 1)
     line = Line()

@@ -35,7 +35,7 @@ from unit.allocator.serving.people import ALICE, BOB, FOR_ALICE, LOCAL, MADE_THE
 
 ADDRESS = "host1:7878"
 METHODS = [method.name for method in SERVICE.methods]
-FOR_EVERYBODY = {"Describe", "Revoke", "Status"}
+FOR_EVERYBODY = {"Describe", "Revoke", "Status", "Usage"}
 READ = {"ReadLogs", "WatchLog", "ReadLines", "SearchLog", "ReadMetrics"}
 RUN = READ | {"Drop", "HostStore", "PutBlob", "ReadBlob", "Workspace", "ListFiles", "ReadFile", "SeeToken"}
 FOR_PEOPLE = FOR_EVERYBODY | {"Probe", "Session", "Wait"}

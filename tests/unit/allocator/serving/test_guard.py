@@ -102,7 +102,7 @@ async def outcome(call: Any) -> MonarchNbError | None:
     return None
 
 
-FOR_EVERYBODY = {"Describe", "Probe", "Revoke", "Session", "Status", "Wait"}
+FOR_EVERYBODY = {"Describe", "Probe", "Revoke", "Session", "Status", "Usage", "Wait"}
 
 
 async def test_every_method_asks_who_calls(connect: Connect) -> None:

@@ -1,0 +1,256 @@
+"""Limits of fairness: how much of a pool a person or a group may hold at a time, and for how many hours. Pure.
+
+A reservation counts with all nodes that it has or is about to have, whoever of them answers. What is held on several
+nodes is told by these: `pb.Held` for each part, `pb.Used` for each person.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from monarch_nb.errors import LimitReached
+from monarch_nb.ground.rank_sets import counted
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.times import duration
+
+KINDS = {"nodes": "node", "gpus": "GPU", "node-hours": "node-hour", "gpu-hours": "GPU-hour"}
+"""What can be limited, and what one of it is called."""
+WINDOW_S = 7 * 86400.0
+HOUR_S = 3600.0
+
+GroupsOf = Callable[[str], Collection[str]]
+"""Returns the groups of a person that have limits."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Who may have how much at most.
+
+    Attributes:
+        name: of a person or a group; `*` in it stands for any characters.
+        most: by kind; infinity where it is said that there is no limit.
+        members: of a group, names or patterns; None: those of the Unix group.
+    """
+
+    name: str
+    most: Mapping[str, float]
+    members: tuple[str, ...] | None = None
+
+    def means(self, name: str) -> bool:
+        return fnmatchcase(name, self.name)
+
+    @property
+    def closeness(self) -> tuple[bool, int]:
+        """The entry that says most of a name is the closest: the name itself, then the longest pattern."""
+        return "*" not in self.name, len(self.name) - self.name.count("*")
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """The limits of a pool.
+
+    Attributes:
+        window_s: hours count over so long a time until now.
+        contact: who can raise limits; may be empty.
+        nodes: where the pool's nodes are, in words of `monarch-nb pool add`.
+    """
+
+    people: tuple[Entry, ...] = ()
+    groups: tuple[Entry, ...] = ()
+    window_s: float = WINDOW_S
+    contact: str = ""
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def group_names(self) -> list[str]:
+        """Those that have limits of their own; patterns say what these have besides."""
+        return [entry.name for entry in self.groups if "*" not in entry.name]
+
+    def listed_groups(self, person: str) -> set[str]:
+        """Return the groups whose members the file lists, and a person is one of."""
+        return {
+            entry.name
+            for entry in self.groups
+            if entry.members is not None and any(fnmatchcase(person, member) for member in entry.members)
+        }
+
+    def limits_of(self, who: str, *, is_group: bool) -> dict[str, tuple[float, str]]:
+        """Return the most that somebody may have, by kind, and whose entry says so: of those that mean them the closest
+        that says something of the kind."""
+        entries = [entry for entry in (self.groups if is_group else self.people) if entry.means(who)]
+        found: dict[str, tuple[float, str]] = {}
+        for entry in sorted(entries, key=lambda entry: entry.closeness):
+            found |= {kind: (most, entry.name) for kind, most in entry.most.items()}
+        return {kind: limit for kind, limit in found.items() if limit[0] != float("inf")}
+
+
+@dataclass
+class Reserved:
+    """A reservation, put together from its parts.
+
+    Attributes:
+        gpus: on each node. ends_at: the latest of its parts; 0: when it is released.
+    """
+
+    owner: str
+    name: str
+    nodes: int
+    gpus: int
+    ends_at: float
+
+    def amount(self, kind: str, now: float) -> float:
+        """Return how much it holds, or how many hours it may go on to hold that."""
+        slots = self.nodes * (self.gpus if kind.startswith("gpu") else 1)
+        return slots * max(0.0, self.ends_at - now) / HOUR_S if kind.endswith("-hours") else float(slots)
+
+
+def put_together(parts: Iterable[pb.Held]) -> dict[str, Reserved]:
+    """Return reservations by id. A part that is to take another one's place counts with that one."""
+    by_id: dict[str, list[pb.Held]] = {}
+    for part in parts:
+        by_id.setdefault(part.reservation_id, []).append(part)
+    return {reservation_id: _reserved(parts) for reservation_id, parts in by_id.items()}
+
+
+def _reserved(parts: list[pb.Held]) -> Reserved:
+    places = {part.node_rank for part in parts if part.confirmed}
+    coming = Counter(part.node_rank for part in parts if not part.confirmed)
+    nodes = sum(part.confirmed for part in parts) + sum(n - (place in places) for place, n in coming.items())
+    return Reserved(
+        parts[0].owner,
+        parts[0].name,
+        max(nodes, *(part.nodes for part in parts), 1),
+        max(part.gpus for part in parts),
+        0.0 if any(not part.ends_at for part in parts) else max(part.ends_at for part in parts),
+    )
+
+
+@dataclass
+class Holdings:
+    """What people hold of a pool, and have held in the time for which hours count.
+
+    Attributes:
+        used: seconds, by person and kind ("node-hours", "gpu-hours").
+    """
+
+    reserved: dict[str, Reserved] = field(default_factory=dict)
+    used: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def told(cls, replies: Iterable[pb.UsageReply]) -> Holdings:
+        """Put together what nodes tell."""
+        told = list(replies)
+        used: Counter[tuple[str, str]] = Counter()
+        for each in (each for reply in told for each in reply.used):
+            used[each.owner, "node-hours"] += each.node_s  # type: ignore[assignment]
+            used[each.owner, "gpu-hours"] += each.gpu_s  # type: ignore[assignment]
+        return cls(put_together(part for reply in told for part in reply.held), used)
+
+    def amount(self, kind: str, people: Collection[str], now: float) -> float:
+        """Return what some people have together."""
+        held = sum(each.amount(kind, now) for each in self.reserved.values() if each.owner in people)
+        return held + sum(self.used[person, kind] for person in people) / HOUR_S
+
+    @property
+    def people(self) -> set[str]:
+        return {each.owner for each in self.reserved.values()} | {person for person, _ in self.used}
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What somebody would have that is above a limit.
+
+    Attributes:
+        entry: of the file: whose limit it is.
+        people: those whose holdings count. has: what these have without what was asked for. wants: that.
+    """
+
+    who: str
+    is_group: bool
+    kind: str
+    most: float
+    entry: str
+    people: Collection[str]
+    has: float
+    wants: float
+
+
+def check(
+    quotas: Quotas, holdings: Holdings, reservation_id: str, groups_of: GroupsOf, now: float, file: str, node: str
+) -> None:
+    """Let a reservation that is among those held stay, or raise.
+
+    Args:
+        file, node: where the limits are said, for the message.
+
+    Raises:
+        LimitReached: somebody would have more than they may.
+    """
+    asked = holdings.reserved[reservation_id]
+    for who, is_group in [(asked.owner, False), *((group, True) for group in sorted(groups_of(asked.owner)))]:
+        people = [one for one in holdings.people if who in groups_of(one)] if is_group else [who]
+        for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
+            wants, total = asked.amount(kind, now), holdings.amount(kind, people, now)
+            goes_on = kind.endswith("-hours") and not asked.ends_at and (asked.gpus > 0 or kind == "node-hours")
+            if goes_on or (wants and total > most):
+                excess = Excess(who, is_group, kind, most, entry, people, total - wants, wants)
+                who_can = f"{quotas.contact or 'whoever runs the allocators'} can raise the limit, in {file} on {node}"
+                why = _explained(excess, quotas, holdings, asked, now)
+                raise LimitReached(f"{why}; {who_can}", who, kind, most, excess.has)
+
+
+def _explained(excess: Excess, quotas: Quotas, holdings: Holdings, asked: Reserved, now: float) -> str:
+    kind, is_hours = excess.kind, excess.kind.endswith("-hours")
+    whose = f"the group {excess.who}" if excess.is_group else excess.who
+    window = f" in {duration(quotas.window_s)}" if is_hours else ""
+    of_entry = "" if excess.entry == excess.who else f', as the limit of "{excess.entry}" says'
+    limit = f"{whose} may have {amount_of(kind, excess.most)}{window} at most{of_entry}"
+    if is_hours and not asked.ends_at:
+        left = amount_of(kind, max(0.0, excess.most - excess.has))
+        return f"{limit}, of which it has {left} left: say how long {asked.name} is to be held, as in --time 4h"
+    wants = f"{asked.name} takes {amount_of(kind, excess.wants)}"
+    if is_hours:
+        has = f"has used {amount_of(kind, excess.has)}, with those that are promised to what it holds"
+        return f"{limit}, {has}, and {wants}: ask for less, or for a shorter --time"
+    held = [
+        f"{one.name}{f' ({one.owner})' if excess.is_group else ''} {amount_of(kind, one.amount(kind, now))}"
+        for one in holdings.reserved.values()
+        if one is not asked and one.owner in excess.people and one.amount(kind, now)
+    ]
+    if not held:
+        return f"{limit}, and {wants}: ask for less"
+    has = f"holds {amount_of(kind, excess.has)} ({', '.join(held)})"
+    return f"{limit}, {has}, and {wants}: release what is not needed, or ask for less"
+
+
+def amount_of(kind: str, amount: float) -> str:
+    """Return "8 GPUs" or "2.5 node-hours"."""
+    rounded = round(amount, 1)
+    if rounded == int(rounded):
+        return counted(int(rounded), KINDS[kind])
+    return f"{rounded:,} {KINDS[kind]}s"
+
+
+def standings(
+    quotas: Quotas, holdings: Holdings, groups_of: GroupsOf, now: float, people: Iterable[str] = ()
+) -> list[pb.Standing]:
+    """Return how near people and groups are to their limits.
+
+    Args:
+        people: those to name besides who holds something.
+    """
+    named = {entry.name for entry in quotas.people if "*" not in entry.name}
+    known = holdings.people | named | set(people)
+    found = []
+    for who, is_group in [*((one, False) for one in sorted(known)), *((one, True) for one in quotas.group_names)]:
+        members = [one for one in known if who in groups_of(one)] if is_group else [who]
+        for kind, (most, entry) in quotas.limits_of(who, is_group=is_group).items():
+            has = holdings.amount(kind, members, now)
+            window_s = quotas.window_s if kind.endswith("-hours") else 0.0
+            found.append(
+                pb.Standing(who=who, is_group=is_group, kind=kind, most=most, held=has, entry=entry, window_s=window_s)
+            )
+    return found

@@ -1,0 +1,135 @@
+"""The file of the limits of fairness, as people write it: TOML. Pure: of a text."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from monarch_nb.allocator.state.quotas import KINDS, WINDOW_S, Entry, Quotas
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.times import seconds_of
+
+NO_LIMIT = "none"
+"""As a limit: what another entry says of it does not hold here."""
+_NAME = re.compile(r"[A-Za-z0-9_.@+*-]{1,64}")
+_TOP = ("window", "contact", "nodes", "people", "groups")
+_HEADER = re.compile(r"\s*\[([^\]]+)\]")
+_KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w-]+(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w*-]+))*)\s*=""")
+_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([\w*-]+))\s*\.?""")
+
+
+def read_quotas(text: str) -> tuple[Quotas, list[str]]:
+    """Return what a file says, and what is wrong with it: "line 3: ...", in the order of the lines. What is wrong
+    limits nothing."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        told = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error))
+        line = told[2] if told and told[2] else str(text.count("\n") + 1)
+        return Quotas(), [f"line {line}: {told[1] if told else error}"]
+    reader = _Reader(text)
+    quotas = reader.quotas(content)
+    return quotas, [f"line {line}: {problem}" for line, problem in sorted(reader.problems)]
+
+
+class _Reader:
+    """Reads one file, and collects what is wrong."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = lines_of(text)
+        self.problems: list[tuple[int, str]] = []
+
+    def quotas(self, content: Mapping[str, Any]) -> Quotas:
+        for key in content:
+            if key not in _TOP:
+                self._wrong((key,), f"there is no {key!r}: a file has {', '.join(_TOP)}")
+        return Quotas(
+            people=self._entries(content, "people"),
+            groups=self._entries(content, "groups"),
+            window_s=self._window(content.get("window")),
+            contact=self._text(content.get("contact", "")),
+            nodes=self._words(("nodes",), content.get("nodes", [])),
+        )
+
+    def _entries(self, content: Mapping[str, Any], section: str) -> tuple[Entry, ...]:
+        entries = content.get(section, {})
+        if not isinstance(entries, dict):
+            self._wrong((section,), f'{section} is a table of names, as in [{section}."alice"]')
+            return ()
+        return tuple(entry for name, told in entries.items() if (entry := self._entry(section, name, told)))
+
+    def _entry(self, section: str, name: str, told: Any) -> Entry | None:
+        if not _NAME.fullmatch(name):
+            self._wrong((section, name), f"{name!r} is no name: letters, digits and _.@+-, and * for any of them")
+            return None
+        if not isinstance(told, dict):
+            self._wrong((section, name), f'{name} is a table of limits, as in [{section}."{name}"]')
+            return None
+        members = None
+        if section == "groups" and "members" in told:
+            members = self._words((section, name, "members"), told["members"])
+        most = {}
+        for key, value in told.items():
+            if key == "members" and section == "groups":
+                continue
+            if key not in KINDS:
+                can_be = ", ".join([*KINDS, *(["members"] if section == "groups" else [])])
+                self._wrong((section, name, key), f"there is no {key!r}: limits are {can_be}")
+            elif value == NO_LIMIT:
+                most[key] = float("inf")
+            elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                self._wrong((section, name, key), f'{key} is a number of at least 0, or "{NO_LIMIT}", not {value!r}')
+            else:
+                most[key] = float(value)
+        return Entry(name, most, members)
+
+    def _window(self, told: Any) -> float:
+        if told is None:
+            return WINDOW_S
+        try:
+            if not isinstance(told, str):
+                raise ValueError
+            return seconds_of(told, "window")
+        except (MonarchNbError, ValueError):
+            self._wrong(("window",), f'window is a time such as "7d" or "24h", not {told!r}')
+            return WINDOW_S
+
+    def _text(self, told: Any) -> str:
+        if isinstance(told, str):
+            return told
+        self._wrong(("contact",), f"contact is a text, not {told!r}")
+        return ""
+
+    def _words(self, path: tuple[str, ...], told: Any) -> tuple[str, ...]:
+        if isinstance(told, list) and all(isinstance(word, str) for word in told):
+            return tuple(told)
+        self._wrong(path, f"{path[-1]} is a list of texts, not {told!r}")
+        return ()
+
+    def _wrong(self, path: tuple[str, ...], problem: str) -> None:
+        line = next((self._lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._lines), 1)
+        self.problems.append((line, problem))
+
+
+def lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """Return the first line of each key of a text that can be read, by the names that lead to it. TOML's reader does
+    not tell: a line within a text of several lines may be taken for a key."""
+    found: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _path(header[1])
+            path = table
+        elif key := _KEY.match(line):
+            path = (*table, *_path(key[1]))
+        else:
+            continue
+        for end in range(1, len(path) + 1):
+            found.setdefault(path[:end], number)
+    return found
+
+
+def _path(text: str) -> tuple[str, ...]:
+    return tuple(next(filter(None, part.groups()), "") for part in _PART.finditer(text))

@@ -1,0 +1,177 @@
+"""A node that counts what people hold of its pool: leases first, asks the others then, and gives back what is too
+much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_nb.allocator.leases.fairness import LimitsFile
+from monarch_nb.allocator.node import Node
+from monarch_nb.errors import LimitReached, MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+from unit.allocator.idle_node import NodeWithoutProcesses, make_node
+
+LIMIT = "[people.'*']\nnodes = 2\n"
+
+
+class Wire:
+    """What nodes of a machine call each other with, without a network."""
+
+    def __init__(self, nodes: dict[str, Node]) -> None:
+        self.nodes, self.away = nodes, set[str]()
+        self.asked = asyncio.Event()
+
+    async def call(self, peer: files_pb2.Peer, method: str, request: Any, timeout_s: float, *, as_node: bool) -> Any:
+        assert (method, as_node) == ("Usage", True)
+        self.asked.set()
+        await asyncio.sleep(0)
+        if peer.address in self.away:
+            raise NodeUnreachable("away", peer.address)
+        return self.nodes[peer.address].fairness.usage(request.since)
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> dict[str, NodeWithoutProcesses]:
+    """Three nodes of a machine that have a file of limits together, which is not written yet."""
+    nodes = {}
+    for number in range(3):
+        directory = tmp_path / f"node{number}"
+        directory.mkdir()
+        node = make_node(directory)
+        node.limits.path = tmp_path / "limits.toml"
+        nodes[node.identity.address] = node
+        (directory / "node.json").write_text(json.dumps({"address": node.identity.address}))
+    wire = Wire(dict(nodes))
+    for node in nodes.values():
+        node.fairness._others._relay = wire  # type: ignore[assignment]
+    return nodes
+
+
+def limits(pool: dict[str, NodeWithoutProcesses], text: str) -> None:
+    path = next(iter(pool.values())).limits.path
+    assert path is not None
+    path.write_text(text)
+
+
+async def take(node: Node, reservation_id: str, owner: str = "alice", **facts: Any) -> MonarchNbError | None:
+    request = pb.ReserveRequest(reservation_id=reservation_id, name=reservation_id, owner=owner, procs=1, **facts)
+    try:
+        await node.leases.take(request, "ipv4:10.0.0.9:40000")
+    except MonarchNbError as error:
+        return error
+    return None
+
+
+async def test_what_is_held_on_other_nodes_counts(pool: dict[str, NodeWithoutProcesses]) -> None:
+    one, two, three = pool.values()
+    limits(pool, LIMIT)
+    assert [await take(one, "a"), await take(two, "b")] == [None, None]
+    error = await take(three, "c")
+    assert isinstance(error, LimitReached)
+    assert "holds 2 nodes (a 1 node, b 1 node)" in str(error)
+    assert three.state.leases == {}, "it was given back"
+    assert await take(three, "d", owner="bob") is None
+    await one.leases.release("a")
+    assert await take(three, "c") is None
+
+
+async def test_two_nodes_at_once_do_not_pass_a_limit(pool: dict[str, NodeWithoutProcesses]) -> None:
+    """Each leases before it asks: whatever the order, one of them sees both."""
+    limits(pool, LIMIT)
+    one, two, three = pool.values()
+    await take(one, "a")
+    await asyncio.gather(take(two, "b"), take(three, "c"))
+    assert sum(len(node.state.leases) for node in pool.values()) <= 2
+
+
+async def test_a_node_that_does_not_answer_counts_with_what_the_others_know(
+    pool: dict[str, NodeWithoutProcesses],
+) -> None:
+    limits(pool, LIMIT)
+    one, two, three = pool.values()
+    assert await take(one, "a", nodes=2) is None
+    assert await take(two, "a", nodes=2, node_rank=1) is None
+    wire: Any = three.fairness._others._relay
+    wire.away.add(two.identity.address)
+    assert isinstance(await take(three, "c"), LimitReached)
+
+
+async def test_without_a_file_nobody_is_asked(pool: dict[str, NodeWithoutProcesses]) -> None:
+    one, *_ = pool.values()
+    assert await take(one, "a", nodes=99) is None
+    wire: Any = one.fairness._others._relay
+    assert not wire.asked.is_set()
+
+
+async def test_a_longer_time_counts_too(pool: dict[str, NodeWithoutProcesses]) -> None:
+    limits(pool, "[people.alice]\nnode-hours = 10\n")
+    one, *_ = pool.values()
+    assert "say how long a is to be held" in str(await take(one, "a"))
+    assert await take(one, "a2", time_s=8 * 3600.0) is None
+    one.leases.confirm(pb.ConfirmRequest(reservation_id="a2"))
+    await one.leases.extend("a2", 9 * 3600.0)
+    with pytest.raises(LimitReached, match="a2 takes 11 node-hours"):
+        await one.leases.extend("a2", 11 * 3600.0 + 1)
+    with pytest.raises(LimitReached, match="say how long"):
+        await one.leases.extend("a2", 0.0)
+    limits(pool, "[people.alice]\nnode-hours = 1\n")
+    await one.leases.extend("a2", 2 * 3600.0)
+    assert one.state.leases["a2"].limits.time_s == 2 * 3600.0
+
+
+async def test_unix_groups_count(pool: dict[str, NodeWithoutProcesses], monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+
+    group = grp.struct_group(("vision", "x", 4242, ["alice", "bob"]))
+    monkeypatch.setattr(grp, "getgrnam", lambda name: {"vision": group}[name])
+    limits(pool, "[groups.vision]\nnodes = 1\n[groups.unknown]\nnodes = 0\n")
+    one, two, _ = pool.values()
+    assert await take(one, "a") is None
+    assert "the group vision may have 1 node at most" in str(await take(two, "b", owner="bob"))
+    assert await take(two, "c", owner="carol") is None
+
+
+async def test_reservations_and_their_ends_are_written_down(tmp_path: Path) -> None:
+    node = make_node(tmp_path)
+    node.record.path = tmp_path / "record.jsonl"
+    await take(node, "a")
+    node.leases.confirm(pb.ConfirmRequest(reservation_id="a"))
+    await node.leases.release("a", by="in the panel")
+    node.record.close()
+    reserved, released = map(json.loads, node.record.path.read_text().splitlines())
+    assert (reserved["event"], reserved["owner"], reserved["from"]) == ("reserved", "alice", "ipv4:10.0.0.9:40000")
+    assert (released["event"], released["why"], released["owner"]) == ("released", "in the panel", "alice")
+
+
+def test_a_spoilt_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    file = LimitsFile(path)
+    assert file.newest() is None
+    path.write_text(LIMIT)
+    before = file.newest()
+    assert before is not None
+    path.write_text(LIMIT + "gpu = 4\n")
+    assert file.newest() is before
+    assert file.problems == ["line 3: there is no 'gpu': limits are nodes, gpus, node-hours, gpu-hours"]
+    path.write_text(LIMIT)
+    path.chmod(0o666)
+    assert file.newest() is before
+    assert "others can change it" in file.problems[0]
+    path.unlink()
+    assert file.newest() is None
+
+
+def test_a_node_does_not_start_without_the_limits_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text("window = 7\n")
+    with pytest.raises(UsageError, match="line 1: window is a time"):
+        LimitsFile(path).check()
+    os.truncate(path, 0)
+    LimitsFile(path).check()

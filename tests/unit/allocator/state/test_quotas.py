@@ -1,0 +1,162 @@
+"""Limits of fairness: what counts, for whom, and what is said; and the file in which they are written."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_nb.allocator.state.quotas import Holdings, Quotas, check, standings
+from monarch_nb.allocator.state.quotas_file import read_quotas
+from monarch_nb.errors import LimitReached
+from monarch_nb.proto import allocator_pb2 as pb
+
+NOW = 1_000_000.0
+HOUR_S = 3600.0
+
+FILE = """
+window = "7d"
+contact = "carol"
+
+[people."*"]
+gpus = 8
+nodes = 2
+
+[people.alice]
+gpus = 16
+gpu-hours = 100
+
+[people."student-*"]
+nodes = 1
+
+[groups.vision]
+members = ["alice", "bob"]
+gpus = 20
+"""
+
+
+def quotas_of(text: str) -> Quotas:
+    quotas, problems = read_quotas(text)
+    assert problems == []
+    return quotas
+
+
+def part(reservation_id: str, owner: str, **facts: Any) -> pb.Held:
+    told = {"nodes": 1, "confirmed": True, "gpus": 4, "name": reservation_id, "ends_at": NOW + 2 * HOUR_S} | facts
+    return pb.Held(reservation_id=reservation_id, owner=owner, **told)
+
+
+def refusal(
+    text: str, held: list[pb.Held], asked: pb.Held, *more: pb.Held, used: list[pb.Used] | None = None
+) -> LimitReached | None:
+    """Return why something can not be held besides, as all nodes together see it."""
+    quotas = quotas_of(text)
+    holdings = Holdings.told([pb.UsageReply(held=[*held, asked, *more], used=used or [])])
+    try:
+        check(quotas, holdings, asked.reservation_id, quotas.listed_groups, NOW, "limits.toml", "host1")
+    except LimitReached as error:
+        return error
+    return None
+
+
+def test_a_person_holds_no_more_than_they_may() -> None:
+    held = [part("dev", "bob", gpus=4)]
+    assert refusal(FILE, held, part("b", "bob", gpus=4)) is None
+    error = refusal(FILE, held, part("b", "bob", gpus=5))
+    assert error is not None
+    assert (error.who, error.limit, error.most, error.held) == ("bob", "gpus", 8, 4)
+    assert str(error) == (
+        'bob may have 8 GPUs at most, as the limit of "*" says, holds 4 GPUs (dev 4 GPUs), and b takes 5 GPUs: '
+        "release what is not needed, or ask for less; carol can raise the limit, in limits.toml on host1"
+    )
+
+
+def test_the_closest_entry_that_says_something_counts() -> None:
+    assert refusal(FILE, [], part("a", "alice", gpus=8, nodes=2)) is None
+    assert "alice may have 2 nodes" in str(refusal(FILE, [], part("a", "alice", gpus=1, nodes=3)))
+    assert "student-7 may have 1 node " in str(refusal(FILE, [], part("a", "student-7", nodes=2)))
+    lifted = FILE + '\n[people.bob]\ngpus = "none"\nnodes = "none"\n'
+    assert refusal(lifted, [], part("a", "bob", gpus=2, nodes=9)) is None
+
+
+def test_a_group_holds_no_more_together() -> None:
+    error = refusal(FILE, [part("dev", "alice", gpus=16)], part("b", "bob", gpus=5))
+    assert error is not None
+    assert (error.who, error.held) == ("vision", 16)
+    assert "the group vision may have 20 GPUs at most, holds 16 GPUs (dev (alice) 16 GPUs)" in str(error)
+    assert refusal(FILE, [part("dev", "dave", gpus=16)], part("b", "bob", gpus=5)) is None, "dave is in no group"
+
+
+def test_a_reservation_counts_with_all_nodes_that_it_is_about_to_have() -> None:
+    assert "b takes 3 nodes" in str(refusal(FILE, [], part("b", "bob", nodes=3, gpus=1)))
+    lies = [part("b", "bob", nodes=1, gpus=1, node_rank=number) for number in (1, 2)]
+    assert "b takes 3 nodes" in str(refusal(FILE, [], part("b", "bob", nodes=1, gpus=1), *lies))
+
+
+def test_a_node_that_takes_the_place_of_another_counts_once() -> None:
+    both = [part("b", "bob", nodes=2, gpus=4, node_rank=number) for number in (0, 1)]
+    coming = part("b", "bob", nodes=2, gpus=4, node_rank=1, confirmed=False)
+    assert refusal(FILE, [], both[0], both[1], coming) is None
+    assert refusal(FILE, [], both[0], both[1], coming, coming) is not None, "not twice"
+
+
+def test_hours_count_those_of_the_past_and_those_that_are_promised() -> None:
+    used = [pb.Used(owner="alice", gpu_s=80 * HOUR_S, node_s=10 * HOUR_S)]
+    assert refusal(FILE, [], part("a", "alice", gpus=10), used=used) is None
+    error = refusal(FILE, [part("dev", "alice", gpus=2)], part("a", "alice", gpus=10), used=used)
+    assert error is not None
+    assert (error.limit, error.held) == ("gpu-hours", 84)
+    assert "100 GPU-hours in 7 d" in str(error)
+    assert "a takes 20 GPU-hours" in str(error)
+    endless = refusal(FILE, [], part("a", "alice", gpus=1, ends_at=0.0), used=used)
+    assert "of which it has 20 GPU-hours left: say how long a is to be held, as in --time 4h" in str(endless)
+    assert refusal(FILE, [], part("a", "alice", gpus=0, procs=4, ends_at=0.0), used=used) is None, "it has no GPU"
+
+
+def test_a_limit_that_was_lowered_is_in_nobodys_way_who_adds_nothing() -> None:
+    held = [part("dev", "bob", gpus=16)]
+    assert refusal(FILE, held, part("b", "bob", gpus=0, procs=4)) is None
+
+
+def test_standings_name_people_and_groups() -> None:
+    quotas = quotas_of(FILE)
+    holdings = Holdings.told([pb.UsageReply(held=[part("dev", "bob", gpus=6)])])
+    told = {
+        (one.who, one.is_group, one.kind): (one.held, one.most, one.entry)
+        for one in standings(quotas, holdings, quotas.listed_groups, NOW, ["dave"])
+    }
+    assert told["bob", False, "gpus"] == (6, 8, "*")
+    assert told["alice", False, "gpus"] == (0, 16, "alice")
+    assert told["dave", False, "nodes"] == (0, 2, "*")
+    assert told["vision", True, "gpus"] == (6, 20, "vision")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('gpus = 4\n', "line 1: there is no 'gpus': a file has window, contact, nodes, people, groups"),
+        ('\n[people.alice]\ngpu = 4\n', "line 3: there is no 'gpu': limits are nodes, gpus, node-hours, gpu-hours"),
+        ('[people.alice]\ngpus = -1\n', "line 2: gpus is a number of at least 0, or \"none\", not -1"),
+        ('[people.alice]\nnodes = 1\n[people.bob]\nnodes = true\n', "line 4: nodes is a number"),
+        ('[people."a b"]\nnodes = 1\n', "line 1: 'a b' is no name"),
+        ('[people]\nalice = 4\n', "line 2: alice is a table of limits"),
+        ('[people.alice]\nmembers = ["bob"]\n', "line 2: there is no 'members': limits are"),
+        ('[groups.vision]\nmembers = "bob"\n', "line 2: members is a list of texts, not 'bob'"),
+        ('window = "7 days"\n', 'line 1: window is a time such as "7d" or "24h", not \'7 days\''),
+        ('[people.alice]\ngpus = = 4\n', "line 2: Invalid value"),
+        ('people.alice.gpus = "many"\n', "line 1: gpus is a number"),
+        ('[people.alice]\ngpus = nan\n', "line 2: gpus is a number"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said_with_its_line(text: str, problem: str) -> None:
+    _, problems = read_quotas(text)
+    assert [told[: len(problem)] for told in problems] == [problem]
+
+
+@given(st.text())
+def test_whatever_is_in_a_file_is_read_or_told(text: str) -> None:
+    _, problems = read_quotas(text)
+    assert all(re.match(r"line \d+: ", problem) for problem in problems)
