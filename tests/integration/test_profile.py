@@ -142,7 +142,13 @@ def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: 
 
     run = one.run("work()", instruments={"torch-profile": {"most_s": 0.0}})
     report = one.profile_of(run, to=tmp_path)
-    assert report.problems == ("rank 2: recorded for 0 s: no optimizer made a step in this time",)
+    assert report.problems == ("rank 2: the first 0.0 s were recorded: no optimizer made a step in this time",)
+
+    lasts = "import time\nuntil = time.monotonic() + 1\nwhile time.monotonic() < until: work()"
+    run = one.run(lasts, instruments={"torch-profile": {"most_events": 1_000}})
+    report = one.profile_of(run, to=tmp_path)
+    assert report.problems[0].endswith(" s were recorded: more would be too many events")
+    assert report.ranks[0].seconds < 1
 
     run = one.run("own = torch.profiler.profile(); own.start(); work(); own.stop()", instruments={"torch-profile": {}})
     assert str(one.profile_of(run)).startswith("nothing was profiled\nrank 2: the code started a profiler of its own")

@@ -3,7 +3,7 @@ own. Pure, from events of the Trace Event Format as torch.profiler writes them."
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MOST_OPERATORS = 200
@@ -41,7 +41,7 @@ class Operator(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Where the time of one rank's trace goes. `duration_us` is from `begin_us` to the end of what was recorded."""
+    """Where the time of one rank's trace goes, which is `duration_us`."""
 
     shares: Shares
     operators: tuple[Operator, ...]
@@ -90,13 +90,14 @@ class Collected:
             if kind == "cpu_op" and number is not None:
                 self._launched_by[number] = name
 
-    def usage(self, window: Interval | None = None) -> Usage:
+    def usage(self, windows: Sequence[Interval] = ()) -> Usage:
         """Return where the time went.
 
         Args:
-            window: the time that is meant, in microseconds of the trace; by default, from the first event to the last.
+            windows: the times that are meant, in order, in microseconds of the trace; by default, from the first event
+                to the last.
         """
-        begin, end = window or self._extent()
+        windows = joined(windows or [self._extent()])
         if self._kernels:
             spans = [span for span, _ in self._kernels]
             compute = joined((span.begin, span.end) for span in spans if not span.is_communication)
@@ -105,10 +106,11 @@ class Collected:
         else:
             compute, communication = self._on_threads()
             operators = self._by_self_time()
-        compute, communication = clipped(compute, begin, end), clipped(communication, begin, end)
+        beside = without([(float("-inf"), float("inf"))], windows)
+        compute, communication = without(compute, beside), without(communication, beside)
         most = sorted(operators, key=lambda each: -each.self_us)[:MOST_OPERATORS]
-        shares = _shares(compute, communication, end - begin)
-        return Usage(shares, tuple(most), end - begin, bool(self._kernels))
+        shares = _shares(compute, communication, length(windows))
+        return Usage(shares, tuple(most), length(windows), bool(self._kernels))
 
     def _extent(self) -> Interval:
         spans = [span for spans in self._threads.values() for span in spans] + [span for span, _ in self._kernels]
@@ -209,11 +211,6 @@ def without(intervals: list[Interval], left_out: list[Interval]) -> list[Interva
         if begin < end:
             found.append((begin, end))
     return found
-
-
-def clipped(intervals: Iterable[Interval], begin: float, end: float) -> list[Interval]:
-    """Return the part of intervals that is in a window."""
-    return [(max(begin, a), min(end, b)) for a, b in intervals if a < end and b > begin]
 
 
 def length(intervals: Iterable[Interval]) -> float:

@@ -2,6 +2,9 @@
 
 The recording begins with the run. The first step ends it: it was not representative, and profilers are slow to start.
 After a step of warm-up the next ones are recorded. A run that makes no step, or only one, keeps the first recording.
+
+Torch takes 1.5 kB of memory for an event, and loops make up to half a million in a second. So the recording pauses
+once, soon after its beginning, to see how many there are in a second, and ends before there are too many.
 """
 
 from __future__ import annotations
@@ -30,10 +33,16 @@ STEPS = 5
 """So many steps are recorded."""
 MOST_S = 60.0
 """The recording of a run that makes no step ends after this time."""
+MOST_EVENTS = 500_000
+"""A recording ends when it has about so many events."""
+_LOOK_AFTER_S = 0.5
 _WARM_UP = 1
 _QUIET_LOG_LEVEL = "99"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _UNDER_WAY = "torch has one profiler at a time, and one is under way already: stop it, then --profile again"
+_NO_STEP = "no optimizer made a step in this time"
+_MANY_EVENTS = "more would be too many events"
+_NO_WARM_UP = "recorded is the first step, without a warm-up: a profile of steps needs at least 3"
 _TAKEN_AWAY = "the code started a profiler of its own, and torch has one at a time: leave one of the two out"
 
 
@@ -44,6 +53,7 @@ class TorchProfile:
         steps: how many steps are recorded.
         ranks: those that are profiled; by default the first of the run on each node.
         most_s: how long a run that makes no step is recorded.
+        most_events: how many events are recorded, about.
         most_bytes: how long a trace may be.
     """
 
@@ -52,17 +62,21 @@ class TorchProfile:
         steps: int = STEPS,
         ranks: Sequence[int] | None = None,
         most_s: float = MOST_S,
+        most_events: int = MOST_EVENTS,
         most_bytes: int | None = None,
     ) -> None:
-        self._steps, self._most_s = steps, most_s
+        self._steps, self._most_s, self._most_events = steps, most_s, most_events
         self._most_bytes = traces.MOST_BYTES if most_bytes is None else most_bytes
         self._is_chosen, self._is_on = is_chosen(ranks), False
-        self._problem = self._note = ""
-        self._boundaries_ns: list[int] = []
-        self._last_step_ns = 0
+        self._problem = self._why = ""
+        self._is_out_of_time = False
         self._profile: Any = None
+        self._before: list[tuple[Any, int, int]] = []  # what was recorded before steps, and from when to when
         self._recorded: Any = None
-        self._before_steps: Any = None
+        self._boundaries_ns: list[int] = []  # of steps
+        self._begun_ns = self._last_step_ns = 0
+        self._halted_ns = 0  # when the recording was last told to end, or to go to the next step: that takes a while
+        self._rate_per_s = 0.0
         self._counter, self._names = StepCounter(), OptimizerNames()
         self._watch = Watch(self._stepped)
         self._timer: threading.Timer | None = None
@@ -71,30 +85,24 @@ class TorchProfile:
         """Record from now on, unless somebody else does."""
         if not self._is_chosen:
             return
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
+        importlib.import_module("torch.profiler")
         if _is_recording():
             self._problem = _UNDER_WAY
             return
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        with _quiet():
-            self._profile = profile(activities=activities, schedule=self._action, on_trace_ready=self._ready)
-            self._profile.record_steps = False  # between two steps of a loop is not always a place that has no operator
-            self._profile.start()
-        self._is_on = True
-        self._boundaries_ns.append(time.time_ns())
+        self._start()
         self._watch.begin()
-        self._timer = threading.Timer(self._most_s, _soon_on_main_thread, [self._out_of_time])
-        self._timer.daemon = True
-        self._timer.start()
+        self._later(min(_LOOK_AFTER_S, self._most_s), self._look)
 
     def end(self) -> dict[str, Any] | None:
         """Stop; return where the time went and the trace, as plain data. None on a rank that was not chosen."""
         self._stop()
         if not self._is_chosen:
             return None
-        facts = {"host": socket.gethostname(), "boot": _boot_id(), "world_size": int(os.environ.get("WORLD_SIZE", "1"))}
+        facts = {
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        }
         if not self._problem:
             try:
                 return facts | self._told()
@@ -103,6 +111,22 @@ class TorchProfile:
         return facts | {"problem": self._problem}
 
     # ---- while the run goes on ----
+
+    @property
+    def _made(self) -> int:
+        """How many steps have ended."""
+        return len(self._boundaries_ns)
+
+    def _start(self) -> None:
+        from torch import cuda
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda.is_available() else [])]
+        with _quiet():
+            self._profile = profile(activities=activities, schedule=self._action, on_trace_ready=self._ready)
+            self._profile.record_steps = False  # between two steps of a loop is not always a place that has no operator
+            self._profile.start()
+        self._is_on, self._begun_ns = True, time.time_ns()
 
     def _action(self, step: int) -> Any:
         """Return what the profiler does in a step; the first begins with the run."""
@@ -115,10 +139,41 @@ class TorchProfile:
         return ProfilerAction.RECORD if step < _WARM_UP + self._steps else ProfilerAction.NONE
 
     def _ready(self, profile: Any) -> None:
-        if len(self._boundaries_ns) > _WARM_UP + 1:
+        """Take in what was recorded."""
+        if self._made > _WARM_UP:
             self._recorded = profile.profiler
+            return
+        self._before.append((profile.profiler, self._begun_ns, self._end_ns()))
+        if not self._rate_per_s:
+            count = len(profile.profiler.kineto_results.events())
+            self._rate_per_s = max(1, count) * 1e9 / max(1, self._halted_ns - self._begun_ns)
+
+    def _end_ns(self) -> int:
+        """Return when the recording ends that ends now: at its last step, if it was one."""
+        return self._last_step_ns if self._last_step_ns > self._begun_ns else self._halted_ns
+
+    def _look(self) -> None:
+        """See how many events there are in a second, and go on for as long as that allows."""
+        if not self._is_on or self._made or self._is_taken_away():
+            return
+        self._halted_ns = time.time_ns()
+        with _quiet():
+            self._profile.stop()
+        self._is_on = False
+        recorded_s = (self._halted_ns - self._begun_ns) / 1e9
+        enough_s = self._most_events / self._rate_per_s
+        self._why = _NO_STEP if self._most_s < enough_s else _MANY_EVENTS
+        left_s = min(self._most_s, enough_s) - recorded_s
+        if left_s > 0:
+            self._start()
+            self._later(left_s, self._out_of_time)
         else:
-            self._before_steps = profile.profiler
+            self._out_of_time()
+
+    def _out_of_time(self) -> None:
+        if self._made != _WARM_UP:
+            self._is_out_of_time = True
+            self._stop()
 
     def _stepped(self, optimizer: Any) -> None:
         if threading.current_thread() is threading.main_thread() and self._counter.completes(self._names.of(optimizer)):
@@ -126,99 +181,129 @@ class TorchProfile:
             self._watch.call_between(self._next_step)
 
     def _next_step(self) -> None:
-        if not self._is_on:
+        if not self._is_on or self._is_taken_away():
             return
-        if self._timer is not None:  # it makes steps
-            self._timer.cancel()
-        self._boundaries_ns.append(time.time_ns())
+        now_ns = self._halted_ns = time.time_ns()
         with _quiet():
             self._profile.step()
-        if len(self._boundaries_ns) > _WARM_UP + self._steps + 1:
+        self._boundaries_ns.append(now_ns)
+        if self._made == _WARM_UP + 1:
+            self._begun_ns, self._why = now_ns, _MANY_EVENTS
+            self._later(self._most_events / self._rate_per_s, self._out_of_time)
+        if self._made > _WARM_UP + self._steps:
+            self._recorded = self._profile.profiler
             self._stop()
 
-    def _out_of_time(self) -> None:
-        if self._is_on and len(self._boundaries_ns) == 1:
-            self._note = f"recorded for {self._most_s:.0f} s: no optimizer made a step in this time"
-            self._stop()
+    def _is_taken_away(self) -> bool:
+        """Return whether somebody else's profiler has ended this one."""
+        if self._made != _WARM_UP and self._is_on and not _is_recording():
+            self._problem, self._is_on = _TAKEN_AWAY, False
+        return self._problem == _TAKEN_AWAY
 
     def _stop(self) -> None:
         """Switch it off, whatever state it is in."""
         if self._timer is not None:
             self._timer.cancel()
         self._watch.end()
-        if not self._is_on:
-            return
+        if self._is_on and self._made <= _WARM_UP + self._steps and not self._is_taken_away():
+            self._halted_ns = time.time_ns()
+            if self._made > _WARM_UP:  # the last step has not ended, or no other followed
+                self._boundaries_ns.append(max(self._end_ns(), self._boundaries_ns[-1]))
+            try:
+                with _quiet():
+                    self._profile.stop()
+            except Exception as error:  # noqa: BLE001 -- an interrupt may have hit it in the middle of anything
+                self._problem = f"the profiler was broken off: {type(error).__name__}: {error}"
+            finally:
+                if _is_recording():
+                    _autograd()._disable_profiler()
         self._is_on = False
-        begun = len(self._boundaries_ns)
-        is_open = begun <= _WARM_UP + self._steps + 1
-        if is_open and begun != _WARM_UP + 1 and not _is_recording():
-            self._problem = _TAKEN_AWAY
-            return
-        if is_open:  # the last step has not ended, or no other followed
-            self._boundaries_ns.append(self._end_ns())
-        try:
-            with _quiet():
-                self._profile.stop()
-        except Exception as error:  # noqa: BLE001 -- an interrupt may have hit it in the middle of anything
-            self._problem = self._problem or f"the profiler was broken off: {type(error).__name__}: {error}"
-        finally:
-            if _is_recording():
-                _autograd()._disable_profiler()
 
-    def _end_ns(self) -> int:
-        """Return when the recording ends that ends now: at its last step, if it was one."""
-        return self._last_step_ns if self._last_step_ns > self._boundaries_ns[-1] else time.time_ns()
+    def _later(self, after_s: float, function: Callable[[], None]) -> None:
+        """Call something on the main thread after a time, instead of what was to be called."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(min(after_s, threading.TIMEOUT_MAX), _soon_on_main_thread, [function])
+        self._timer.daemon = True
+        self._timer.start()
 
     # ---- afterwards ----
 
     def _told(self) -> dict[str, Any]:
-        profiler = self._recorded or self._before_steps
-        boundaries = self._boundaries_ns[_WARM_UP + 1 :] if self._recorded else self._boundaries_ns[:2]
-        first = _WARM_UP + 1 if self._recorded else 0
-        if not first and self._last_step_ns:
-            self._note = "recorded is the first step, without a warm-up: a profile of steps needs at least 3"
-        elif first and len(boundaries) <= self._steps:
-            self._note = f"the cell ended after {len(boundaries) - 1} of {self._steps} steps"
+        """Write what was recorded, and return what is told of it."""
+        has_steps = self._recorded is not None
+        if has_steps:
+            steps_ns = self._boundaries_ns[_WARM_UP:]
+            parts = [(self._recorded, steps_ns[0], steps_ns[-1])]
+        else:
+            steps_ns, parts = [], self._before
+        note = self._note(len(steps_ns) - 1 if has_steps else 0, sum(part[2] - part[1] for part in parts) / 1e9)
+        self._profile, self._recorded, self._before = None, None, []  # events take much memory
         with tempfile.TemporaryDirectory(prefix="monarch-nb-trace-") as directory:
-            path, packed = Path(directory, "trace.json"), Path(directory, "lines.gz")
-            profiler.export_chrome_trace(str(path))
-            self._profile = self._recorded = self._before_steps = profiler = None  # events take much memory
-            return self._read(path, packed, boundaries, first) | {"trace": packed.read_bytes()}
+            return _written(Path(directory), parts, steps_ns, self._most_bytes) | {"note": note}
 
-    def _read(self, path: Path, packed: Path, boundaries_ns: Sequence[int], first: int) -> dict[str, Any]:
-        rank, collected = int(os.environ.get("RANK", "0")), Collected()
-        last_us = None
-        if path.stat().st_size > self._most_bytes:
+    def _note(self, steps: int, seconds: float) -> str:
+        """Return why there is less than was asked for, if so."""
+        if self._is_out_of_time:
+            return f"{f'{steps} steps' if steps else f'the first {seconds:.1f} s'} were recorded: {self._why}"
+        if steps:
+            return f"the cell ended after {steps} of {self._steps} steps" if steps < self._steps else ""
+        return _NO_WARM_UP if self._last_step_ns else ""
+
+
+def _written(
+    directory: Path, parts: list[tuple[Any, int, int]], steps_ns: Sequence[int], most_bytes: int
+) -> dict[str, Any]:
+    """Write recordings as the lines of one trace, and return where their time went.
+
+    Args:
+        parts: the recordings, and from when to when they are. They are taken out.
+        steps_ns: where steps begin, and where the last one ends; none if there are none.
+    """
+    rank, collected = int(os.environ.get("RANK", "0")), Collected()
+    name, packed = f"rank {rank} ({socket.gethostname()})", directory / "lines.gz"
+    windows: list[tuple[float, float]] = []
+    cut_s, count, base_ns = 0.0, 0, 0
+    with gzip.open(packed, "wt", 1, "utf-8") as lines:
+        while parts:
+            profiler, begun_ns, ended_ns = parts.pop(0)
+            path = directory / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            del profiler
+            last_us = None
+            if path.stat().st_size > most_bytes:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    last_us = traces.last_begin(file, most_bytes)
             with path.open(encoding="utf-8", errors="replace") as file:
-                last_us = traces.last_begin(file, self._most_bytes)
-        with path.open(encoding="utf-8", errors="replace") as file, gzip.open(packed, "wt", 1, "utf-8") as lines:
-            written = traces.write_lines(
-                file,
-                lines.write,
-                rank=rank,
-                name=f"rank {rank} ({socket.gethostname()})",
-                own_pid=os.getpid(),
-                last_us=last_us,
-                see=collected.add,
-            )
-            steps_ns = [each - written.base_ns for each in boundaries_ns]
-            for event in traces.step_events(steps_ns, first, rank) if first else ():
-                lines.write(traces.line(event))
-        steps_us = [each / 1000 for each in steps_ns]
-        window = (steps_us[0], steps_us[-1] if last_us is None else min(last_us, steps_us[-1]))
-        usage = collected.usage(window)
-        return {
-            "steps": len(boundaries_ns) - 1 if first else 0,
-            "warm": bool(first),
-            "seconds": usage.duration_us / 1e6,
-            "on_device": usage.on_device,
-            "shares": tuple(usage.shares),
-            "operators": [tuple(each) for each in usage.operators],
-            "events": written.events,
-            "base_ns": written.base_ns,
-            "cut_s": None if last_us is None else max(0.0, (steps_us[-1] - last_us) / 1e6),
-            "note": self._note,
-        }
+                written = traces.write_lines(
+                    *(file, lines.write),
+                    rank=rank,
+                    name=name,
+                    own_pid=os.getpid(),
+                    last_us=last_us,
+                    see=collected.add,
+                )
+            path.unlink()
+            base_ns, count = written.base_ns, count + written.events
+            begin_us, end_us = (begun_ns - base_ns) / 1000, (ended_ns - base_ns) / 1000
+            if last_us is not None:
+                cut_s += max(0.0, end_us - last_us) / 1e6
+                end_us = min(end_us, last_us)
+            windows.append((begin_us, end_us))
+        for event in traces.step_events([each - base_ns for each in steps_ns], _WARM_UP + 1, rank) if steps_ns else ():
+            lines.write(traces.line(event))
+    usage = collected.usage(windows)
+    return {
+        "steps": max(0, len(steps_ns) - 1),
+        "seconds": usage.duration_us / 1e6,
+        "on_device": usage.on_device,
+        "shares": tuple(usage.shares),
+        "operators": [tuple(each) for each in usage.operators],
+        "events": count,
+        "base_ns": base_ns,
+        "cut_s": cut_s,
+        "trace": packed.read_bytes(),
+    }
 
 
 def _is_recording() -> bool:

@@ -22,6 +22,7 @@ _FLOWS_PER_RANK = 1 << 32
 _READ_BYTES = 1 << 22
 _EVENTS = '"traceEvents"'
 _GAP = re.compile(r"[\s,]*")
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one for each event
 
 
 class TraceFile:
@@ -133,7 +134,7 @@ def write_lines(
 def line(event: Mapping[str, Any]) -> str:
     """Return an event as a line that begins with its time."""
     ordered = {"ts": event["ts"], **event} if "ts" in event else event
-    return json.dumps(ordered, separators=(",", ":")) + "\n"
+    return _encode(ordered) + "\n"
 
 
 def step_events(boundaries_ns: Sequence[int], first: int, rank: int) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.worker.instruments.shares import Collected, Operator, Shares, without
@@ -11,11 +12,11 @@ def op(name: str, begin: float, duration: float, thread: int = 1, kind: str = "c
     return {"ph": "X", "cat": kind, "name": name, "pid": 9, "tid": thread, "ts": begin, "dur": duration, "args": args}
 
 
-def usage(*events: dict[str, Any], window: tuple[float, float] | None = None) -> Any:
+def usage(*events: dict[str, Any], windows: Sequence[tuple[float, float]] = ()) -> Any:
     collected = Collected()
     for event in events:
         collected.add(event)
-    return collected.usage(window)
+    return collected.usage(windows)
 
 
 def test_a_collective_beside_the_backward_is_overlap_and_one_within_it_is_no_compute() -> None:
@@ -26,7 +27,7 @@ def test_a_collective_beside_the_backward_is_overlap_and_one_within_it_is_no_com
         op("gloo:all_reduce", 65, 25, thread=3, kind="user_annotation"),
         op("DistributedDataParallel.forward", 0, 100, kind="user_annotation"),  # says nothing of its own
         {"ph": "M", "name": "process_name", "pid": 9, "args": {"name": "python"}},
-        window=(0, 100),
+        windows=[(0, 100)],
     )
     assert found.shares == Shares(compute=0.5, communication=0.1, overlap=0.2, idle=0.2)
     assert not found.on_device
@@ -34,7 +35,8 @@ def test_a_collective_beside_the_backward_is_overlap_and_one_within_it_is_no_com
 
 def test_a_time_that_is_recorded_beside_the_steps_does_not_count() -> None:
     events = (op("aten::mm", 0, 50), op("aten::add", 90, 20))
-    assert usage(*events, window=(40, 100)).shares == Shares(0.3333, 0.0, 0.0, 0.6667)
+    assert usage(*events, windows=[(40, 100)]).shares == Shares(0.3333, 0.0, 0.0, 0.6667)
+    assert usage(*events, windows=[(0, 10), (95, 105)]).shares == Shares(1.0, 0.0, 0.0, 0.0)  # it has paused
     assert usage().shares == Shares(0.0, 0.0, 0.0, 1.0)
 
 
@@ -60,7 +62,7 @@ def test_on_a_gpu_kernels_count_for_what_launched_them() -> None:
         op("c10d::allreduce_", 6, 1, **{"External id": 8}),
         op("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 30, 40, 20, "kernel", **{"External id": 8}),
         op("Memcpy HtoD", 90, 10, thread=7, kind="gpu_memcpy"),
-        window=(0, 100),
+        windows=[(0, 100)],
     )
     assert found.on_device
     assert found.shares == Shares(compute=0.3, communication=0.3, overlap=0.1, idle=0.3)
