@@ -20,8 +20,8 @@ const TOP: Top = {
       node: 'node0',
       steps_per_s: '2.5',
       parts: [
-        { kind: 'torch', name: 'torch', share: 0.1, text: '10%' },
-        { kind: 'collective', name: 'collectives', share: 0.9, text: 'all_reduce 90%' }
+        { kind: 'torch', share: 0.1, words: 'torch 10%' },
+        { kind: 'collective', share: 0.9, words: 'all_reduce 90%' }
       ],
       memory: '300 MB',
       cpu: '20%',
@@ -33,7 +33,7 @@ const TOP: Top = {
       is_late: true,
       node: 'node0',
       steps_per_s: '2.5',
-      parts: [{ kind: 'loader', name: 'data loader', share: 0.92, text: '92%' }],
+      parts: [{ kind: 'loader', share: 0.92, words: 'data loader 92%' }],
       memory: '300 MB',
       cpu: '100%',
       gpu: '',

@@ -402,7 +402,7 @@ export interface TopRow {
   node: string;
   steps_per_s: string;
   /** What they did, with shares from 0 to 1. */
-  parts: { kind: string; name: string; share: number; text: string }[];
+  parts: { kind: string; share: number; words: string }[];
   memory: string;
   cpu: string;
   gpu: string;

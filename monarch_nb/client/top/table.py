@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from monarch_nb.client.top.ranks import KINDS, RankTop
 from monarch_nb.client.top.straggler import Straggler, straggler_of
@@ -18,6 +19,26 @@ _STUCK_SHARE = 0.95
 _BAR = 12
 _GLYPHS = {"torch": "█", "python": "▓", "loader": "▒", "waiting": "░", "breakpoint": "b", "collective": "·"}
 HEADERS = ("rank", "node", "steps/s", "", *KINDS.values(), "memory", "CPU", "GPU", "where mostly")
+
+
+class Shares(NamedTuple):
+    """What ranks did for some of their time.
+
+    Attributes:
+        kind, name: what, as `Part` has it and as people read it.
+        share: of the time, from 0 to 1.
+        text: the share, behind which collective that was: "all_reduce 85%".
+    """
+
+    kind: str
+    name: str
+    share: float
+    text: str
+
+    @property
+    def words(self) -> str:
+        """ "torch 10%", "all_reduce 85%"."""
+        return self.text if self.kind == "collective" else f"{self.name} {self.text}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,15 @@ class TopRow:
     def line(self) -> str:
         """The line of the user's code where they are mostly."""
         return self.ranks[0].line
+
+    def shares(self) -> list[Shares]:
+        """Return what the ranks did for more than a moment."""
+        told = [(kind, name, self.share(kind), self._share_text(kind)) for kind, name in KINDS.items()]
+        return [Shares(*each) for each in told if each[-1]]
+
+    def texts(self) -> dict[str, str]:
+        """Return what the row shows, by its name in HEADERS."""
+        return dict(zip(HEADERS, self.cells(), strict=True))
 
     def cells(self) -> list[str]:
         """Return what the row shows, one text for each of HEADERS."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_nb.client.top.table import ALL_WAIT, HEADERS, IDLE, TopTable
+from monarch_nb.client.top.table import ALL_WAIT, IDLE, TopTable
 from monarch_nb.client.top.terminal import TerminalScreen
 from monarch_nb.client.top.tops import follow
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.output.tables import Shown, is_notebook, show, show_updatable, table
+from monarch_nb.notebook.output.html.top import top_markup
+from monarch_nb.notebook.output.tables import Shown, is_notebook, show, show_updatable
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 
@@ -48,7 +49,7 @@ def top_view(found: TopTable) -> Shown:
         ALL_WAIT: "%mesh stacks shows where",
     }
     notes = [hints[found.sentence]] if found.sentence in hints else []
-    return table(found.sentence, HEADERS, found.cells(), notes)
+    return Shown("\n".join([str(found), *notes]), top_markup(found, notes))
 
 
 class _Screen:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_nb.client.top.asking import EVERY_S
-from monarch_nb.client.top.ranks import KINDS
-from monarch_nb.client.top.table import HEADERS, TopRow, TopTable
+from monarch_nb.client.top.table import TopRow, TopTable
 
 
 def top_shown(table: TopTable) -> dict[str, Any]:
@@ -20,12 +19,8 @@ def top_shown(table: TopTable) -> dict[str, Any]:
 
 
 def _row(row: TopRow) -> dict[str, Any]:
-    texts = dict(zip(HEADERS, row.cells(), strict=True))
-    parts = [
-        {"kind": kind, "name": name, "share": round(row.share(kind), 3), "text": texts[name]}
-        for kind, name in KINDS.items()
-        if texts[name]
-    ]
+    texts = row.texts()
+    parts = [{"kind": each.kind, "share": round(each.share, 3), "words": each.words} for each in row.shares()]
     return {
         "ranks": row.ranks_text,
         "is_late": row.is_late,

@@ -100,7 +100,6 @@ function Table({ rows }: { rows: readonly TopRow[] }) {
 
 /** A bar of what ranks did, and the same in words. */
 function Shares({ row }: { row: TopRow }) {
-  const words = row.parts.map(({ kind, name, text }) => (kind === 'collective' ? text : `${name} ${text}`));
   return (
     <>
       <span className="mnb-top-bar" aria-hidden>
@@ -109,10 +108,10 @@ function Shares({ row }: { row: TopRow }) {
         ))}
       </span>
       <span className="mnb-top-words">
-        {row.parts.map(({ kind }, place) => (
+        {row.parts.map(({ kind, words }) => (
           <span key={kind}>
             <i data-kind={kind} />
-            {words[place]}
+            {words}
           </span>
         ))}
       </span>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,6 +11,7 @@ from monarch_nb.client.top import straggler
 from monarch_nb.client.top.ranks import Part, RankTop
 from monarch_nb.client.top.straggler import straggler_of
 from monarch_nb.client.top.table import MOST_ROWS, TopTable
+from monarch_nb.notebook.output.html.top import top_markup
 
 
 def rank(number: int, waits: float, kind: str = "loader", line: str = "train.py:41", node: str = "node0") -> RankTop:
@@ -75,6 +77,19 @@ def test_many_ranks_fold_and_the_late_one_is_first_with_a_row_of_its_own() -> No
     assert len(TopTable(tuple(ranks[:MOST_ROWS])).rows) == MOST_ROWS
     assert str(table).startswith("rank 17 is waited for: ")
     assert "dead" in str(table)
+
+
+def test_in_a_cell_there_are_bars_with_words_and_columns_only_for_what_is_known() -> None:
+    table = TopTable((rank(0, 0.9), rank(1, 0.9), rank(2, 0.05, line="<x>:1")))
+    shown = top_markup(table, ["how to go on"])
+    root = ElementTree.fromstring(f"<div>{shown}</div>")
+    heads, *rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
+    assert heads == ["rank", "node", "the last seconds", "where mostly"]
+    assert rows[2] == ["2", "node0", "data loader 95% · all_reduce 5%", "<x>:1"]
+    widths = [each.get("style", "").partition(";")[0] for each in root.iter("span")]
+    assert widths == ["width:10.0%", "width:90.0%"] * 2 + ["width:95.0%", "width:5.0%"]
+    assert "rank 2 is waited for" in shown
+    assert "how to go on" in shown
 
 
 def test_what_is_said_where_nobody_is_late() -> None:
