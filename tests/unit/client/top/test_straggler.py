@@ -85,7 +85,7 @@ def test_in_a_cell_there_are_bars_with_words_and_columns_only_for_what_is_known(
     root = ElementTree.fromstring(f"<div>{shown}</div>")
     heads, *rows = [["".join(cell.itertext()) for cell in row] for row in root.iter("tr")]
     assert heads == ["rank", "node", "the last seconds", "where mostly"]
-    assert rows[2] == ["2", "node0", "data loader 95% · all_reduce 5%", "<x>:1"]
+    assert rows[2] == ["2 ←", "node0", "data loader 95% · all_reduce 5%", "<x>:1"]
     widths = [each.get("style", "").partition(";")[0] for each in root.iter("span")]
     assert widths == ["width:10.0%", "width:90.0%"] * 2 + ["width:95.0%", "width:5.0%"]
     assert "rank 2 is waited for" in shown
