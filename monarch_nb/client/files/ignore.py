@@ -34,6 +34,7 @@ DEFAULTS = (
     *(".DS_Store", "*~", ".*.sw[a-p]", ".~*", ".#*", "#*#", "4913"),
     # What is written about runs, and by us.
     *("wandb/run-*/", "wandb/offline-run-*/", ".monarch-nb*"),
+    *("*.pt.trace.json.gz", "run*-rank*-memory.pickle"),
 )
 
 

@@ -15,6 +15,8 @@ MOST_ROWS = 10
 """A table shows so many tensors; `ranks[…].held.largest` has more."""
 MOST_GROUPS = 4
 """So many groups of ranks have a table of their own."""
+MOST_FIGURES = 16
+"""Of more groups the figures are told together."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARACTERS = 60
 
@@ -66,21 +68,28 @@ class MemoryReport:
         parts = [*aligned(self.figure_rows())]
         for title, rows in self.tensor_tables():
             parts += [title, *aligned(rows)]
-        return "\n".join([*parts, *self.problems])
+        return "\n".join([*parts, *self.notes()])
 
     __repr__ = __str__
 
     def figure_rows(self) -> list[tuple[str, ...]]:
         """Return the table of figures, with its head."""
-        rows = [
-            *[("rank", "allocated", "reserved", "fragmentation", "largest free", "greatest", "GPU free")],
-            *[tuple(_row(group)) for group in self._alike()],
-        ]
-        main = ("main memory (PSS)", "greatest (RSS)")
-        of_main = [main, *[_main(group) for group in self._alike()]]
+        groups = self._alike()
+        if len(groups) > MOST_FIGURES:
+            groups = [[each for each in self.ranks if (each.held is None) == computes] for computes in (False, True)]
+        groups = [group for group in groups if group]
+        head = ("rank", "allocated", "reserved", "fragmentation", "largest free", "greatest", "GPU free")
+        rows = [head, *[tuple(_row(group)) for group in groups]]
+        of_main = [("main memory (PSS)", "greatest (RSS)"), *[_main(group) for group in groups]]
         if all(each.gpu is None for each in self.ranks):
             rows = [(row[0],) for row in rows]
         return [(*row, *more) for row, more in zip(rows, of_main, strict=True)]
+
+    def notes(self) -> list[str]:
+        """Return what the tables do not say."""
+        more = sum(group[0].held is not None for group in self._alike()) - MOST_GROUPS
+        said = f"{counted(more, 'group')} of ranks more, with other tensors: mesh.memory().ranks has all"
+        return [*self.problems, *([said] if more > 0 else [])]
 
     def tensor_tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
         """Return the largest tensors of each group of ranks that are alike: a title, and a table with its head."""

@@ -32,9 +32,9 @@ def profile_view(report: ProfileReport) -> Iterator[Shown]:
 def memory_view(report: MemoryReport) -> Iterator[Shown]:
     """Yield the tables of ranks' memory."""
     tables = report.tensor_tables()
-    yield _table("", report.figure_rows(), [] if tables else report.problems)
-    for title, rows in tables:
-        yield _table(title, rows, report.problems if (title, rows) == tables[-1] else ())
+    yield _table("", report.figure_rows(), [] if tables else report.notes())
+    for place, (title, rows) in enumerate(tables, 1):
+        yield _table(title, rows, report.notes() if place == len(tables) else ())
 
 
 def history_view(paths: Sequence[Path], problems: Sequence[str]) -> Iterator[Shown]:

@@ -125,6 +125,7 @@ def test_defaults(tmp_path: Path) -> None:
     dropped = (
         *(".git/config", "sub/.git", "__pycache__/a.pyc", "a/b/__pycache__/x", "m.pyc", "node_modules/x/index.js"),
         *(".ipynb_checkpoints/a", ".mypy_cache/x", ".ruff_cache/x", ".pytest_cache/x", ".DS_Store", "nb.ipynb"),
+        *("traces/run1.pt.trace.json.gz", "traces/run1-rank0-memory.pickle"),
         *("wandb/run-1/log", ".monarch-nb.json", "a.py~", ".a.py.swp", ".~nb.ipynb", ".hg/x", ".svn/x"),
         *("env/pyvenv.cfg", "env/bin/x", "conda/conda-meta/history", "conda/bin/y"),
     )

@@ -55,3 +55,13 @@ def test_ranks_that_hold_the_same_are_one() -> None:
 def test_without_gpus_only_main_memory_is_told() -> None:
     report = MemoryReport((of(0, ((), 0, {}, 0, {}, False)),))
     assert str(report) == "  rank  main memory (PSS)  greatest (RSS)\n  0     1.0 GiB            2.0 GiB"
+
+
+def test_many_groups_are_told_together() -> None:
+    ranks = tuple(
+        of(rank, (((f"x{rank}", "[7] float32 cpu", 28, ()),), 1, {"cpu": 28}, 0, {}, True)) for rank in range(20)
+    )
+    report = MemoryReport((*ranks, RankMemory(20, GB)))
+    assert [row[0] for row in report.figure_rows()] == ["rank", "0-19", "20"]
+    assert [rows[1][1] for _, rows in report.tensor_tables()] == ["x0", "x1", "x2", "x3"]
+    assert report.notes() == ["16 groups of ranks more, with other tensors: mesh.memory().ranks has all"]
