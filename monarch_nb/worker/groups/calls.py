@@ -93,7 +93,7 @@ def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
 
 
 def told_of(error: BaseException, collective: str) -> str:
-    """Return " of float32[1024], call 4 in the default group" for the call in which an error was raised; empty when it
+    """Return "call 4 in the default group, of float32[1024]" for the call in which an error was raised; empty when it
     is not known, or has no partners that are alike."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     call = of_frames(reversed(frames), collective)
@@ -101,7 +101,7 @@ def told_of(error: BaseException, collective: str) -> str:
         return ""
     group = next((each for each in c10d.groups() if _named(each) == call.group), None)
     count = c10d.count_of_calls(group) if group is not None else None
-    return f" of {call.operands}" + (f", call {count:,} in {call.group}" if count else "")
+    return f"call {count:,} in {call.group}, of {call.operands}" if count else f"of {call.operands}"
 
 
 def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> Call | None:
