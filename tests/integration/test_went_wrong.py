@@ -118,6 +118,7 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
         "--watch: 4 steps on ranks 4-7, all finite",
     ]
     assert "--watch is nan, or nan= and some of grad, loss, param" in kernel.run("%%mesh --watch nan=x\n1")
+    assert "--watch looks at one run, and --scale makes several" in kernel.run("%%mesh --watch nan --scale 1,2\n1")
     assert "--watch shows what it found when the cell ends" in kernel.run("%%mesh --watch nan --noblock\n1")
     cell = kernel.start(
         "%%mesh -t 1-2 --watch nan\ntrain(net, 3, lambda step: -99.0 if (rank, step) == (2, 3) else 99.0)"

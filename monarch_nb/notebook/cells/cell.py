@@ -106,6 +106,7 @@ class CellRunner:
             return
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
+        instruments = instruments_of(parsed)
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
@@ -129,7 +130,7 @@ class CellRunner:
             stream=parsed.switch("stream", default=True),
             shown=shown,
             here=code if parsed.switch("local") else None,
-            instruments=instruments_of(parsed),
+            instruments=instruments,
         )
 
     def run_code(self, mesh: Mesh, code: str) -> None:
