@@ -118,6 +118,7 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
         "--watch: 4 steps on ranks 4-7, all finite",
     ]
     assert "--watch is nan, or nan= and some of grad, loss, param" in kernel.run("%%mesh --watch nan=x\n1")
+    assert "--watch looks at one run, and --scale makes several" in kernel.run("%%mesh --watch nan --scale 1,2\n1")
     assert "--watch shows what it found when the cell ends" in kernel.run("%%mesh --watch nan --noblock\n1")
     cell = kernel.start(
         "%%mesh -t 1-2 --watch nan\ntrain(net, 3, lambda step: -99.0 if (rank, step) == (2, 3) else 99.0)"
@@ -182,7 +183,9 @@ def test_two_runs_are_the_same_or_part_somewhere(mesh: Mesh, kernel: Kernel) -> 
     assert compared("(2, 'gradient')") == [others, f"{parted} in step 2: {of_one}"]
     start = "before the first step: 1 of 6 parameters begin with other values: head.weight"
     assert compared("(2, 'start')") == [others, f"{parted} {start}"]
-    assert "run 999 has left no record on this rank" in kernel.run("%%mesh --compare-with 999\nstep = 99")
+    refused = kernel.run("%%mesh --compare-with 999\nstep = 99")
+    assert "run 999 has left no record on this rank" in refused
+    assert "nothing to compare" not in refused
     assert mesh.pull("step") == [4] * 8, "the cell was not executed"
     kernel.run("%%mesh --deterministic\n1 / 0")
     assert mesh.run(SETTINGS).values == before

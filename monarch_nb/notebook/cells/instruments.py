@@ -86,13 +86,13 @@ def instruments_of(parsed: Parsed) -> Sequence[CellInstrument]:
     """Return the instruments that a cell's line asks for.
 
     Raises:
-        UsageError: the cell would return before they have found anything, or has several runs.
+        UsageError: the cell would return before they have found anything, or runs more than once.
     """
     asked = [instrument for read in _READERS if (instrument := read(parsed)) is not None]
     if asked and parsed.switch("noblock"):
         raise UsageError(f"{asked[0].flag} shows what it found when the cell ends: leave --noblock out")
-    if asked and parsed.text("scale"):
-        raise UsageError(f"{asked[0].flag} looks at one run: leave --scale out")
+    if asked and parsed.text("scale") is not None:
+        raise UsageError(f"{asked[0].flag} looks at one run, and --scale makes several: leave one of them out")
     return asked
 
 

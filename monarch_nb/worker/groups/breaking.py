@@ -47,10 +47,9 @@ class _Break:
         where = collectives.collective_of(cause) if cause is not None else None
         where = where or self.collective or ""
         text = f"interrupted in {where}" if where else "interrupted"
-        if with_tensors and cause is not None and where:
-            text += calls.told_of(cause, where)
+        call = calls.told_of(cause, where) if with_tensors and cause is not None and where else ""
         if self.reason not in ("", "interrupted"):
-            text = f"{text} ({self.reason})" if where else self.reason
+            text = f"{text} ({self.reason}{call and f'; {call}'})" if where else self.reason
         return ProcessGroupAborted(f"{text}; {GROUP_ABORTED}", collective=where, reason=self.reason)
 
 

@@ -36,6 +36,10 @@ _TYPES = {
 """What the flight recorder calls the types of tensors."""
 
 
+_TOLD = {"retired", "process_group", "record_id", "profiling_name", "input_sizes", "input_dtypes"}
+"""What is needed of an entry of the flight recorder, whose form torch may change."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A collective, as one rank has called it.
@@ -93,7 +97,7 @@ def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
 
 
 def told_of(error: BaseException, collective: str) -> str:
-    """Return " of float32[1024], call 4 in the default group" for the call in which an error was raised; empty when it
+    """Return "call 4 in the default group, of float32[1024]" for the call in which an error was raised; empty when it
     is not known, or has no partners that are alike."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     call = of_frames(reversed(frames), collective)
@@ -101,7 +105,7 @@ def told_of(error: BaseException, collective: str) -> str:
         return ""
     group = next((each for each in c10d.groups() if _named(each) == call.group), None)
     count = c10d.count_of_calls(group) if group is not None else None
-    return f" of {call.operands}" + (f", call {count:,} in {call.group}" if count else "")
+    return f"call {count:,} in {call.group}, of {call.operands}" if count else f"of {call.operands}"
 
 
 def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> Call | None:
@@ -111,13 +115,14 @@ def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Gr
         entries: of the flight recorder.
         groups: that this rank is in, by torch's names.
     """
-    open_ones = [each for each in entries if not each["retired"] and each["process_group"][0] in groups]
+    told = [each for each in entries if each.keys() >= _TOLD]
+    open_ones = [each for each in told if not each["retired"] and each["process_group"][0] in groups]
     if not open_ones:
         return None
     newest = max(open_ones, key=lambda each: int(each["record_id"]))
     collective = str(newest["profiling_name"]).rpartition(":")[2]
     sizes, types = newest["input_sizes"], newest["input_dtypes"]
-    tensors = [f"{_TYPES.get(kind, kind.lower())}{size}" for kind, size in zip(types, sizes, strict=True)]
+    tensors = [f"{_TYPES.get(kind, kind.lower())}{size}" for kind, size in zip(types, sizes, strict=False)]
     operands = "" if _MAY_DIFFER.search(collective) else _listed([each.replace(" ", "") for each in tensors])
     return Call(collective, operands, _named(groups[newest["process_group"][0]]))
 

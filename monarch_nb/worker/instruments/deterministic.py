@@ -69,6 +69,7 @@ class Deterministic:
         self._losses = Losses(self._before_backward)
         self._record = Record(seed)
         self._notes: list[str] = []
+        self._has_begun = False
         self._undo = ExitStack()
 
     def begin(self) -> None:
@@ -83,17 +84,20 @@ class Deterministic:
                 f"{has} record on this rank: run a cell with --deterministic first; "
                 f"ranks keep the last {KEPT_RUNS}, until they are restarted"
             )
+        self._has_begun = True
         self._notes = set_deterministic(self._undo, self._seed)
         self._steps.begin()
         self._losses.begin()
 
-    def end(self) -> dict[str, Any]:
-        """Restore all, keep the record, and return how it compares."""
+    def end(self) -> dict[str, Any] | None:
+        """Restore all, keep the record, and return how it compares; None when it never began."""
+        if not self._has_begun:
+            return None
         self._losses.end()
         self._steps.end()
         self._undo.close()
         self._record.done = self._steps.done
-        before = _records.pop(self._compare_with, None)
+        before = _records.pop(self._compare_with, None) if self._compare_with else None
         if before is not None:
             _records[self._compare_with] = before  # the newest again: it is asked for
         _records[instruments.running_number()] = self._record

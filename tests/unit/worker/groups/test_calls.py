@@ -1,0 +1,75 @@
+"""What a rank has called, from frames and from what torch's flight recorder has written down."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from monarch_nb.worker.groups import c10d
+from monarch_nb.worker.groups.calls import Call, of_frames, of_record
+
+GROUPS = {
+    "0": c10d.Group(object(), "0", "default_pg", (0, 1, 2, 3), True),
+    "1": c10d.Group(object(), "1", "undefined", (0, 2), False),
+    "2": c10d.Group(object(), "2", "dp", (1, 3), False),
+}
+
+
+def entry(number: int, name: str, group: str, *, retired: bool = False, **other: Any) -> dict[str, Any]:
+    """Return what torch 2.13 writes down of a call, in part."""
+    told = {"record_id": number, "profiling_name": f"gloo:{name}", "process_group": [group, ""], "retired": retired}
+    return told | {"input_sizes": [[2, 8]], "input_dtypes": ["BFloat16"]} | other
+
+
+@pytest.mark.parametrize(
+    ("entries", "call"),
+    [
+        ([], None),
+        ([entry(0, "all_reduce", "0", retired=True)], None),
+        (
+            [entry(8, "reduce", "0"), entry(9, "all_reduce", "0")],
+            Call("all_reduce", "bfloat16[2,8]", "the default group"),
+        ),
+        ([entry(0, "broadcast", "1")], Call("broadcast", "bfloat16[2,8]", "group 1 (ranks 0,2)")),
+        ([entry(0, "all_to_all", "2")], Call("all_to_all", "", "group dp (ranks 1,3)")),
+        ([entry(0, "all_reduce", "9")], None),
+        ([{"record_id": 3, "state": "scheduled"}], None),
+        (
+            [entry(0, "gather", "0", input_sizes=[[4], [4]], input_dtypes=["Float", "Odd"])],
+            Call("gather", "float32[4], odd[4]", "the default group"),
+        ),
+    ],
+)
+def test_the_newest_call_that_is_not_over(entries: list[dict[str, Any]], call: Call | None) -> None:
+    assert of_record(entries, GROUPS) == call
+
+
+def frame_of(name: str, **names: Any) -> FrameType:
+    """Return the frame of a function of torch's, with these local variables."""
+    source = f"def {name}({', '.join(names)}):\n    return frame()\n"
+    scope: dict[str, Any] = {"frame": lambda: sys._getframe(1)}
+    exec(compile(source, "/x/site-packages/torch/distributed/distributed_c10d.py", "exec"), scope)
+    frame: FrameType = scope[name](**names)
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "operands"),
+    [
+        ("all_reduce", {"tensor": torch.ones(2, 3)}, "float32[2,3]"),
+        ("all_gather", {"tensor_list": [torch.ones(1)], "tensor": torch.ones(4, dtype=torch.int64)}, "int64[4]"),
+        ("reduce_scatter", {"output": torch.ones(9), "input_list": [torch.ones(4)] * 4}, "4 × float32[4]"),
+        ("all_to_all_single", {"output": torch.ones(1), "input": torch.ones(9)}, ""),
+        ("all_gather_object", {"input_tensor": torch.ones(9)}, ""),
+        ("barrier", {}, ""),
+        ("broadcast", {"tensor": "no tensor"}, ""),
+    ],
+)
+def test_tensors_of_a_frame(name: str, names: dict[str, Any], operands: str) -> None:
+    frame = frame_of(name, **names)
+    assert of_frames([sys._getframe(), frame], name) == Call(name, operands, "")
+    assert of_frames([sys._getframe()], name) is None
