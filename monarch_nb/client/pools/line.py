@@ -115,6 +115,10 @@ class Line:
                 async for reply in replies:
                     self._away.discard(connection)
                     self._take(connection, reply.ticket)
+                    if reply.ticket != self._request.ticket:  # it was on its way with an older one
+                        self._changed.set()
+                        self._streams[connection].cancel()
+                        continue
                     self._places[connection] = reply.place
                     self._may_be_free |= reply.freed
                     self._changed.set()
@@ -137,9 +141,8 @@ class Line:
         if connection is not self._giver or ticket == self._request.ticket:
             return
         self._request.ticket = ticket
-        for other, stream in self._streams.items():
-            if other is not connection:
-                stream.cancel()
+        for other in self._places.keys() - {connection}:  # a call that is just beginning leaves by itself
+            self._streams[other].cancel()
 
     async def _tell(self) -> None:
         """Say the place, and who holds what, when that is news."""

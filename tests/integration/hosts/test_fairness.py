@@ -108,6 +108,7 @@ def test_limits_count_over_all_nodes_of_the_pool(
     assert "limits.toml, line 12: there is no 'gpu'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_who_holds_more_waits_longer(two_nodes: Lab, tmp_path: Path) -> None:
     """Alice holds half of the pool and waits for the rest; bob, who holds nothing, comes after her and is first."""
     for name in ("bob", "carol"):
@@ -115,16 +116,17 @@ def test_who_holds_more_waits_longer(two_nodes: Lab, tmp_path: Path) -> None:
     bob, carol = (Person(two_nodes, name, tmp_path / name) for name in ("bob", "carol"))
     alices = reserve("alices", nodes=1, procs=2, preload=[])
     carol.run("import monarch_nb; monarch_nb.reserve('carols', nodes=1, procs=2, preload=[])")
-    with client(WAIT.format(name="more")) as alice, bob.begin(WAIT.format(name="bobs")) as waiting:
-        try:
-            read_until(alice, "1st in line: .*")
-            line_of(waiting, "1st in line: .*")
-            read_until(alice, "2nd in line: .*")
-            carol.run("import monarch_nb; monarch_nb.attach('carols').release()")
-            line_of(waiting, "has it")
-            read_until(alice, "1st in line: .*")
-        finally:
-            waiting.kill()
+    with client(WAIT.format(name="more")) as alice:
+        read_until(alice, "1st in line: .*")
+        with bob.begin(WAIT.format(name="bobs")) as waiting:
+            try:
+                line_of(waiting, "1st in line: .*")
+                read_until(alice, "2nd in line: .*")
+                carol.run("import monarch_nb; monarch_nb.attach('carols').release()")
+                line_of(waiting, "has it")
+                read_until(alice, "1st in line: .*")
+            finally:
+                waiting.kill()
     bob.run("import monarch_nb; monarch_nb.attach('bobs').release()")
     alices.release()
 

@@ -216,3 +216,26 @@ def test_no_command_prints_a_key(config: Path, pool: Typed) -> None:
     assert "PRIVATE" not in told
     keys = [line for path in config.rglob("*") if path.is_file() for line in path.read_text().splitlines()]
     assert not [line for line in keys if len(line) == 64 and line in told]
+
+
+def test_a_file_of_limits_is_checked_before_it_is_installed(pool: Typed, tmp_path: Path) -> None:
+    pool("init", "lab")
+    pool("invite", "lab", "--user", "alice")
+    file = tmp_path / "limits.toml"
+    file.write_text('[people.alice]\ngpus = 8\n\n[groups.vision]\nmembers = ["ada", "student-*"]\nnodes = 2\n')
+    assert pool("limits", "lab", "--file", str(file)) == f"{file} is in order\n"
+    file.write_text('[people.alcie]\ngpus = 8\n\n[groups.vision]\nmembers = ["bob"]\nnode = 2\n')
+    told = pool.failing("limits", "lab", "--file", str(file)).splitlines()
+    nobody = "in the pool lab: no certificate has the name"
+    assert told == [
+        f"{file}, line 6: there is no 'node': limits are nodes, gpus, node-hours, gpu-hours, members",
+        f"{file}, line 1: nobody is called alcie {nobody}",
+        f"{file}, line 4: nobody is called bob {nobody}",
+    ]
+    assert f"there is no file {tmp_path}/typo" in pool.failing("limits", "--file", f"{tmp_path}/typo", status=2)
+
+
+def test_a_pool_without_nodes_can_not_be_asked(pool: Typed) -> None:
+    pool("init", "lab")
+    assert "the pool lab has no nodes that could be asked" in pool.failing("usage", "lab")
+    assert "'nosuch'" in pool.failing("usage", "nosuch")

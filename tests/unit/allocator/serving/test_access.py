@@ -431,3 +431,24 @@ class TestWhatOthersSee:
         assert seen.right == pb.RIGHT_OWN
         told.right = pb.RIGHT_OWN
         assert seen == told
+
+    def usage(self) -> pb.UsageReply:
+        people = ("alice", "bob")
+        near = [pb.Standing(who=who, is_group=who != "bob", kind="gpus") for who in ("bob", "vision", "staff")]
+        return pb.UsageReply(
+            node_id="host1",
+            held=[pb.Held(name="dev", owner=name) for name in people],
+            used=[pb.Used(owner=name, node_s=60.0) for name in people],
+            standings=[*near, pb.Standing(who="alice", kind="gpus"), pb.Standing(who="bob", is_group=True)],
+        )
+
+    async def test_a_person_sees_their_own_hours_and_limits(self, access: Access) -> None:
+        seen = access.shown_usage(BOB, self.usage(), {"vision"})
+        assert [one.owner for one in (*seen.held, *seen.used)] == ["bob", "bob"]
+        assert [(one.who, one.is_group) for one in seen.standings] == [("bob", False), ("vision", True)]
+        for_alice = access.shown_usage(FOR_ALICE, self.usage(), ())
+        assert [one.owner for one in (*for_alice.held, *for_alice.used)] == ["alice", "alice"]
+
+    @pytest.mark.parametrize("caller", [MADE_THE_POOL, NODE, LOCAL], ids=["who made the pool", "node", "local"])
+    async def test_nodes_and_who_made_the_pool_see_all_hours(self, access: Access, caller: Caller) -> None:
+        assert access.shown_usage(caller, self.usage(), ()) == self.usage()
