@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.monarch import engine, workers
@@ -10,14 +10,22 @@ from monarch_nb.config import MONARCH_LINGER_S
 from monarch_nb.times import Duration, seconds_of
 
 
+class Holding(Protocol):
+    """A reservation."""
+
+    name: str
+    _attached: tuple[tuple[str, ...], Any] | None
+
+    @property
+    def meshes(self) -> workers.Meshes: ...
+
+
 class MonarchHosts:
     """What a reservation has for Monarch's own engine."""
 
-    name: str
-    meshes: Any
     _attached: tuple[tuple[str, ...], Any] | None = None
 
-    def monarch(self, *, linger: Duration = MONARCH_LINGER_S) -> Any:
+    def monarch(self: Holding, *, linger: Duration = MONARCH_LINGER_S) -> Any:
         """Return the nodes as a `monarch.actor.HostMesh`, with one host per node. Everything of it is Monarch's own.
 
         The first call starts Monarch's worker loop on each node: a rank of the mesh `monarch`, with the environment,
@@ -49,6 +57,7 @@ class MonarchHosts:
             hosts = self._attached[1]
             if hosts._inner_host_mesh is not None:
                 return hosts
+        workers.tell_deaths(mesh)
         engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
         hosts = engine.attach(serving.addresses, self.name, serving.python)
         self._attached = serving.addresses, hosts
