@@ -11,6 +11,8 @@ LAB := $(VENV)/.lab
 INSTALLED := $(VENV)/.installed
 # SkyPilot pins much: like users, we have it in an environment of its own.
 SKY := $(VENV)/sky/.installed
+# torchmonarch brings a top-level package called `tests`: so does it, on top of everything of ours.
+MONARCH := $(VENV)/monarch/.installed
 PYTEST := $(BIN)/python -m pytest
 # Compiled when first imported: most modules never are, and that is a third of an installation's work.
 export PIP_NO_COMPILE := 1
@@ -28,7 +30,7 @@ say = printf '\n\033[1m==> %s\033[0m\n'
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 15
 
-install: $(INSTALLED) $(SKY)  ## Make the virtual environment with the package (editable) and all its tools
+install: $(INSTALLED) $(SKY) $(MONARCH)  ## Make the virtual environment with the package (editable) and all its tools
 	@:
 
 $(DEMO): EXTRAS := demo
@@ -51,6 +53,11 @@ $(SKY): $(INSTALLED)
 	@$(say) 'Installing SkyPilot, whose client the tests ask'
 	@$(BIN)/python -m venv $(VENV)/sky
 	@$(VENV)/sky/bin/python -m pip install --quiet --disable-pip-version-check 'skypilot==0.14.1'
+	@touch $@
+
+$(MONARCH): $(INSTALLED) scripts/monarch_venv.py
+	@$(say) 'Installing torchmonarch, where it has a wheel (90 MB)'
+	@$(BIN)/python scripts/monarch_venv.py $(VENV)/monarch
 	@touch $@
 
 panel: $(PANEL)  ## Build the panel of JupyterLab and the widget and show them to this environment

@@ -52,6 +52,8 @@ MONARCH_LINGER_S = 600.0
 """How long these go on when the last client that uses them is gone."""
 MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
+MONARCH_CLIENT_VARIABLE = "MONARCH_NB_ENGINE_CLIENT"
+"""Tells it whose it is, to end with that: PID:NAMESPACE, the latter of pids."""
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 103

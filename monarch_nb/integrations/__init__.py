@@ -2,4 +2,5 @@
 
 lightning   `Trainer()` and `Fabric()` train on all ranks of the mesh
 accelerate  its state of a process group goes with the group
+monarch     Monarch's own programs take a reservation as their job
 """

@@ -107,12 +107,12 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def open_kernel(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
+def open_kernel(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
     """Start kernels of one notebook."""
     kernels: list[Kernel] = []
 
-    def open_one() -> Kernel:
-        kernels.append(Kernel(tmp_path / "a.ipynb"))
+    def open_one(python: Path | None = None) -> Kernel:
+        kernels.append(Kernel(tmp_path / "a.ipynb", python))
         return kernels[-1]
 
     yield open_one

@@ -16,10 +16,16 @@ from integration.notebooks import keep
 
 
 class Kernel:
-    """A kernel, and what its cells show in the end."""
+    """A kernel, and what its cells show in the end.
 
-    def __init__(self, notebook: Path) -> None:
+    Args:
+        python: its own, where it is another one than the test's.
+    """
+
+    def __init__(self, notebook: Path, python: Path | None = None) -> None:
         self._manager = KernelManager(kernel_name="python3")
+        if python is not None:
+            self._manager.kernel_spec.argv[0] = str(python)
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._connect()
         self._codes: dict[str, str] = {}

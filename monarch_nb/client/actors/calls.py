@@ -138,7 +138,7 @@ class Caller:
             opened = [run for mesh_id in reach if mesh_id not in self._runs and (run := self._open(mesh_id, title))]
             for run in opened:
                 run.wait_number(GAP_S)
-                if run.mesh.name == MONARCH_MESH:
+                if run.waits_everywhere:
                     run.wait_everywhere(GAP_S)
             if opened:  # what is called with the others' tags may go there as well
                 self._tags.clear()
@@ -155,6 +155,7 @@ class Caller:
         else:
             listener = self.audience.listener(range(mesh.extent.size), mesh.name)
         run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
+        run.waits_everywhere = mesh.name == MONARCH_MESH
         self.run_ids.add(run.id)
         run.add_listener(_hearing(run, self.audience, self._questions))
         return run

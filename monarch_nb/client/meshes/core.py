@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 from weakref import WeakMethod, WeakValueDictionary, finalize
 
@@ -61,6 +61,8 @@ class MeshCore(MeshRanks):
         """Whether this process has had ranks save in the background, and nobody has waited for it since."""
         self.stuck_actors: set[int] = set()
         """The ranks whose actors did not, then."""
+        self.when_dead: Callable[[int, str], object] | None = None
+        """Called on the background loop with a rank that has died, and why."""
 
     @classmethod
     def get(cls, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> MeshCore:
@@ -170,7 +172,9 @@ class MeshCore(MeshRanks):
         connection.rest()
 
     def _on_rank_died(self, died: pb.RankDied) -> None:
-        self.dead[died.rank] = describe_death(died.death)
+        self.dead[died.rank] = why = describe_death(died.death)
+        if self.when_dead is not None:
+            self.when_dead(died.rank, why)
 
     def close(self) -> None:
         """The mesh has ended: nobody says anything of it any more. From any thread."""

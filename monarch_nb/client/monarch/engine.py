@@ -5,20 +5,26 @@ What of Monarch is private is used here alone, and as little as possible of it.
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextlib
 import functools
 import importlib
 import importlib.metadata
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
+from monarch_nb.config import MONARCH_CLIENT_VARIABLE
 from monarch_nb.errors import UsageError
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
+STOP_S = 3.0
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _meshes: dict[str, Callable[[], str]] = {}
@@ -53,22 +59,39 @@ def attach(workers: Sequence[str], name: str, python: str) -> Any:
     """
     actor = load()
     hosts = actor.attach_to_workers(ca=TRUST_ALL, workers=list(workers), name=name)
-    return _with_our_processes(hosts, python) if python else hosts
+    if python:
+        hosts = _with_our_processes(hosts, python)
+    atexit.register(_stop, hosts)
+    return hosts
 
 
 def _with_our_processes(hosts: Any, python: str) -> Any:
     """Return the same hosts, whose processes print where ours do: as `HostMesh.with_python_executable`."""
-    from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
-    from monarch._rust_bindings.monarch_hyperactor.pytokio import PythonTask
-
-    command = BootstrapCommand(python, None, ["-m", PROCESS_MODULE], {})
+    bindings = "monarch._rust_bindings.monarch_hyperactor"
+    command = importlib.import_module(f"{bindings}.host_mesh").BootstrapCommand(
+        python, None, ["-m", PROCESS_MODULE], _whose_processes()
+    )
     attached = hosts._hy_host_mesh
 
     async def with_bootstrap() -> Any:
         return (await attached).with_bootstrap(command)
 
-    task = PythonTask.from_coroutine(with_bootstrap()).spawn()
+    task = importlib.import_module(f"{bindings}.pytokio").PythonTask.from_coroutine(with_bootstrap()).spawn()
     return type(hosts)(task, hosts.region, hosts.stream_logs, hosts.is_fake_in_process, hosts._code_sync_proc_mesh)
+
+
+def _whose_processes() -> dict[str, str]:
+    """Return what tells processes to end with this one, where they can see it."""
+    try:
+        return {MONARCH_CLIENT_VARIABLE: f"{os.getpid()}:{os.stat('/proc/self/ns/pid').st_ino}"}
+    except OSError:  # no Linux: Monarch misses us after a minute
+        return {}
+
+
+def _stop(hosts: Any) -> None:
+    """This process ends: so does what it has started, also where nobody sees that."""
+    with contextlib.suppress(Exception):
+        hosts.stop().get(STOP_S)
 
 
 def call_in_cells(mesh_id: str, dead: Callable[[], str]) -> None:
@@ -100,14 +123,17 @@ def _patch() -> None:
         return _Endpoint(make(self, name, *arguments), f"{self._mesh_name}.{name.name}")
 
     @functools.wraps(spawn)
-    def spawn_in_cell(self: Any, name: str, *arguments: Any, **options: Any) -> Any:
-        _tag(f"{name}.__init__")
-        return spawn(self, name, *arguments, **options)
+    def spawn_in_cell(self: Any, name: str, kind: Any, *arguments: Any, **options: Any) -> Any:
+        if not kind.__module__.startswith("monarch."):  # Monarch spawns some of its own beside
+            _tag(f"{name}.__init__")
+        return spawn(self, name, kind, *arguments, **options)
 
     @functools.wraps(get)
     def get_and_explain(self: Any, timeout: float | None = None) -> Any:
+        __tracebackhide__ = True
         try:
-            return get(self, timeout)
+            with _no_loop():
+                return get(self, timeout)
         except Exception as error:
             if said := _dead_workers():
                 error.add_note(said)
@@ -119,6 +145,18 @@ def _patch() -> None:
     actor = load()
     if actor.unhandled_fault_hook is supervision.unhandled_fault_hook:
         actor.unhandled_fault_hook = _tell_fault  # Monarch's own ends this process, a kernel with all that it holds
+
+
+@contextlib.contextmanager
+def _no_loop() -> Iterator[None]:
+    """Wait as outside of the loop that runs a notebook's cells: it stands still meanwhile, as in any cell that waits.
+    Monarch would say so at every call."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(running)
 
 
 class _Endpoint:

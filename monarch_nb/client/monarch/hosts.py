@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.monarch import engine, workers
@@ -10,14 +11,23 @@ from monarch_nb.config import MONARCH_LINGER_S
 from monarch_nb.times import Duration, seconds_of
 
 
+class Holding(Protocol):
+    """A reservation."""
+
+    name: str
+    _attached: dict[tuple[str, ...], Any]
+
+    @property
+    def meshes(self) -> workers.Meshes: ...
+
+
 class MonarchHosts:
     """What a reservation has for Monarch's own engine."""
 
-    name: str
-    meshes: Any
-    _attached: tuple[tuple[str, ...], Any] | None = None
+    def __init__(self) -> None:
+        self._attached: dict[tuple[str, ...], Any] = {}
 
-    def monarch(self, *, linger: Duration = MONARCH_LINGER_S) -> Any:
+    def monarch(self: Holding, *, nodes: Iterable[int] | None = None, linger: Duration = MONARCH_LINGER_S) -> Any:
         """Return the nodes as a `monarch.actor.HostMesh`, with one host per node. Everything of it is Monarch's own.
 
         The first call starts Monarch's worker loop on each node: a rank of the mesh `monarch`, with the environment,
@@ -28,6 +38,7 @@ class MonarchHosts:
         the last client that uses them has been gone for a while. Actors end with the client that spawned them.
 
         Args:
+            nodes: the numbers of those that are meant; by default all.
             linger: how long the workers stay when the last client is gone: "10m", "2h", a timedelta or seconds.
 
         Raises:
@@ -45,11 +56,10 @@ class MonarchHosts:
         mesh = call(workers.mesh_of(self.meshes))
         call(workers.stay_while_used(mesh, linger_s))
         serving = workers.serve(mesh)
-        if self._attached is not None and self._attached[0] == serving.addresses:
-            hosts = self._attached[1]
-            if hosts._inner_host_mesh is not None:
-                return hosts
-        engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
-        hosts = engine.attach(serving.addresses, self.name, serving.python)
-        self._attached = serving.addresses, hosts
+        addresses = serving.addresses if nodes is None else tuple(serving.addresses[node] for node in nodes)
+        hosts = self._attached.get(addresses)
+        if hosts is None or hosts._inner_host_mesh is None:  # it was shut down
+            workers.tell_deaths(mesh)
+            engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
+            hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)
         return hosts

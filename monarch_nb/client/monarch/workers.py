@@ -6,7 +6,6 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,12 +110,21 @@ def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
 
 def said_of_dead(mesh: Mesh) -> str:
     """Return which workers have died, and why; empty when all live."""
-    lines = [
-        f"{mesh.core.connection_of(rank).name}: the Monarch worker (rank {rank} of mesh {mesh.name}) {why}"
-        for rank, why in sorted(mesh.core.dead.items())
-    ]
+    lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
     again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
     return "\n".join([*lines, again]).rstrip()
+
+
+def tell_deaths(mesh: Mesh) -> None:
+    """Have deaths of workers said where people look: Monarch notices them after a minute."""
+    mesh.core.when_dead = lambda rank, why: engine.tell(
+        f"{_death(mesh, rank, why)}; Monarch's calls of actors there fail after a minute. ■ ends the wait, and then "
+        f"{mesh.reservation.name}.monarch() starts the worker again"
+    )
+
+
+def _death(mesh: Mesh, rank: int, why: str) -> str:
+    return f"{mesh.core.connection_of(rank).name}: the Monarch worker (rank {rank} of mesh {mesh.name}) died: {why}"
 
 
 def _place(connection: Connection) -> dict[str, str]:
@@ -125,7 +133,3 @@ def _place(connection: Connection) -> dict[str, str]:
     if scheme != "unix":
         raise UsageError(f"{connection.name} is reached over a network")
     return {"directory": str(Path(path).parent)}
-
-
-async def _gather(*work: Awaitable[None]) -> None:
-    await asyncio.gather(*work)

@@ -84,6 +84,7 @@ class Reservation(MonarchHosts):
     """
 
     def __init__(self, pool: Pool, held: HeldReservation) -> None:
+        super().__init__()
         facts = held.facts
         self._pool, self.pool = pool, pool.name
         self.id, self.name, self.owner, self.notebook = facts.reservation_id, facts.name, facts.owner, facts.notebook

@@ -28,7 +28,10 @@ class CallsRun(Run):
 
     Attributes:
         is_ended: this process has ended it.
+        waits_everywhere: what prints there looks for the newest run itself, so all nodes must know it first.
     """
+
+    waits_everywhere = False
 
     def __init__(self, mesh: HeldMesh, run_id: str, *arguments: Any, **options: Any) -> None:
         super().__init__(mesh, run_id, *arguments, **options)

@@ -28,7 +28,9 @@ from monarch_nb.worker.shell import streams
 TRUST_ALL = "trust_all_connections"
 """All that the arguments of Monarch's 0.7 can say. Its transport `tls` reads these variables instead."""
 TLS_VARIABLES = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
-_OF_A_RANK = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|MASTER_(ADDR|PORT)")
+_OF_A_RANK = re.compile(
+    r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|MASTER_(ADDR|PORT)"
+)
 """Monarch's processes are no ranks of this mesh: they make worlds of their own."""
 
 

@@ -55,14 +55,13 @@ class Files:
             number = max((int(name) for name in os.listdir(self._runs) if name.isdecimal()), default=0)
             if number != self._number:
                 self._number = number
-                for descriptor in self._descriptors.values():
-                    os.close(descriptor)
+                for old in self._descriptors.values():
+                    os.close(old)
                 self._descriptors.clear()
-        descriptor = self._descriptors.get(kind)
-        if descriptor is None:
+        if kind not in self._descriptors:
             path = run_file(self._runs, self._number, self._rank, kind)
-            descriptor = self._descriptors[kind] = os.open(path, _FLAGS, 0o600)
-        return descriptor
+            self._descriptors[kind] = os.open(path, _FLAGS, 0o600)
+        return self._descriptors[kind]
 
 
 class LabelledStream(io.TextIOBase):

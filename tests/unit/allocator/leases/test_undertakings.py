@@ -208,3 +208,34 @@ async def test_what_a_node_is_owed_is_not_given_up_for_a_certificate(
     node.owed.take(pb.UndertakeRequest(reservation_id="r", nodes=NODES[:1], owner="me"))
     await asyncio.wait_for(done.wait(), 10)
     assert not refusals
+
+
+def using(client: str, linger_s: float = 0.01) -> pb.UndertakeRequest:
+    return pb.UndertakeRequest(
+        reservation_id="r", mesh_id="m", nodes=NODES, owner="me", client_id=client, linger_s=linger_s
+    )
+
+
+async def test_a_mesh_ends_when_its_last_user_has_been_gone_for_a_while(
+    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session = session_of(node)
+    node.undertakings.take(using("client"))
+    node.undertakings.mesh_is_whole("m")  # that it was made is another thing
+    node.undertakings.take(using("gone before"))
+    leave(node, session)
+    assert await told.all() == {("node0", "StopMesh", "m", "me"), ("node1", "StopMesh", "m", "me")}
+    assert not node.records.undertakings()
+
+
+async def test_a_mesh_that_another_client_uses_stays(
+    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+    session_of(node)
+    node.undertakings.take(using("client"))
+    node.undertakings.take(using("gone"))
+    while len(node.records.undertakings()) > 1:
+        await asyncio.sleep(0)
+    assert told.calls.empty()

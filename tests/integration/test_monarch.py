@@ -1,0 +1,170 @@
+"""Monarch's own engine on the nodes of a reservation: `dev.monarch()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import eventually, lives
+from torchmonarch import monarch_python
+
+pytestmark = pytest.mark.slow
+
+ACTORS = """
+import json, os, time
+import monarch_nb
+from monarch.actor import Actor, HostMesh, current_rank, endpoint
+
+class Trainer(Actor):
+    def __init__(self, lr=0): self.lr = lr
+    @endpoint
+    def step(self, n):
+        print("step", n)
+        return os.getpid()
+    @endpoint
+    def here(self): return os.getcwd(), os.environ.get("RANK"), os.environ.get("ADDED"), current_rank().rank
+    @endpoint
+    def hang(self): time.sleep(1000)
+    @endpoint
+    def fail(self): raise ValueError("no data")
+"""
+RESERVE = (
+    ACTORS
+    + """
+dev = monarch_nb.reserve("dev", nodes=2, procs=2, env={"ADDED": "yes"}, preload=[])
+"""
+)
+USE = (
+    ACTORS
+    + """
+dev = monarch_nb.attach("dev")
+"""
+)
+SPAWN = """
+hosts = dev.monarch(linger=LINGER)
+assert isinstance(hosts, HostMesh) and dev.monarch(linger=LINGER) is hosts
+trainers = hosts.spawn_procs(per_host={"gpus": 2}).spawn("trainers", Trainer, lr=1)
+pids = list(trainers.step.call(1).get().values())
+workers = [info.pid for info in dev.meshes["monarch"].status()]
+print(json.dumps({"pids": pids, "workers": workers}), flush=True)
+"""
+
+
+class Program:
+    """A program of Monarch's, in the Python that has it."""
+
+    def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
+        self.process = subprocess.Popen(
+            [str(monarch_python()), "-c", code.replace("LINGER", linger)],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """What it prints as JSON next, past what actors print."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                told: dict[str, Any] = json.loads(line)
+                return told
+        assert self.process.stderr is not None
+        raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(pool_home: Path, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Start programs, which are clients of one pool."""
+    programs: list[Program] = []
+
+    def start_one(code: str, **options: str) -> Program:
+        programs.append(Program(code, tmp_path, **options))
+        return programs[-1]
+
+    yield start_one
+    for program in programs:
+        program.kill()
+
+
+@contextmanager
+def ending(pids: list[int]) -> Iterator[None]:
+    """What happens in the block ends these processes."""
+    yield
+    eventually(lambda: not any(map(lives, pids)))
+
+
+def test_programs_come_and_go_and_the_workers_stay(start: Callable[..., Program], tmp_path: Path) -> None:
+    first = start(
+        RESERVE + SPAWN + "print(json.dumps({'here': list(trainers.here.call().get().values())}), flush=True)\ninput()"
+    )
+    told = first.told()
+    assert first.told()["here"] == [[str(tmp_path), None, "yes", rank] for rank in range(4)]
+    with ending(told["pids"]):
+        first.kill()
+    second = start(USE + SPAWN + "input()").told()
+    assert second["workers"] == told["workers"]
+    assert not set(second["pids"]) & set(told["pids"])
+    with ending([*second["pids"], *told["workers"]]):
+        start(USE + "dev.release()")
+
+
+def test_workers_that_nobody_uses_end(start: Callable[..., Program]) -> None:
+    first = start(RESERVE + SPAWN + "input()", linger="0.5")
+    told = first.told()
+    with ending(told["workers"]):
+        first.kill()
+    again = start(USE + SPAWN, linger="0.5").told()
+    assert not set(again["workers"]) & set(told["workers"])
+
+
+def test_a_worker_and_an_allocator_are_killed(start: Callable[..., Program], pool_home: Path) -> None:
+    first = start(RESERVE + SPAWN + "input()")
+    told = first.told()
+    os.kill(told["workers"][1], 9)
+    eventually(lambda: not lives(told["pids"][2]))
+    first.kill()
+    second = start(USE + SPAWN + "input()")
+    again = second.told()
+    assert again["workers"][0] == told["workers"][0]
+    assert again["workers"][1] != told["workers"][1]
+    [facts, *_] = (json.loads(path.read_text()) for path in sorted(pool_home.glob("local/*/node.json")))
+    os.kill(facts["pid"], 9)
+    with ending(again["pids"]):
+        second.kill()
+    third = start(USE + SPAWN + "dev.release()").told()
+    assert third["workers"] == again["workers"]
+
+
+def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> None:
+    kernel = open_kernel(python=monarch_python())
+    kernel.run("%load_ext monarch_nb")
+    kernel.run(RESERVE)
+    kernel.run("%mesh attach dev")
+    assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
+    shown = kernel.run("trainers.step.call(2).get(); print('called')")
+    assert "[0-3] step 2" in shown
+    assert "event loop" not in shown
+    assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
+    assert "monarch: 2 ranks more" in kernel.run("%mesh status")
+    assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
+    hanging = kernel.start("print('begun', flush=True); trainers.hang.call().get()")
+    kernel.wait(hanging, "begun")
+    kernel.interrupt()
+    assert "KeyboardInterrupt" in kernel.wait(hanging)
+    died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
+    assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
+    assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
