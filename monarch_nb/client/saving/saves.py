@@ -67,6 +67,7 @@ class Saves:
         keep: int = KEPT_SAVES,
         background: bool = False,
         bring: bool = False,
+        strict: bool = False,
         actors: str = "",
         cell_number: int = 0,
         progress: Progress | None = None,
@@ -85,6 +86,7 @@ class Saves:
             background: return when the state is copied in memory; ranks write while the next cells run.
             bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
                 have no common storage.
+            strict: refuse where only some ranks have a name. By default these save it, and the report says so.
             actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
             cell_number: of the notebook's cell, to be told by `saves`.
             progress: called with the bytes that the first rank has written, and those that it writes in all.
@@ -106,7 +108,7 @@ class Saves:
         origin = Origin(self.reservation.name, self.name, cell=cell_number)
 
         def save_in(place: str, *, scattered: bool) -> SaveReport:
-            request = SaveRequest(place, tuple(names), keep, background, scattered, origin)
+            request = SaveRequest(place, tuple(names), keep, background, scattered, origin, strict=strict)
             facts = dataclasses.asdict(request)
             return SaveReport.from_facts(
                 ask(self, "save", facts, actor=actors, cell_number=cell_number, progress=progress)

@@ -43,6 +43,8 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     if every is not None or at_end or parsed.seconds("before") is not None:
         if parsed.switch("bring"):
             raise UsageError("--bring is for one save: ranks that save by themselves need common storage")
+        if parsed.switch("strict"):
+            raise UsageError("--strict is for one save: ranks that save by themselves save the names that they have")
         before = mesh.autosave_status()
         status = mesh.autosave(
             directory,
@@ -65,6 +67,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
             bring=parsed.switch("bring"),
+            strict=parsed.switch("strict"),
             cell_number=_cell_number(shell),
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
