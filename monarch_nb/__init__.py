@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.reservations.reservation import Reservation
     from monarch_nb.client.reservations.reserve import attach, reserve
     from monarch_nb.client.runs.run import Run
+    from monarch_nb.client.saving.saves import list_saves
     from monarch_nb.config import VERSION as __version__
     from monarch_nb.errors import MonarchNbError
     from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
@@ -36,6 +37,7 @@ __all__ = [
     "list_ended",
     "list_everywhere",
     "list_reservations",
+    "list_saves",
     "load_ipython_extension",
     "reserve",
     "unload_ipython_extension",
@@ -47,6 +49,7 @@ _HOMES = {
     "monarch_nb.client.reservations.reservation": ("Reservation",),
     "monarch_nb.client.reservations.reserve": ("attach", "reserve"),
     "monarch_nb.client.runs.run": ("Run",),
+    "monarch_nb.client.saving.saves": ("list_saves",),
     "monarch_nb.errors": ("MonarchNbError",),
     "monarch_nb.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "monarch_nb.shape": ("Extent",),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Listener, OnError, Run
@@ -114,6 +115,15 @@ def ask_first(mesh: SavingMesh, call_: str) -> Any:
     return _values(mesh.select(mesh.ranks[0]), f"{_ENTRY}.{call_}", 0, None)[0]
 
 
+def missing_names(mesh: SavingMesh, names: Iterable[str]) -> dict[str, str]:
+    """Return the names of these that no rank has, with what is said of each; none while ranks run something."""
+    wanted = list(names)
+    if not wanted or _running(mesh):
+        return {}
+    first, *others = _values(mesh, f"{_ENTRY}.missing({wanted!r})", 0, None)
+    return {name: why for name, why in first.items() if all(name in each for each in others)}
+
+
 def check_free(mesh: SavingMesh) -> None:
     """Refuse at once where ranks run something: they would save when it is done, or never.
 
@@ -123,12 +133,27 @@ def check_free(mesh: SavingMesh) -> None:
     busy = _running(mesh)
     if not busy:
         return
+    if stopped := _stopped(mesh, busy):
+        raise SaveError(f"nothing was begun: {stopped}")
     if waits := explain_waits({}, call(mesh.core.where(mesh.ranks))):
         raise SaveError(f"nothing was begun: {waits}")
     ranks, verb = name_ranks(busy[0].ranks), "runs" if len(busy[0].ranks) == 1 else "run"
     raise SaveError(
         f"nothing was begun: {ranks} {verb} {busy[0].title!r}: wait for it, or interrupt it (%mesh interrupt)"
     )
+
+
+def _stopped(mesh: SavingMesh, runs: Iterable[Run]) -> str:
+    """Return which ranks stand at breakpoints in these runs, and how they go on; empty when none does."""
+    ids = {run.id for run in runs}
+    places: dict[str, list[int]] = {}
+    for stop in Debugger(mesh).stops():
+        if stop.run_id in ids:
+            places.setdefault(stop.place, []).append(stop.rank)
+    if not places:
+        return ""
+    where = "; ".join(f"{name_ranks(ranks)} stopped at a breakpoint ({place})" for place, ranks in places.items())
+    return f"{where}: `c` at the prompt of %mesh debug lets them go on, %mesh interrupt ends what they run"
 
 
 def _running(mesh: SavingMesh) -> list[Run]:

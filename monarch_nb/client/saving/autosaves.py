@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.saving.asking import SavingMesh, missing_names
 from monarch_nb.client.saving.places import directory_of_saves
-from monarch_nb.errors import SaveError, UsageError
+from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.times import Duration, duration, seconds_of, time_of_day
@@ -22,17 +24,8 @@ STATUS_TIMEOUT_S = 2.0
 SHORTEST_S = 1.0
 
 
-class ArmedMesh(Protocol):
+class ArmedMesh(SavingMesh, Protocol):
     """What is needed of a `Mesh`, which says what each of these is."""
-
-    name: str
-    core: Any
-
-    @property
-    def reservation(self) -> Any: ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]: ...
 
     def autosave_off(self) -> None: ...
 
@@ -49,6 +42,8 @@ class AutosaveStatus:
         last: the path of the last save; empty when there was none. last_at: when it was made. last_step: at which
             step of a run; 0 between runs.
         problem: why the last attempt saved nothing; empty when it did.
+        missing: names that no rank had when it was armed, with what is said of each. Ranks that ran something then
+            were not asked.
     """
 
     directory: str
@@ -63,6 +58,7 @@ class AutosaveStatus:
     last_at: float = 0.0
     last_step: int = 0
     problem: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def when(self) -> str:
@@ -79,6 +75,9 @@ class AutosaveStatus:
             lines.append(f"last saved {self.last}{at}, at {time_of_day(self.last_at)}")
         if self.problem:
             lines.append(f"the last attempt saved nothing: {self.problem}")
+        lines += [f"`{name}`: {why}" for name, why in self.missing.items()]
+        if self.missing:
+            lines.append("until a rank has all of these names, nothing is saved")
         return "\n".join(lines)
 
 
@@ -139,7 +138,10 @@ class Autosaves:
         if problems := _arm(self, armed):
             self.autosave_off()
             raise SaveError("\n".join(f"{name_ranks(ranks)}: {problem}" for problem, ranks in problems.items()))
-        return _status(run_pb2.SavesStatus(armed=armed))
+        status = _status(run_pb2.SavesStatus(armed=armed))
+        with contextlib.suppress(MonarchNbError):  # a rank that can not answer is armed nevertheless
+            return replace(status, missing=missing_names(self, armed.names))
+        return status
 
     def autosave_off(self: ArmedMesh) -> None:
         """Have the ranks save by themselves no more. Saves that there are stay."""

@@ -29,8 +29,12 @@ from monarch_nb.worker.saving.asked import (
 from monarch_nb.worker.saving.manifest import found
 from monarch_nb.worker.saving.places import find
 
+DEFAULT_DIRECTORY = "checkpoints"
 
-@dataclass(frozen=True)
+SAVES_HEADERS = ("save", "when", "of", "ranks", "size", "names")
+
+
+@dataclass(frozen=True, repr=False)
 class SaveInfo:
     """A save that there is.
 
@@ -51,9 +55,31 @@ class SaveInfo:
         """The names that it has."""
         return tuple(part.name for part in self.parts)
 
-    def __str__(self) -> str:
-        when = datetime.fromtimestamp(self.saved_at).strftime("%Y-%m-%d %H:%M:%S")
-        return f"{self.path}: {when}, {counted(self.ranks, 'rank')}, {size(self.size_bytes)}: {', '.join(self.names)}"
+    @property
+    def when(self) -> str:
+        """When it was saved, for people."""
+        return datetime.fromtimestamp(self.saved_at).strftime("%Y-%m-%d %H:%M:%S")
+
+    def row(self) -> tuple[str, ...]:
+        """Return what a table says of it, below SAVES_HEADERS."""
+        run = f"run {self.origin.run}" if self.origin.run else ""
+        cell = f"In[{self.origin.cell}]" if self.origin.cell else ""
+        of = ", ".join(filter(None, [self.origin.reservation, run, cell, self.origin.reason]))
+        return (self.path, self.when, of, str(self.ranks), size(self.size_bytes), ", ".join(self.names))
+
+    def __repr__(self) -> str:
+        ranks = counted(self.ranks, "rank")
+        return f"{self.path}: {self.when}, {ranks}, {size(self.size_bytes)}: {', '.join(self.names)}"
+
+
+class SaveInfos(list[SaveInfo]):
+    """The saves of a directory, newest first. Printed, they are a table."""
+
+    def __repr__(self) -> str:
+        rows = [SAVES_HEADERS, *(info.row() for info in self)] if self else []
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join(line.rstrip() for line in lines) or "no saves"
 
 
 class Saves:
@@ -67,6 +93,7 @@ class Saves:
         keep: int = KEPT_SAVES,
         background: bool = False,
         bring: bool = False,
+        strict: bool = False,
         actors: str = "",
         cell_number: int = 0,
         progress: Progress | None = None,
@@ -85,6 +112,7 @@ class Saves:
             background: return when the state is copied in memory; ranks write while the next cells run.
             bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
                 have no common storage.
+            strict: refuse where only some ranks have a name. By default these save it, and the report says so.
             actors: the name of actors on these ranks, whose attributes are saved in place of the cells' names.
             cell_number: of the notebook's cell, to be told by `saves`.
             progress: called with the bytes that the first rank has written, and those that it writes in all.
@@ -106,7 +134,7 @@ class Saves:
         origin = Origin(self.reservation.name, self.name, cell=cell_number)
 
         def save_in(place: str, *, scattered: bool) -> SaveReport:
-            request = SaveRequest(place, tuple(names), keep, background, scattered, origin)
+            request = SaveRequest(place, tuple(names), keep, background, scattered, origin, strict=strict)
             facts = dataclasses.asdict(request)
             return SaveReport.from_facts(
                 ask(self, "save", facts, actor=actors, cell_number=cell_number, progress=progress)
@@ -163,7 +191,7 @@ class Saves:
             take(self, scratch, path)
             return dataclasses.replace(load_from(scratch), path=str(path))
 
-    def saves(self: SavingMesh, directory: str | os.PathLike[str] = "checkpoints") -> list[SaveInfo]:
+    def saves(self: SavingMesh, directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInfos:
         """Return the saves in a directory and in its directories, newest first.
 
         Args:
@@ -177,10 +205,30 @@ class Saves:
         if not os.path.isdir(path):
             path = directory_of_saves(self.reservation, directory)
         if os.path.isdir(path):
-            listed = [(str(place), manifest.summary()) for place, manifest in found(Path(path))]
-        else:
-            listed = ask_first(self, f"listed({path!r})")
-        return [_info(place, summary) for place, summary in listed]
+            return list_saves(path)
+        return SaveInfos(_info(place, summary) for place, summary in ask_first(self, f"listed({path!r})"))
+
+
+def list_saves(directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInfos:
+    """Return the saves in a directory of this computer and in its directories, newest first. No reservation is needed.
+
+    Args:
+        directory: a relative one begins where this process is.
+
+    Raises:
+        UsageError: this computer sees no such directory.
+
+    Example:
+        >>> monarch_nb.list_saves("checkpoints")  # doctest: +SKIP
+        save                      when                 of          ranks  size    names
+        /home/me/checkpoints/a/2  2026-11-26 21:40:12  dev, run 7  4      1.5 GB  model, optimizer, step
+    """
+    path = here(directory)
+    if not path.is_dir():
+        raise UsageError(
+            f"this computer sees no directory {path}: name another, or attach to a reservation whose ranks see it"
+        )
+    return SaveInfos(_info(str(place), manifest.summary()) for place, manifest in found(path))
 
 
 def here(directory: str | os.PathLike[str]) -> Path:
@@ -194,7 +242,7 @@ def last_save(reservation: Place, name: str, directory: str) -> SaveInfo | None:
         path = Path(directory_of_saves(reservation, directory))
     except UsageError:
         path = here(directory)  # what was brought
-    infos = [_info(str(place), manifest.summary()) for place, manifest in found(path)] if path.is_dir() else []
+    infos = list_saves(path) if path.is_dir() else []
     return next((info for info in infos if info.origin.reservation == name), None)
 
 

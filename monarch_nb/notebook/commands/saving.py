@@ -8,17 +8,17 @@ from datetime import datetime
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.saving.saves import SaveInfo, last_save
+from monarch_nb.client.saving import saves
+from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
 from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
+from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
-from monarch_nb.sizes import size
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
-DEFAULT_DIRECTORY = "checkpoints"
 RELEASE_WITHIN_S = 600.0
 """So long ranks may take to save before they are released."""
 
@@ -43,6 +43,8 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     if every is not None or at_end or parsed.seconds("before") is not None:
         if parsed.switch("bring"):
             raise UsageError("--bring is for one save: ranks that save by themselves need common storage")
+        if parsed.switch("strict"):
+            raise UsageError("--strict is for one save: ranks that save by themselves save the names that they have")
         before = mesh.autosave_status()
         status = mesh.autosave(
             directory,
@@ -65,6 +67,7 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             keep=parsed.count("keep") or KEPT_SAVES,
             background=parsed.switch("async"),
             bring=parsed.switch("bring"),
+            strict=parsed.switch("strict"),
             cell_number=_cell_number(shell),
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
@@ -75,13 +78,22 @@ def save_before_release(reservation: Reservation) -> list[str]:
     """Save what the ranks of a reservation hold, where they save by themselves; return what to say of it.
 
     Raises:
-        UsageError: they do not. SaveError: nothing was saved.
+        UsageError: they do not. SaveError: nothing was saved. RunInterrupted: by Ctrl-C.
     """
-    said = []
+    said: list[str] = []
     for mesh in reservation.meshes.now():
-        if mesh.autosave_status() is None:
+        before = mesh.autosave_status()
+        if before is None:
             continue
-        status = mesh.save_now(f"{reservation.name} is released", RELEASE_WITHIN_S, is_last=True)
+        try:
+            status = mesh.save_now(f"{reservation.name} is released", RELEASE_WITHIN_S, is_last=True)
+        except KeyboardInterrupt:
+            now = mesh.autosave_status()
+            is_saved = now is not None and now.last and now.last != before.last
+            became = f"saved {now.last}" if now is not None and is_saved else "the save is not done, and goes on"
+            last = f"; the last save is {before.last}" if before.last and not is_saved else ""
+            rest = "; ".join([*said, f"{became}{last}"])
+            raise RunInterrupted(f"interrupted: {reservation.name} is not released; {rest}") from None
         if status is None or status.problem:
             why = status.problem if status is not None else "no rank answers"
             raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
@@ -110,12 +122,17 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
 
 
 def list_saves(session: Session, parsed: Parsed) -> None:
-    """Show the saves of a directory."""
+    """Show the saves of a directory, which needs a reservation only if the kernel does not see the directory.
+
+    Raises:
+        UsageError: the kernel does not see it, and no reservation is held.
+    """
     directory = parsed.word or DEFAULT_DIRECTORY
-    found = session.mesh(name=parsed.text("mesh")).saves(directory)
-    headers = ("save", "when", "of", "ranks", "size", "names")
-    title = f"{directory}: {len(found)} save{'s' if len(found) != 1 else ''}"
-    show(table(title, headers, [_row(info) for info in found]))
+    if session.reservation is None or here(directory).is_dir():
+        found = saves.list_saves(directory)
+    else:
+        found = session.mesh(name=parsed.text("mesh")).saves(directory)
+    show(table(f"{directory}: {counted(len(found), 'save')}", saves.SAVES_HEADERS, [info.row() for info in found]))
 
 
 def last_save_line(reservation: Reservation, directory: str | None) -> list[str]:
@@ -141,12 +158,3 @@ def _shown(path: str) -> str:
 def _cell_number(shell: InteractiveShell) -> int:
     number: int = shell.displayhook.prompt_count  # of this cell, whenever IPython counts it
     return number
-
-
-def _row(info: SaveInfo) -> tuple[str, ...]:
-    origin = info.origin
-    run = f"run {origin.run}" if origin.run else ""
-    cell = f"In[{origin.cell}]" if origin.cell else ""
-    of = ", ".join(filter(None, [origin.reservation, run, cell, origin.reason]))
-    when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M:%S")
-    return (info.path, when, of, str(info.ranks), size(info.size_bytes), ", ".join(info.names))

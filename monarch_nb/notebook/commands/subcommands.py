@@ -284,7 +284,11 @@ class Subcommands:
         except MonarchNbError as error:
             return release_unattached(name, pool, error, progress)
         saved = save_before_release(reservation) if saves else []
-        kept = reservation.release()
+        try:
+            kept = reservation.release()
+        except KeyboardInterrupt as interrupt:
+            rest = "; ".join([f"%mesh list says whether {name} is released", *saved])
+            raise _interrupted(rest, interrupt) from None
         line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
         return "\n".join([*saved, line, *map(str, kept)])
 

@@ -324,7 +324,7 @@ PULL = Command(
 SAVE = Command(
     "save",
     "save what the ranks hold: models, optimizers, tensors, plain values, random states",
-    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring] | --off",
+    usage="DIR [NAME...] [--every 10m|500steps] [--at-end] [--keep N] [--async | --bring] [--strict] | --off",
     magic="%mesh ",
     section="Data",
     words=Words(
@@ -341,6 +341,7 @@ SAVE = Command(
         Flag("--off", "save by itself no more"),
         Flag("--keep", f"how many of the newest saves in DIR stay (default: {KEPT_SAVES})", value="N", kind="count"),
         Flag("--bring", "keep the save on this computer: for nodes that have no common storage"),
+        Flag("--strict", "refuse, too, when only some ranks have a name"),
         Flag("--async", "go on when the state is copied in memory; ranks write while the next cells run"),
         _TARGETS,
         _MESH,

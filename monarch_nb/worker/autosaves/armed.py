@@ -34,13 +34,14 @@ def keeper(
         for_script: what the script has is saved, not what cells have.
     """
     rank, world_size = int(environment.get("RANK") or 0), int(environment.get("WORLD_SIZE") or 1)
+    told = _ToldNames()
     return Keeper(
         rank,
         world_size,
         connect=forming.connect_to_store,
         prepare=lambda: importlib.import_module("torch.distributed.checkpoint"),
         prefix=_prefix,
-        save=lambda wanted: _save(wanted, rank, world_size, for_script=for_script),
+        save=lambda wanted: _save(wanted, rank, world_size, told, for_script=for_script),
         when_idle=when_idle,
         computes=computes,
         for_script=for_script,
@@ -52,10 +53,24 @@ def _prefix(prefix: str, store: Any) -> Store:
     return made
 
 
+class _ToldNames:
+    """The names that the output of a run has told: they are told again when they change, and in the next run."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, tuple[str, ...]] = 0, ()
+
+    def news(self, run: int, names: tuple[str, ...]) -> str:
+        """Return how a line begins that tells names; empty if the output of the run has told them."""
+        before, self._last = self._last, (run, names)
+        return f"{', '.join(names)}: " if names and self._last != before else ""
+
+
 @dataclass(frozen=True)
 class _Saved:
     report: SaveReport
     failed: str
+    run: int
+    told: _ToldNames
 
     @property
     def path(self) -> str:
@@ -64,14 +79,14 @@ class _Saved:
     def describe(self) -> str:
         """Return what was saved, in a line."""
         report = self.report
-        names = f"{', '.join(part.name for part in report.parts)}: " if report.parts else ""
+        names = self.told.news(self.run, tuple(part.name for part in report.parts))
         how = f"{size(report.size_bytes)} in {duration(report.duration_s)}"
         if report.background:
             how = f"copied in {duration(report.duration_s)}, being written"
         return f"{names}{how}{self.failed and f'; {self.failed}'}"
 
 
-def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _Saved:
+def _save(wanted: Wanted, rank: int, world_size: int, told: _ToldNames, *, for_script: bool) -> _Saved:
     armed = wanted.armed
     directory = armed.directory
     if for_script:  # the live ranks beside it save there, too
@@ -87,7 +102,8 @@ def _save(wanted: Wanted, rank: int, world_size: int, *, for_script: bool) -> _S
     objects = _objects(wanted, for_script=for_script)
     entry.behind.wait()
     failed = entry.behind.take_news() if isinstance(entry.behind.last, MonarchNbError) else ""
-    return _Saved(entry.save(request, secret, range(world_size), rank=rank, objects=objects), failed)
+    report = entry.save(request, secret, range(world_size), rank=rank, objects=objects)
+    return _Saved(report, failed, wanted.place.run, told)
 
 
 def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class SaveRequest(_Told):
             together.
         origin: whose save it is.
         timeout_s: how long a rank may be silent.
+        strict: refuse, too, when only some ranks have a name.
     """
 
     directory: str
@@ -72,6 +73,7 @@ class SaveRequest(_Told):
     scattered: bool = False
     origin: Origin = field(default_factory=Origin)
     timeout_s: float = TIMEOUT_S
+    strict: bool = False
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.errors import SaveError
+from monarch_nb.lines.choosing import nearest
 from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.saving.kinds import Kind
 
@@ -55,11 +56,13 @@ class Collected:
     Attributes:
         holders: by name. aliases: other names of an object, with the name that it is saved under.
         left_out: why a name is not saved, by name.
+        missing: names that were asked for and are not there, with what is said of that.
     """
 
     holders: dict[str, Holder] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def collect(
@@ -74,13 +77,13 @@ def collect(
 
     Args:
         namespace: what to look at. Names that begin with an underscore are nobody's business unless they are named.
-        names: only these; each must be there, and be of a kind that is saved.
+        names: only these; each must be of a kind that is saved, if it is there.
         hidden: names that are not looked at unless they are named.
         put: binds a name to a value.
         random_states: whether those of the process belong to it.
 
     Raises:
-        SaveError: a name that was asked for is not there, or is not saved.
+        SaveError: a name that was asked for is of a kind that is not saved.
     """
     found = Collected()
     looked_at = names or [name for name in namespace if not name.startswith("_") and name not in hidden]
@@ -89,7 +92,7 @@ def collect(
         if name == RANDOM_STATES and name not in namespace:
             continue
         if name not in namespace:
-            found.left_out[name] = "there is no such name"
+            found.missing[name] = not_there(name, [each for each in namespace if each not in hidden])
             continue
         value = namespace[name]
         kind, why = kinds.kind_of(value)
@@ -110,6 +113,18 @@ def collect(
             "; ".join(f"`{name}` can not be saved: {why}" for name, why in found.left_out.items()), found.left_out
         )
     return found
+
+
+def not_there(name: str, names: Iterable[str]) -> str:
+    """Return what is said of a name that is not there. Pure.
+
+    Example:
+        >>> not_there("modle", ["model", "_", "step"])
+        'there is no such name; did you mean `model`?'
+    """
+    near = nearest(name, [each for each in names if not each.startswith("_")], most=2)
+    meant = f"; did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else ""
+    return f"there is no such name{meant}"
 
 
 def _binder(put: Callable[[str, Any], None], name: str) -> Callable[[Any], None]:

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.forking.after_fork import presets
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
-from monarch_nb.worker.saving.collecting import collect
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect, not_there
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.manifest import found
 
@@ -210,6 +210,14 @@ def tell_news() -> None:
 def listed(directory: str) -> str:
     """Return the manifests of the saves in a directory and those below it, newest first, as JSON: path and manifest."""
     return json.dumps([[str(path), manifest.summary()] for path, manifest in found(Path(directory))])
+
+
+def missing(names: Iterable[str]) -> str:
+    """Return the names of these that the cells do not have, with what is said of each, as JSON."""
+    namespace, hidden = cells()
+    known = [name for name in namespace if name not in hidden]
+    lacking = [name for name in names if name not in namespace and name != RANDOM_STATES]
+    return json.dumps({name: not_there(name, known) for name in lacking})
 
 
 def _attributes(actor: str) -> MutableMapping[str, Any]:

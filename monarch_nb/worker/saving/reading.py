@@ -335,7 +335,7 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
         steps = [step for _, step in leaf.path]
         of = steps[1] if len(steps) > 2 and steps[0] == "state" and isinstance(steps[1], int) else None
         if of is not None and of >= len(parameters):
-            said.append(f"it has {len(parameters)} parameters, and had more")
+            said.append(f"has {len(parameters)} parameters, and had more")
             break
         parameter = parameters[of] if of is not None else None
         now = there.get(_key_of(part.name, leaf))
@@ -357,7 +357,7 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
         if leaf.path[-1:] == (("key", "params"),) and leaf.path[0] == ("key", "param_groups") and key in part.values
     ]
     if before != groups:
-        said.append(f"its groups have {_counts(groups)} parameters, and had {_counts(before)}")
+        said.append(f"has groups of {_counts(groups)} parameters, and had groups of {_counts(before)}")
     return _few(said)
 
 
@@ -373,9 +373,19 @@ def _agree(exchange: Exchange, step: str, problems: Mapping[str, str]) -> None:
         whole = json.dumps(merged([json.loads(each) for each in told], exchange.ranks)).encode()
     found: dict[str, str] = json.loads(exchange.share(f"all {step}", whole))
     if found:
-        said = [f"`{name}` {why}" for name, why in found.items()]
+        said = [said_of(name, why) for name, why in found.items()]
         listed = said[0] if len(said) == 1 else "\n  " + "\n  ".join(said)
         raise SaveError(f"nothing was loaded: {listed}", found)
+
+
+def said_of(name: str, why: str) -> str:
+    """Return what is said of a name, which some reasons say themselves. Pure.
+
+    Example:
+        >>> said_of("model", "model.0.bias is not in the save"), said_of("step", "is not in the save")
+        ('model.0.bias is not in the save', '`step` is not in the save')
+    """
+    return why if why.startswith((f"{name}.", f"{name}[", f"{name}'")) else f"`{name}` {why}"
 
 
 def merged(told: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> dict[str, str]:
@@ -446,7 +456,9 @@ def _apply(part: _Part, namespace: MutableMapping[str, Any]) -> None:
 
 def _told(exchange: Exchange, report: LoadReport) -> LoadReport:
     """Return the first rank's report, with what all have read, and left out."""
-    told = exchange.gather("report", json.dumps([report.size_bytes, report.left_out, report.duration_s]).encode())
+    told = exchange.gather(
+        "report", json.dumps([report.size_bytes, report.left_out, report.duration_s, report.names]).encode()
+    )
     whole = None
     if told is not None:
         each = [json.loads(one) for one in told]
@@ -454,6 +466,7 @@ def _told(exchange: Exchange, report: LoadReport) -> LoadReport:
         changes = {
             "size_bytes": sum(one[0] for one in each),
             "left_out": left_out,
+            "names": list(dict.fromkeys(name for one in each for name in one[3])),
             "duration_s": max(one[2] for one in each),
         }
         whole = json.dumps({**json.loads(report.to_json()), **changes}).encode()

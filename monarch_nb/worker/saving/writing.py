@@ -94,6 +94,7 @@ def save(
     hidden: list[Path] = []
     try:
         with exchange.taking_part():
+            notes = _compare_names(request, collected, exchange)
             own = _own(collected, named=bool(request.names))
             directory = _begin(request, exchange, mesh, hidden)
             whole, by_rank = _compare(exchange, own)
@@ -108,7 +109,7 @@ def save(
         try:
             with exchange.taking_part():
                 told = _write(request, exchange, directory, plan, planner)
-                report = _commit(request, exchange, directory, told, metadata, whole, began)
+                report = _commit(request, exchange, directory, told, metadata, whole, notes, began)
         except BaseException:
             _drop(hidden, exchange)
             raise
@@ -119,7 +120,11 @@ def save(
         return finish()
     behind(finish)
     return SaveReport(
-        str(directory.parent), duration_s=time.monotonic() - began, ranks=len(exchange.ranks), background=True
+        str(directory.parent),
+        duration_s=time.monotonic() - began,
+        ranks=len(exchange.ranks),
+        background=True,
+        notes=notes,
     )
 
 
@@ -127,6 +132,40 @@ def _drop(hidden: Iterable[Path], exchange: Exchange) -> None:
     exchange.close()
     for each in hidden:
         shutil.rmtree(each, ignore_errors=True)
+
+
+# ---- which names there are
+
+
+def _compare_names(request: SaveRequest, collected: Collected, exchange: Exchange) -> tuple[str, ...]:
+    """Tell the first rank which names this rank has; return there which names only some ranks have, a sentence each.
+
+    Raises:
+        SaveError: no rank has a name that was asked for; or not all have one, and the request is strict.
+    """
+    kept = {*collected.holders, *collected.aliases}
+    own = {"kept": sorted(kept), "left_out": sorted(collected.left_out), "missing": collected.missing}
+    gathered = exchange.gather("names", json.dumps(own).encode())
+    if gathered is None:
+        return ()
+    told = [json.loads(each) for each in gathered]
+    known = {name for each in told for name in (*each["kept"], *each["left_out"])}
+    missing = {name: why for each in told for name, why in each["missing"].items() if name not in known}
+    if missing:
+        said = "; ".join(f"`{name}` can not be saved: {why}" for name, why in missing.items())
+        raise SaveError(said, missing)
+    of_some: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in sorted({name for each in told for name in each["kept"]}):
+        ranks = [rank for rank, each in zip(exchange.ranks, told, strict=True) if name in each["kept"]]
+        if any(name not in (*each["kept"], *each["left_out"]) for each in told):
+            of_some[tuple(ranks)].append(name)
+    sentences = tuple(
+        f"only {name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {', '.join(names)}"
+        for ranks, names in of_some.items()
+    )
+    if sentences and request.strict:
+        raise SaveError(f"nothing was saved, because of --strict: {'; '.join(sentences)}")
+    return sentences
 
 
 # ---- what this rank has
@@ -361,6 +400,7 @@ def _commit(
     told: list[bytes] | None,
     metadata: Any,
     whole: _Whole,
+    notes: tuple[str, ...],
     began: float,
 ) -> SaveReport:
     """On the first rank: finish the save, and name it; on all: return what was done."""
@@ -396,6 +436,7 @@ def _commit(
         parts,
         whole.left_out,
         tuple(map(str, removed)),
+        notes=notes,
     )
     exchange.share("done", report.to_json().encode())
     return report

@@ -84,5 +84,6 @@ def test_an_object_with_several_names_is_saved_once() -> None:
     assert set(collected.holders) == {"model", RANDOM_STATES}
     assert collected.aliases == dict.fromkeys(["same", "compiled", "head", "weight"], "model")
     assert set(collect(namespace, ["_hidden", "rank"], hidden={"rank"}).holders) == {"_hidden", "rank"}
-    with pytest.raises(SaveError, match="`nope` can not be saved: there is no such name"):
-        collect(namespace, ["model", "nope"])
+    collected = collect(namespace, ["model", "compield"])
+    assert set(collected.holders) == {"model"}
+    assert collected.missing == {"compield": "there is no such name; did you mean `compiled`?"}

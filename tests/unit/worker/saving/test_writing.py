@@ -16,7 +16,7 @@ from monarch_nb.errors import SaveError
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
-from monarch_nb.worker.saving.reading import load, merged
+from monarch_nb.worker.saving.reading import load, merged, said_of
 from monarch_nb.worker.saving.writing import _Told, put_together, save
 from unit.worker.saving.threads import on_ranks
 
@@ -66,11 +66,15 @@ def make(rank: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def saved(directory: Path, namespaces: list[dict[str, Any]], *names: str) -> SaveReport:
-    request = SaveRequest(str(directory), names)
-    reports = on_ranks(
+def try_to_save(directory: Path, namespaces: list[dict[str, Any]], *names: str, strict: bool = False) -> list[Any]:
+    request = SaveRequest(str(directory), names, strict=strict)
+    return on_ranks(
         len(namespaces), lambda rank, exchange: save(request, collect(namespaces[rank], names), exchange, "mesh")
     )
+
+
+def saved(directory: Path, namespaces: list[dict[str, Any]], *names: str) -> SaveReport:
+    reports = try_to_save(directory, namespaces, *names)
     assert all(isinstance(each, SaveReport) for each in reports), reports
     assert reports[0] == reports[-1]
     return reports[0]  # type: ignore[return-value]
@@ -104,6 +108,23 @@ def test_what_was_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path) -> None
                 assert torch.equal(each["model"].state_dict()[key], tensor)
             for place, state in before["optimizer"].state_dict()["state"].items():
                 assert torch.equal(each["optimizer"].state_dict()["state"][place]["exp_avg"], state["exp_avg"])
+
+
+def test_a_name_that_only_some_ranks_have_is_saved_by_these(tmp_path: Path) -> None:
+    namespaces: list[dict[str, Any]] = [{"step": 1}, {"step": 1, "solo": torch.ones(2)}, {"step": 1}]
+    report = saved(tmp_path, namespaces, "step", "solo")
+    assert [part.name for part in report.parts if part.by_rank] == ["solo"]
+    assert str(report).endswith("different by rank, and kept by rank: solo\nonly rank 1 has solo")
+    assert saved(tmp_path, namespaces).notes == ("only rank 1 has solo",), "also where nothing was named"
+    namespaces[1]["solo"].zero_()
+    assert {each.names for each in loaded(tmp_path, namespaces, "step", "solo")} == {("step", "solo")}
+    assert namespaces[1]["solo"].tolist() == [1, 1]
+    assert "solo" not in namespaces[0]
+    first, *_ = try_to_save(tmp_path, namespaces, "step", "solo", strict=True)
+    assert str(first) == "nothing was saved, because of --strict: only rank 1 has solo"
+    first, *_ = try_to_save(tmp_path, namespaces, "stpe", "solo")
+    assert "`stpe` can not be saved: there is no such name; did you mean `step`?" in str(first)
+    assert [each.name for each in sorted(tmp_path.iterdir())] == ["0001", "0002"], "nothing is left of these"
 
 
 def test_a_fresh_optimizer_takes_the_state_of_one_that_has_made_steps(tmp_path: Path) -> None:
@@ -141,7 +162,7 @@ def test_others_load_it(tmp_path: Path) -> None:
         ),
         ({"model": make(0)["model"].double()}, "is float64, and was float32"),
         ({"model": 3}, "was a Sequential, and is an int"),
-        ({"optimizer": torch.optim.Adam([torch.ones(2)])}, "it has 1 parameters, and had more"),
+        ({"optimizer": torch.optim.Adam([torch.ones(2)])}, "has 1 parameters, and had more"),
         ({"step": [1]}, "was an int, and is a list"),
         ({"model": len}, "was a Sequential, and is a function"),
     ],
@@ -157,6 +178,8 @@ def test_what_does_not_fit_changes_nothing_on_any_rank(tmp_path: Path, change: d
         assert why in said
         assert name in change
         assert "(rank 1)" in said
+        assert str(error) == f"nothing was loaded: {said_of(name, said)}"
+        assert f"`{name}` {name}" not in str(error), "a name is said once"
     assert namespaces[0]["step"] == 9
     assert all(torch.equal(tensor, before[key]) for key, tensor in namespaces[0]["model"].state_dict().items())
 
