@@ -36,6 +36,22 @@ def test_the_nan_is_named_with_its_rank_step_and_module(inside: Executed) -> Non
     assert "--watch: 10 steps on ranks 0-3, all finite" in inside.text("--watch nan=loss,grad,param")
 
 
+def test_the_slow_rank_is_named_with_its_line(inside: Executed) -> None:
+    text = inside.text("%mesh top --once")
+    assert re.search(r"rank 3 is waited for: \d+% of its time in Cell In\[\d+\]:5", text), text
+    assert "ranks 0-2 wait in backward" in text
+    flames = inside.text("--profile=python")
+    assert "load" in flames
+    assert ".speedscope.json" in flames
+    profile = inside.text("%%mesh --profile\n")
+    assert re.search(r"profile of rank 0: \d steps", profile), profile
+    assert "trace: traces/" in profile
+
+
+def test_what_holds_memory_is_named(inside: Executed) -> None:
+    assert "model.first.weight" in inside.text("%mesh memory")
+
+
 def test_the_step_is_named_at_which_two_runs_part(inside: Executed) -> None:
     assert "on ranks 0-3: 5 steps" in inside.text("--compare-with last")
     text = inside.text("--compare-with last", 1)
