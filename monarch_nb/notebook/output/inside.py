@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from monarch_nb.notebook.output.tables import Shown, calm_line, table
+from monarch_nb.sizes import size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,13 +49,13 @@ def history_view(paths: Sequence[Path], problems: Sequence[str]) -> Iterator[Sho
 def file_line(what: str, path: Path, page: str, more: str = "") -> Shown:
     """Return where a file is, and which page opens it. The browser leaves the file on this computer."""
     there = os.path.relpath(path)
-    size = f"{path.stat().st_size / 1e6:,.1f} MB"
+    takes = size(path.stat().st_size)
     opened = f"open it at {page}{f' {more}' if more else ''}"
     link = f'<a href="{quote(there)}" download>{html.escape(there)}</a>'
     site = f'<a href="{page}" target="_blank" rel="noopener">{html.escape(page.removeprefix("https://"))}</a>'
     style = "color:var(--jp-ui-font-color2,#666);font-size:90%"
-    shown = f'<div style="{style}">{what}: {link} ({size}), open it at {site}{f" {more}" if more else ""}</div>'
-    return Shown(f"{what}: {there} ({size}), {opened}", shown)
+    shown = f'<div style="{style}">{what}: {link} ({takes}), open it at {site}{f" {more}" if more else ""}</div>'
+    return Shown(f"{what}: {there} ({takes}), {opened}", shown)
 
 
 def _table(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Shown:
