@@ -6,6 +6,7 @@ skips a step does not call it. With several optimizers a step is one round of al
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Hashable
@@ -96,8 +97,8 @@ class Watch:
     """Notices steps, and the moment between two of them.
 
     A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
-    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or else
-    the next optimizer.
+    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or the
+    schedule of a pipeline, or else the next optimizer.
 
     Args:
         stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.
@@ -112,6 +113,7 @@ class Watch:
     def begin(self) -> None:
         """Notice them from now on, once there are optimizers."""
         after_import("torch.optim.optimizer", self._hook)
+        after_import("torch.distributed.pipelining.schedules", self._hook_schedules)
 
     def call_between(self, function: Callable[[], None]) -> None:
         """Call something once, between this step and the next; what was to be called is no longer."""
@@ -151,3 +153,18 @@ class Watch:
 
         module.register_optimizer_step_post_hook(after_step)
         module.register_optimizer_step_pre_hook(before_step)
+
+    def _hook_schedules(self, schedules: Any) -> None:
+        """A stage calls its module when the stage before has sent something. That one may hold already: all stages hold
+        before their schedules instead."""
+        for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+            kind.step = self._going_on(kind.step)
+
+    def _going_on(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def going_on(*arguments: Any, **named: Any) -> Any:
+            if self._between is not None and sys.modules["torch"].is_grad_enabled():
+                self._go_on()
+            return step(*arguments, **named)
+
+        return going_on
