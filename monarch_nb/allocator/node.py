@@ -30,6 +30,7 @@ from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
+from monarch_nb.allocator.ranks.signals import own_cgroups, reach_all_processes
 from monarch_nb.allocator.ranks.stores import Stores
 from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import Readings
@@ -185,17 +186,19 @@ class Node:
         self.warming.start()
 
     def warn_ranks(self) -> None:
-        """The engine says that the node will be taken away: ranks save where that is armed."""
+        """The engine says that the node will be taken away: ranks save where that is armed, and scripts hear of it."""
         for reservation_id in self.state.leases:
             before_s = self.autosaves.before_s(reservation_id)
             self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
+        if not reach_all_processes(os.environ, own_cgroups()):
+            self.scripts.warn()
 
     async def leave_in_peace(self, grace_s: float) -> None:
         """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         await self.autosaves.save(self.state.leases, "the node is taken away", grace_s)
-        if "SLURM_JOB_ID" not in os.environ:  # Slurm tells every process of a job by itself
+        if not reach_all_processes(os.environ, own_cgroups()):
             await self.scripts.terminate(until - loop.time())
 
     async def close(self, *, end_processes: bool) -> None:

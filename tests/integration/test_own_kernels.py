@@ -72,6 +72,7 @@ def test_time_that_runs_out(open_kernel: Callable[[], Kernel]) -> None:
     endless = kernel.start("%%mesh\nimport threading\nthreading.Event().wait()")
     shown = kernel.wait(endless)
     assert "ReservationExpired\x1b[39m: brief was released at" in shown
+    assert shown.count("brief was released at") == 1, "the error says it alone"
     assert "Traceback" not in shown
     assert re.search(r"its time of [\d.]+ s was up; %mesh reserve makes a new one", kernel.run("%%mesh\nrank"))
     kernel.kill()

@@ -16,6 +16,7 @@ import pytest
 
 import monarch_nb
 from integration.kernels import Kernel
+from integration.live import eventually
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import MonarchNbError, SaveError
@@ -198,6 +199,29 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert re.search(r"loaded step into 4 ranks: .*/a/0002", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
     assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+
+
+def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
+    kernel.run("%%mesh\nmodel, step = [1], 5")
+    said = kernel.run("%mesh save a modle step --every 10m")
+    assert "`modle`: there is no such name; did you mean `model`?" in said
+    assert "until a rank has all of these names, nothing is saved" in said
+    assert "no such name" not in kernel.run("%mesh save a step --every 10m --at-end")
+    kernel.run("%%mesh --noblock --on-breakpoint=stop\nbreakpoint()\nimport threading\nthreading.Event().wait()")
+    eventually(lambda: "ranks 0-3 stopped at a breakpoint (" in kernel.run("%mesh save a"))
+    said = kernel.run("%mesh save a")
+    assert "`c` at the prompt of %mesh debug lets them go on, %mesh interrupt ends what they run" in said
+    releasing = kernel.start("%mesh release --save")
+    kernel.wait(releasing, "releasing")
+    kernel.interrupt()
+    assert "is not released; the save is not done, and goes on" in kernel.wait(releasing)
+    kernel.run("%mesh interrupt")
+    kernel.run("%mesh save --off")
+    assert "saved step of 4 ranks" in kernel.run("%mesh save b step")
+    kernel.run("%mesh detach")
+    assert re.search(r"b: 1 save\n.*/b/0001 .* step$", kernel.run("%mesh saves b"), re.DOTALL)
+    assert re.search(r"save +when +of +ranks .*/b/0001", kernel.run("monarch_nb.list_saves('b')"), re.DOTALL)
+    assert "this computer sees no directory" in kernel.run("%mesh saves nowhere")
 
 
 def test_an_interrupt_ends_a_save_but_not_one_in_the_background() -> None:

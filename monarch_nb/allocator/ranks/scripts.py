@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.ranks import signals
 from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.specs import plan_script
 from monarch_nb.allocator.readings.load import Readings
@@ -200,12 +201,17 @@ class Scripts:
         self._supervisor.kill(doomed)
         return doomed
 
+    def warn(self) -> None:
+        """Hand SIGUSR1 of an engine on to all scripts that have a handler for it: it would end the others."""
+        for process in self._all():
+            if signals.is_caught(process.record.process.pid, signal.SIGUSR1):
+                _send(process, signal.SIGUSR1)
+
     async def terminate(self, within_s: float) -> None:
         """Tell all scripts that the node is taken away, as an engine tells programs, and let them end by themselves."""
-        processes = [process for process in self._supervisor.ranks.values() if process.record.script_of]
+        processes = self._all()
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.record.process.pid, signal.SIGTERM)
+            _send(process, signal.SIGTERM)
         ends = [asyncio.create_task(process.watch.ended.wait()) for process in processes]
         if ends:
             _, left = await asyncio.wait(ends, timeout=max(0.0, within_s))
@@ -213,6 +219,9 @@ class Scripts:
                 end.cancel()
 
     # ---- who does what ----
+
+    def _all(self) -> list[RankProcess]:
+        return [process for process in self._supervisor.ranks.values() if process.record.script_of]
 
     def of_run(self, run_id: str) -> list[RankProcess]:
         """Return a run's living processes."""
@@ -245,3 +254,8 @@ class Scripts:
         """Stop starting."""
         for task in (*self._starting, *self._interrupting):
             task.cancel()
+
+
+def _send(process: RankProcess, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.record.process.pid, number)

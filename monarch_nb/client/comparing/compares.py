@@ -91,7 +91,7 @@ class Compares:
             return dict(zip(ranks, self.select(ranks)._finish_quietly(spec, f"diff {what}"), strict=True))
 
         try:
-            return compare(Asking(self, stops, pull), groups, what, begin)
+            return compare(Asking(self, stops, pull), groups, what, begin, "random state" if rng else "")
         except RunFailed as error:
             raise _without_ours(error, expression) from None
 

@@ -19,7 +19,9 @@ MOST_BLOCKS = 4
 """The elements of so many blocks are compared; where more differ the greatest difference is at least what is told."""
 
 
-def compare(asking: Asking, groups: Sequence[tuple[int, ...]], expression: str, begin: str) -> DiffReport:
+def compare(
+    asking: Asking, groups: Sequence[tuple[int, ...]], expression: str, begin: str, of_digests: str = ""
+) -> DiffReport:
     """Return how ranks differ.
 
     Args:
@@ -27,12 +29,13 @@ def compare(asking: Asking, groups: Sequence[tuple[int, ...]], expression: str, 
         groups: ranks that are meant to be equal.
         expression: what is compared, for people.
         begin: the first question.
+        of_digests: what the values are, if ranks tell digests of them.
     """
     everybody = [rank for group in groups for rank in group]
     first = asking.ask(everybody, begin)
     try:
         found = [_compared(asking, group, first) for group in groups]
-        return DiffReport(expression, tuple(found), max(left_out for _, _, left_out in first.values()))
+        return DiffReport(expression, tuple(found), max(left_out for _, _, left_out in first.values()), of_digests)
     finally:
         with contextlib.suppress(MonarchNbError):  # a rank that is gone keeps nothing
             asking.ask(everybody, "end()")

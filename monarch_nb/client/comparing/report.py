@@ -24,6 +24,7 @@ class DiffReport:
         expression: what was compared.
         groups: what was found in each group of ranks that are meant to be equal. Without `over` there is one.
         left_out: how many parts of the value were not compared, because it has too many.
+        of_digests: what the values are, where ranks told digests of them: "random state". These are not shown.
 
     Example:
         >>> report = mesh.diff("model")  # doctest: +SKIP
@@ -34,6 +35,7 @@ class DiffReport:
     expression: str
     groups: tuple[Compared, ...]
     left_out: int = 0
+    of_digests: str = ""
 
     @property
     def differences(self) -> list[Difference]:
@@ -57,15 +59,16 @@ class DiffReport:
         """How much is equal, on which ranks. Groups of which the same is true are told once."""
         lines: dict[str, list[Compared]] = {}
         for group in self.groups:
-            lines.setdefault(_how_much(group), []).append(group)
+            lines.setdefault(_how_much(group, self.of_digests or "value"), []).append(group)
         if len(self.groups) == 1:
-            return f"{_how_much(self.groups[0])} on {name_ranks(self.groups[0].ranks)}"
+            return f"{next(iter(lines))} on {name_ranks(self.groups[0].ranks)}"
         of_groups = {line: f"{counted(len(groups), 'group')}: {_listed(groups)}" for line, groups in lines.items()}
         return "\n".join(f"{line} within each of {of}" for line, of in of_groups.items())
 
     def rows(self) -> list[tuple[str, str]]:
         """Return a name and a sentence for each difference, as many as are shown."""
-        return [(each.path or self.expression, _sentence(each)) for each in self.differences[:MOST_ROWS]]
+        sentence = _sentence_of_digests if self.of_digests else _sentence
+        return [(each.path or self.expression, sentence(each)) for each in self.differences[:MOST_ROWS]]
 
     def notes(self) -> list[str]:
         """Return what the rows do not say."""
@@ -84,7 +87,7 @@ def _listed(groups: Sequence[Compared]) -> str:
     return " | ".join([*named, *(["…"] if len(groups) > MOST_VERSIONS else [])])
 
 
-def _how_much(group: Compared) -> str:
+def _how_much(group: Compared, noun: str) -> str:
     """Return "112 of 113 tensors are equal", or the like."""
     tensors = {each.path for each in group.differences if each.is_tensor}
     values = {each.path for each in group.differences if not each.is_tensor}
@@ -92,7 +95,7 @@ def _how_much(group: Compared) -> str:
     if count := group.tensors - group.alone:
         said.append(_of(count - len(tensors), count, "tensor"))
     if (count := group.values) and (values or not group.tensors):  # nothing is said of equal values beside tensors
-        said.append(_of(count - len(values), count, "value"))
+        said.append(_of(count - len(values), count, noun))
     return " and ".join(said) if said else "there is nothing to compare"
 
 
@@ -117,6 +120,22 @@ def _sentence(difference: Difference) -> str:
     if difference.missing:
         parts.append(f"{name_ranks(difference.missing)}: not there")
     return " ".join([*said, "; ".join(parts)])
+
+
+def _sentence_of_digests(difference: Difference) -> str:
+    """Return which ranks have the same under a name, where nobody can read what they have."""
+    alike = [version.ranks for version in difference.versions if len(version.ranks) > 1]
+    alone = sorted(rank for version in difference.versions if len(version.ranks) == 1 for rank in version.ranks)
+    if not alike and not difference.missing:
+        return "each rank has its own"
+    parts = [f"{name_ranks(ranks)} equal" for ranks in alike[:MOST_VERSIONS]]
+    if more := alike[MOST_VERSIONS:]:
+        parts.append(f"{counted(len(more), 'group')} more of equal ranks")
+    if alone:
+        parts.append(f"{name_ranks(alone)} {'differs' if len(alone) == 1 else 'differ, each has its own'}")
+    if difference.missing:
+        parts.append(f"{name_ranks(difference.missing)}: not there")
+    return "; ".join(parts)
 
 
 def _first(most: Version, difference: Difference, *, same_kind: bool) -> str:

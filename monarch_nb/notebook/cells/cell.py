@@ -346,6 +346,8 @@ class CellRunner:
         try:
             run.raise_failures()
         except MonarchNbError as error:
+            if error is run.refusal:  # the cell ends with what its view has said meanwhile
+                view.on_event(Notice("", key=TIME_NOTICE))
             return error
         return None
 

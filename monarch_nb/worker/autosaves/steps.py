@@ -6,11 +6,12 @@ skips a step does not call it. With several optimizers a step is one round of al
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from monarch_nb.worker.imports import after_import
 
@@ -96,12 +97,16 @@ class Watch:
     """Notices steps, and the moment between two of them.
 
     A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
-    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or else
-    the next optimizer.
+    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or the
+    schedule of a pipeline, or else the next optimizer.
 
     Args:
         stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.
     """
+
+    _to_call: ClassVar[WeakSet[Watch]] = WeakSet()
+    """Those with something to call between two steps."""
+    _sees_schedules: ClassVar[bool] = False
 
     def __init__(self, stepped: Callable[[Any], None]) -> None:
         self._stepped = stepped
@@ -125,6 +130,10 @@ class Watch:
         """Call something once, between this step and the next; what was to be called is no longer."""
         self.call_off()
         self._between = function
+        self._to_call.add(self)
+        if not Watch._sees_schedules:
+            Watch._sees_schedules = True
+            after_import("torch.distributed.pipelining.schedules", _hook_schedules)
         torch = sys.modules["torch"]
 
         def before_forward(module: Any, _: Any) -> None:
@@ -136,6 +145,7 @@ class Watch:
     def call_off(self) -> None:
         """Call nothing."""
         self._between = None
+        self._to_call.discard(self)
         if self._forward is not None:
             self._forward.remove()
             self._forward = None
@@ -159,3 +169,26 @@ class Watch:
 
         self._handles.append(module.register_optimizer_step_post_hook(after_step))
         self._handles.append(module.register_optimizer_step_pre_hook(before_step))
+
+    @classmethod
+    def go_on(cls) -> None:
+        """A step ends here for all that have something to call."""
+        for watch in list(cls._to_call):
+            watch._go_on()
+
+
+def _hook_schedules(schedules: Any) -> None:
+    """A stage of a pipeline calls its module when the stage before has sent something. That one may hold already: all
+    stages hold before their schedules instead."""
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        kind.step = _going_on(kind.step)
+
+
+def _going_on(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def going_on(*arguments: Any, **named: Any) -> Any:
+        if sys.modules["torch"].is_grad_enabled():
+            Watch.go_on()
+        return step(*arguments, **named)
+
+    return going_on

@@ -42,11 +42,11 @@ def random_states() -> dict[str, Any]:
         state = numpy.random.get_state(legacy=False)["state"]
         states["numpy"] = _digest((state["key"].tobytes(), state["pos"]))
     if (torch := sys.modules.get("torch")) is not None:
-        states["torch"] = torch.get_rng_state()
+        states["torch"] = _digest(torch.get_rng_state().tolist())
         for kind in ("cuda", "xpu", "mps"):
             device = getattr(torch, kind, None)
             if device is not None and device.is_available() and getattr(device, "is_initialized", lambda: True)():
-                states[f"torch.{kind}"] = device.get_rng_state().cpu()
+                states[f"torch.{kind}"] = _digest(device.get_rng_state().tolist())
     return states
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +15,9 @@ import pytest
 
 from integration.live import TIMEOUT_S, eventually
 from integration.ways import AnyWay
+from leaks import processes_of
 from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.provision import launchers
@@ -114,3 +118,34 @@ def test_a_job_that_is_there_is_used(way: Lsf, tmp_path: Path) -> None:
     eventually(lambda: not way.left())
     assert (tmp_path / "said").read_text().splitlines() == ["['1', '1']", "['h1', 'h2']", "released"]
     assert len(list((way.directory / "jobs").iterdir())) == 1, "no other job was asked for"
+
+
+@pytest.mark.usefixtures("way")
+def test_scripts_hear_what_the_engine_tells_the_allocator(tmp_path: Path) -> None:
+    """LSF's stand-in, for any engine that tells the allocator alone, as Slurm with control groups does."""
+    heard = tmp_path / "heard"
+    heard.mkdir()
+    (tmp_path / "careful.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "mine = pathlib.Path(sys.argv[1], os.environ['RANK'])\n"
+        "def handler(number, frame):\n"
+        "    with mine.open('a') as file:\n"
+        "        file.write(f'{signal.Signals(number).name}\\n')\n"
+        "    if number == signal.SIGTERM:\n"
+        "        sys.exit(0)\n"
+        "signal.signal(signal.SIGUSR1, handler)\n"
+        "signal.signal(signal.SIGTERM, handler)\n"
+        "mine.touch()\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    (tmp_path / "careless.py").write_text("import pathlib, sys\npathlib.Path(sys.argv[1], 'careless').touch()\ninput()")
+    dev = reserve("dev", procs=2, preload=[], on="lsf", files=False)
+    home = Path(os.environ[HOME_VARIABLE])
+    [allocator] = [each.pid for each in processes_of(home) if "monarch_nb.allocator" in each.command]
+    dev.mesh.submit_script(str(tmp_path / "careful.py"), str(heard))
+    eventually(lambda: {each.name for each in heard.iterdir()} == {"0", "1"})
+    os.kill(allocator, signal.SIGUSR1)
+    eventually(lambda: [(heard / rank).read_text() for rank in "01"] == ["SIGUSR1\n"] * 2)
+    os.kill(allocator, signal.SIGTERM)
+    eventually(lambda: [(heard / rank).read_text() for rank in "01"] == ["SIGUSR1\nSIGTERM\n"] * 2)

@@ -105,3 +105,16 @@ def test_groups_over_a_dimension() -> None:
 def test_the_index_of_an_element() -> None:
     assert _index(17 * 32 + 4, [64, 32]) == [17, 4]
     assert _index(0, []) == []
+
+
+def test_what_nobody_can_read_is_not_shown() -> None:
+    told = {
+        (0, 1): [number("3fa9", "python"), number("77", "torch"), number("1", "numpy")],
+        (2,): [number("0bd1", "python"), number("78", "torch"), number("1", "numpy")],
+        (3,): [number("aa01", "python"), number("78", "torch"), number("1", "numpy")],
+    }
+    assert str(DiffReport("the random states", (compared(told),), of_digests="random state")) == (
+        "1 of 3 random states are equal on ranks 0-3\n"
+        "  python  ranks 0-1 equal; ranks 2-3 differ, each has its own\n"
+        "  torch   ranks 0-1 equal; ranks 2-3 equal"
+    )
