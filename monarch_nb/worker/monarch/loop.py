@@ -46,6 +46,14 @@ class _Loop:
 _loops: list[_Loop] = []
 
 
+def certificates() -> dict[str, str]:
+    """Return those of the loop that runs here: whoever may run code in this rank has them. Empty without a loop, and
+    where it listens to no network."""
+    if not (_loops and _loops[0].thread.is_alive() and _loops[0].address.startswith("tls")):
+        return {}
+    return {kind: Path(os.environ[variable]).read_text() for kind, variable in TLS_VARIABLES.items()}
+
+
 def serve(place: Mapping[str, str], rank: int) -> dict[str, str]:
     """Have the worker loop run here, and return where.
 
