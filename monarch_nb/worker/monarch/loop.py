@@ -132,6 +132,7 @@ def _write_certificates(place: Mapping[str, str]) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(place[kind])
         os.environ[variable] = str(path)
+    importlib.import_module("monarch._rust_bindings.monarch_hyperactor.config").reload_config_from_env()
 
 
 def _remove(path: str) -> None:
