@@ -1,6 +1,7 @@
 """The thin client: reservations, meshes and runs. Importing it imports neither grpc nor torch. Top to bottom:
 
 reservations/  what a user holds: taken, found again, attached to, released
+monarch/       Monarch's own engine on the nodes, and this process as its client
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
 comparing/     which ranks have other values than the rest
 scaling/       one cell on more and more ranks, measured
