@@ -1,6 +1,7 @@
 """The thin client: reservations, meshes and runs. Importing it imports neither grpc nor torch. Top to bottom:
 
 reservations/  what a user holds: taken, found again, attached to, released
+monarch/       Monarch's own engine on the nodes, and this process as its client
 meshes/        a mesh and parts of it: code goes to its ranks, values come back; pip on its nodes
 memory/        how much memory ranks use, and which tensors hold it
 comparing/     which ranks have other values than the rest

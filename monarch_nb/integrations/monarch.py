@@ -46,6 +46,10 @@ class ReservedJob(_job.JobTrait):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"ReservedJob({self._name!r}{f', {self._meshes}' if self._meshes else ''})"
 
+    def add_mesh(self, name: str, num_replicas: int, **_: Any) -> None:
+        """Add a host mesh, as KubernetesJob does. What else that takes says how pods are made, and is ignored."""
+        self._meshes[name] = num_replicas
+
     def can_run(self, spec: Any) -> bool:
         """Whether this job, which was kept in a file, is what is asked for, and still held."""
         if not isinstance(spec, ReservedJob) or (spec._name, spec._meshes) != (self._name, self._meshes):

@@ -8,6 +8,7 @@ identity_file  that file, read again when it was renewed
 authority      makes certificates; renews itself
 revocation     the list of certificates that count no longer
 membership     pools made, people invited, invitations taken in; certificates renewed and revoked
+passing        a certificate that a few processes share for a while, and nobody else
 private_files  files that only this user reads, replaced whole
 
 `cryptography` is imported inside functions: a local pool never needs it.

@@ -50,6 +50,23 @@ def _both(bench: Bench, what: str, ranks: int, times: int) -> tuple[float, float
     return median(ours), median(theirs)
 
 
+def held_first(bench: Bench) -> Outcome:
+    bench.warm_pool(2, RANKS)
+    took = median(bench.actors("held", "first", 4, bench.repeats(5, 3)))
+    return Outcome(duration(took), took <= 1.5)
+
+
+def held_call(bench: Bench) -> Outcome:
+    bench.warm_pool(2, RANKS)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(bench.repeats(3, 2)):
+        ours += bench.actors("held", "call", 4, bench.repeats(1000, 300))
+        theirs += bench.actors("monarch", "call", 4, bench.repeats(1000, 300))
+    held, own = median(ours), median(theirs)
+    return Outcome(duration(held), held <= 1.05 * own, f"Monarch {duration(own)}", compared(held, own))
+
+
 def _not_slower(ours: float, theirs: float) -> Outcome:
     return Outcome(duration(ours), ours <= theirs, f"Monarch {duration(theirs)}", compared(ours, theirs))
 
@@ -100,5 +117,23 @@ ROWS = [
         "All ranks are in an endpoint when the bench kills one of them with SIGKILL, median of 3. Our call waits half "
         "a second after a death for the answers of the other ranks.",
         death,
+    ),
+    Row(
+        "engine-first",
+        "Monarch's engine on 2 nodes × 2: `dev.monarch()` to the first answer of an actor",
+        "at most 1.5 s",
+        "The time from the call of `dev.monarch()` on held nodes without workers to the return of the first call of an "
+        "empty endpoint on 4 processes. The program has imported Monarch before. Median of 5.",
+        held_first,
+        Shape(2, RANKS),
+    ),
+    Row(
+        "engine-call",
+        "Monarch's engine on 2 nodes × 2: round trip of an empty endpoint, against Monarch's own processes",
+        "at most 1.05 times as long",
+        "The median of 3,000 calls of `ranks.nothing.call().get()` in three programs. They alternate with the same "
+        "program on 4 processes of `this_host()`.",
+        held_call,
+        Shape(2, RANKS),
     ),
 ]

@@ -191,10 +191,9 @@ class Bench:
         return self._told(package, rival_python(self.say), program, *arguments)
 
     def actors(self, package: str, what: str, ranks: int, times: int) -> list[float]:
-        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` is ours."""
-        is_ours = package == "monarch_nb"
-        python = Path(sys.executable) if is_ours else rival_python(self.say)
-        pool = _pool_name(self._shape) if is_ours and self._shape is not None else "-"
+        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` is not `monarch`."""
+        python = Path(sys.executable) if package == "monarch_nb" else rival_python(self.say)
+        pool = _pool_name(self._shape) if package != "monarch" and self._shape is not None else "-"
         seconds_: list[float] = self._told(package, python, "actors.py", package, pool, what, ranks, times)
         return seconds_
 

@@ -12,14 +12,17 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.config import MONARCH_CLIENT_VARIABLE
 from monarch_nb.errors import UsageError
+from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
@@ -27,6 +30,8 @@ PROCESS_MODULE = "monarch_nb.worker.monarch.process"
 STOP_S = 3.0
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
+_gateways: list[str] = []
+"""The worker through which this process is attached, where that is over a network."""
 _meshes: dict[str, Callable[[], str]] = {}
 """Of meshes with workers that this process is attached to, by id: returns what is to be said of dead ones."""
 
@@ -48,6 +53,32 @@ def load() -> Any:
 def version() -> str:
     """Return that of torchmonarch here."""
     return importlib.metadata.version("torchmonarch")
+
+
+def join(gateway: str, certificates: Mapping[str, str]) -> None:
+    """Have what this process sends and gets go through one worker, encrypted: nodes need not reach this machine.
+
+    Raises:
+        UsageError: Monarch runs in this process already, without that worker.
+    """
+    if _gateways == [gateway]:
+        return
+    directory = tempfile.mkdtemp(prefix="monarch-nb-")  # for this user alone
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    for kind, variable in TLS_VARIABLES.items():
+        path = os.path.join(directory, f"{kind}.pem")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(certificates[kind])
+        os.environ[variable] = path
+    importlib.import_module("monarch._rust_bindings.monarch_hyperactor.config").reload_config_from_env()
+    try:
+        load().attach(gateway)
+    except RuntimeError as error:
+        raise UsageError(
+            "Monarch runs in this process already, and not through these nodes. Restart the kernel, and call "
+            f"monarch() before anything else of Monarch's ({error})"
+        ) from None
+    _gateways[:] = [gateway]
 
 
 def attach(workers: Sequence[str], name: str, python: str) -> Any:

@@ -59,6 +59,8 @@ class MonarchHosts:
         addresses = serving.addresses if nodes is None else tuple(serving.addresses[node] for node in nodes)
         hosts = self._attached.get(addresses)
         if hosts is None or hosts._inner_host_mesh is None:  # it was shut down
+            if serving.certificates:
+                engine.join(serving.addresses[0], serving.certificates)
             workers.tell_deaths(mesh)
             engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
             hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)

@@ -6,20 +6,23 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
 from monarch_nb.client.pools.leasing.undertaking import using
-from monarch_nb.config import MONARCH_MESH
+from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.trust.passing import passing_certificate
 
 _SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank)"
+_CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
 SERVE_TIMEOUT_S = 60.0
 PER_HOST = {"workers": 1}
 
@@ -45,11 +48,13 @@ class Workers:
         mesh: whose ranks they are.
         addresses: where they listen, by rank.
         python: of their processes; empty when it is not the same everywhere.
+        certificates: of connections over a network, as `trust.passing` has them; empty on this machine.
     """
 
     mesh: Mesh
     addresses: tuple[str, ...]
     python: str
+    certificates: Mapping[str, str]
 
 
 async def mesh_of(meshes: Meshes) -> Mesh:
@@ -77,7 +82,7 @@ def serve(mesh: Mesh) -> Workers:
     mesh.status()
     if dead := [rank for rank in mesh.ranks if rank in mesh.core.dead]:
         mesh.restart(dead)
-    places = {rank: _place(mesh.core.connection_of(rank)) for rank in mesh.ranks}
+    places, certificates = _places(mesh)
     try:
         told = mesh.run(_SERVE.format(places=places), sync=False, timeout_s=SERVE_TIMEOUT_S).values
     except RunFailed as error:
@@ -85,7 +90,8 @@ def serve(mesh: Mesh) -> Workers:
     names = {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks}
     check(told, [names[rank] for rank in mesh.ranks])
     pythons = {one["python"] for one in told}
-    return Workers(mesh, tuple(one["address"] for one in told), pythons.pop() if len(pythons) == 1 else "")
+    addresses = tuple(one["address"] for one in told)
+    return Workers(mesh, addresses, pythons.pop() if len(pythons) == 1 else "", certificates)
 
 
 def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
@@ -127,9 +133,23 @@ def _death(mesh: Mesh, rank: int, why: str) -> str:
     return f"{mesh.core.connection_of(rank).name}: the Monarch worker (rank {rank} of mesh {mesh.name}) died: {why}"
 
 
-def _place(connection: Connection) -> dict[str, str]:
-    """Return where a node's loop is to listen: beside its allocator's socket."""
-    scheme, _, path = connection.node_address.partition(":")
-    if scheme != "unix":
-        raise UsageError(f"{connection.name} is reached over a network")
-    return {"directory": str(Path(path).parent)}
+def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
+    """Return where each rank's loop is to listen, and the certificates of connections over a network: those that loops
+    have already, or new ones, which nobody else in the pool has."""
+    connections = {rank: mesh.core.connection_of(rank) for rank in mesh.ranks}
+    if all(_is_here(connection) for connection in connections.values()):
+        sockets = {rank: str(Path(one.address.partition(":")[2]).parent) for rank, one in connections.items()}
+        return {rank: {"directory": directory} for rank, directory in sockets.items()}, {}
+    if tunnels := [one.name for one in connections.values() if one.address.startswith(TUNNEL_SCHEME)]:
+        raise UsageError(
+            f"{', '.join(tunnels)} are reached through a tunnel of ssh, which carries no connections of Monarch's: "
+            "run this on a machine of their network"
+        )
+    hosts = {rank: call(connection.describe()).store_host for rank, connection in connections.items()}
+    there = [one for one in mesh.run(_CERTIFICATES, sync=False, timeout_s=SERVE_TIMEOUT_S).values if one]
+    certificates = there[0] if there else passing_certificate(hosts.values())
+    return {rank: {"host": host, **certificates} for rank, host in hosts.items()}, certificates
+
+
+def _is_here(connection: Connection) -> bool:
+    return connection.address.startswith("unix:") and not connection.address.startswith(TUNNEL_SCHEME)

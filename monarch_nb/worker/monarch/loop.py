@@ -46,6 +46,14 @@ class _Loop:
 _loops: list[_Loop] = []
 
 
+def certificates() -> dict[str, str]:
+    """Return those of the loop that runs here: whoever may run code in this rank has them. Empty without a loop, and
+    where it listens to no network."""
+    if not (_loops and _loops[0].thread.is_alive() and _loops[0].address.startswith("tls")):
+        return {}
+    return {kind: Path(os.environ[variable]).read_text() for kind, variable in TLS_VARIABLES.items()}
+
+
 def serve(place: Mapping[str, str], rank: int) -> dict[str, str]:
     """Have the worker loop run here, and return where.
 
@@ -124,6 +132,7 @@ def _write_certificates(place: Mapping[str, str]) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(place[kind])
         os.environ[variable] = str(path)
+    importlib.import_module("monarch._rust_bindings.monarch_hyperactor.config").reload_config_from_env()
 
 
 def _remove(path: str) -> None:

@@ -1,6 +1,7 @@
 """Times of actors, as JSON: `PYTHON actors.py PACKAGE POOL WHAT RANKS TIMES`.
 
-PACKAGE is `monarch`, or `monarch_nb`: apart from how they come to their processes, both run the same.
+PACKAGE is `monarch`, `monarch_nb`, or `held` for Monarch's engine on two nodes of a reservation: apart from how they
+come to their processes, all run the same.
 """
 
 import importlib
@@ -19,12 +20,13 @@ WAIT_S = 30
 
 package, pool, what = sys.argv[1:4]
 ranks, times = map(int, sys.argv[4:])
-library = importlib.import_module(f"{package}.actor")
+library = importlib.import_module("monarch_nb.actor" if package == "monarch_nb" else "monarch.actor")
 Actor, endpoint = library.Actor, library.endpoint
 if package == "monarch":
     library.unhandled_fault_hook = lambda failure: None
-else:
+if package != "monarch":
     from monarch_nb import reserve
+NODES = 2
 
 
 class Rank(Actor):
@@ -68,12 +70,38 @@ def spawned():
         procs = library.this_host().spawn_procs(per_host={"procs": ranks})
         yield procs.spawn("ranks", Rank)
         procs.stop().get()
+    elif package == "held":
+        with held() as reservation:
+            yield reservation.monarch().spawn_procs(per_host={"procs": ranks // NODES}).spawn("ranks", Rank)
     else:
         reservation = reserve("bench", procs=ranks, pool=pool)
         try:
             yield reservation.mesh.spawn("ranks", Rank)
         finally:
             reservation.release()
+
+
+@contextmanager
+def held():
+    reservation = reserve("bench", nodes=NODES, procs=ranks // NODES, pool=pool)
+    try:
+        yield reservation
+    finally:
+        reservation.release()
+
+
+def first():
+    """To the first answer on nodes that are held, without workers yet."""
+    with held() as reservation:
+        found = []
+        for _ in range(times):
+            began_s = time.perf_counter()
+            procs = reservation.monarch().spawn_procs(per_host={"procs": ranks // NODES})
+            procs.spawn("ranks", Rank).nothing.call().get()
+            found.append(time.perf_counter() - began_s)
+            procs.stop().get()
+            reservation.stop_mesh("monarch")
+        tell(found)
 
 
 def timed(function):
@@ -128,4 +156,4 @@ def tell(found):
     print(json.dumps(found), flush=True)
 
 
-{"fresh": fresh, "call": call, "array": array, "messages": messages, "death": death}[what]()
+{"fresh": fresh, "first": first, "call": call, "array": array, "messages": messages, "death": death}[what]()
