@@ -175,6 +175,7 @@ def test_a_run_that_fails_goes_on_or_loses_a_rank_has_a_profile_of_what_there_wa
 
 def test_in_a_notebook(mesh: Mesh, kernel: Kernel, gate: Gate, tmp_path: Path) -> None:
     assert "nothing runs on these ranks" in kernel.run("%mesh top --once -t 0-1")
+    assert "nothing runs on these ranks" in kernel.run("%mesh top", headless=True)
     kernel.run(f"%%mesh --noblock\n{gate.wait}")
     live = kernel.start("%mesh top")
     assert "waits" in kernel.wait(live, "Cell In[")
