@@ -117,7 +117,7 @@ def test_scripts_are_looked_at_and_a_terminal_shows_them(
 def test_nobody_watches_nobody_looks(mesh: Mesh) -> None:
     idle = seen(mesh, lambda table: all(each.share("idle") == 1 for each in table.ranks))
     assert idle.sentence == "nothing runs on these ranks"
-    assert mesh.run(LOOKERS).values == [1] * 8
+    eventually(lambda: mesh.top(0) and mesh.run(LOOKERS).values == [1] * 8)
     eventually(lambda: mesh.run(LOOKERS).values == [0] * 8)
     assert mesh.run("import sys\nround(sys.getswitchinterval(), 4)").values == [0.005] * 8
 
@@ -175,6 +175,7 @@ def test_a_run_that_fails_goes_on_or_loses_a_rank_has_a_profile_of_what_there_wa
 
 def test_in_a_notebook(mesh: Mesh, kernel: Kernel, gate: Gate, tmp_path: Path) -> None:
     assert "nothing runs on these ranks" in kernel.run("%mesh top --once -t 0-1")
+    assert "nothing runs on these ranks" in kernel.run("%mesh top", headless=True)
     kernel.run(f"%%mesh --noblock\n{gate.wait}")
     live = kernel.start("%mesh top")
     assert "waits" in kernel.wait(live, "Cell In[")

@@ -13,6 +13,7 @@ from monarch_nb.client.top.ranks import rank_top
 from monarch_nb.client.top.table import TopTable
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 
 EVERY_S = 1.0
 """So often whoever watches asks: ranks look for a few seconds after each time."""
@@ -42,8 +43,13 @@ async def look_at(mesh: MeshRanks, ranks: Sequence[int]) -> TopTable:
         info = infos.get(rank) or RankInfo(rank, mesh.where_of([rank]).strip(" ()"), 0, "unreachable")
         read = [gpu for index in info.gpu_indices if (gpu := gpus.get(info.host, {}).get(index)) is not None]
         busy = [(gpu.utilisation if gpu.HasField("utilisation") else None, gpu.memory_used_bytes) for gpu in read]
-        found.append(rank_top(info, looks[rank].looks if rank in looks else None, busy))
+        found.append(rank_top(info, _told_by(looks.get(rank)), busy))
     return TopTable(tuple(found))
+
+
+def _told_by(reply: pb.RankReply | None) -> run_pb2.Looks | None:
+    """Return what a rank said; None when it did not answer, or is of a version that does not know the question."""
+    return reply.looks if reply is not None and reply.HasField("looks") else None
 
 
 async def _told(mesh: MeshRanks) -> dict[Connection, pb.StatusReply]:

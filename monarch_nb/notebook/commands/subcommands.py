@@ -100,7 +100,7 @@ class Subcommands:
             declarations.PANEL: self._panel,
             declarations.STATUS: self._status,
             declarations.STACKS: self._stacks,
-            inside.TOP: partial(top, session, shell),
+            inside.TOP: partial(top, session, shell, panels),
             declarations.ACTORS: self._actors,
             declarations.LOGS: self._logs,
             declarations.FOLD: partial(fold, session),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any
 
@@ -12,16 +11,17 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.top.table import ALL_WAIT, IDLE, TopTable
 from monarch_nb.client.top.terminal import TerminalScreen
 from monarch_nb.client.top.tops import follow
-from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.output.html.top import top_markup
 from monarch_nb.notebook.output.tables import Shown, is_notebook, show, show_updatable
+from monarch_nb.notebook.panels.showing import Panels
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 
 
-def top(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
-    """Show where ranks are, until Ctrl-C, for some time, or once.
+def top(session: Session, shell: InteractiveShell, panels: Panels, parsed: Parsed) -> None:
+    """Show where ranks are, until Ctrl-C, for some time, or once: also where a program runs the notebook, which would
+    wait for ever.
 
     Raises:
         UsageError: both --once and --for are given.
@@ -30,7 +30,7 @@ def top(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     for_s = parsed.seconds("for")
     if parsed.switch("once") and for_s is not None:
         raise UsageError("say one of --once and --for")
-    if parsed.switch("once") or (for_s is None and os.environ.get(NONINTERACTIVE_VARIABLE)):
+    if parsed.switch("once") or (for_s is None and is_notebook(shell) and not panels.is_attended):
         show(top_view(mesh.top()))
         return
     until_s = time.monotonic() + for_s if for_s is not None else None

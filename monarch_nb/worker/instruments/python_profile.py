@@ -19,6 +19,7 @@ from monarch_nb.worker.user_code import PACKAGE, UserCode, outwards
 RATE_HZ = 100
 _MOST_HZ = 1000
 _SWITCH_S = 0.0002
+_MOST_FRAMES = 50_000
 _IN_LOOP = Frame("(event loop)", "", 0)
 """The cell awaits something, or has not begun."""
 
@@ -86,6 +87,9 @@ class PythonProfile:
         code = frame.f_code
         key = (code, (frame.f_lineno or code.co_firstlineno) if is_users else 0)
         if key not in self._frames:
+            if len(self._frames) >= _MOST_FRAMES:  # code that makes code
+                self._frames.clear()
+                self._owned.clear()
             is_ours = code.co_filename.startswith(PACKAGE)
             name = encodable(self._user_code.file_name(code.co_filename))
             self._frames[key] = None if is_ours else Frame(encodable(code.co_name), name, key[1])

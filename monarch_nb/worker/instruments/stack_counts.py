@@ -49,18 +49,23 @@ class StackCounts:
         self._looks += 1
         node = -1
         for depth, frame in enumerate(stack):
-            key = (node, self._frames.setdefault(frame, len(self._frames)))
-            child = self._children.get(key)
+            child = self._children.get((node, self._frames.get(frame, -1)))
             if child is None:
                 if depth >= MOST_DEPTH or (len(self._parents) >= MOST_NODES and node >= 0):
                     self._is_cut = True
                     break
-                child = self._children[key] = len(self._parents)
-                self._parents.append(node)
-                self._frame_of.append(key[1])
-                self._own_s.append(0.0)
+                child = self._grow(node, frame)
             node = child
         self._own_s[node] += seconds
+
+    def _grow(self, node: int, frame: Frame) -> int:
+        """Return a new node for a frame that another one called."""
+        number = self._frames.setdefault(frame, len(self._frames))
+        child = self._children[node, number] = len(self._parents)
+        self._parents.append(node)
+        self._frame_of.append(number)
+        self._own_s.append(0.0)
+        return child
 
     def told(self) -> dict[str, Any]:
         """Return all as plain data: nodes as lists, each after its parent."""

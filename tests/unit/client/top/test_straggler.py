@@ -36,6 +36,7 @@ def test_docstring_examples() -> None:
         ([0.6, 0.55, 0.5, 0.62], None),  # all wait alike
         ([1.0, 1.0, 1.0, 1.0], None),  # all hang
         ([0.9, 0.05, 0.05, 0.05], None),  # one waits: who is late is most of them
+        ([0.05, 0.06, 0.05, 0.9, 0.9], None),  # so it is here
         ([0.9], None),
     ],
 )

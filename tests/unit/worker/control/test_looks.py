@@ -78,10 +78,10 @@ def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> Non
 def test_steps_a_second_count_from_the_first_step_that_was_seen_to_end() -> None:
     window = Window()
     assert window.steps_per_s(0) is None
-    for tenth in range(20):  # a step of 0.4 s
-        window.add(tenth / 10, Look("torch"), 7 + tenth // 4)
+    for tenth in range(20):  # steps of 0.4 s, the first of which had begun before
+        window.add(tenth / 10, Look("torch"), 7 + (tenth + 2) // 4)
     assert window.steps_per_s(2.0) == pytest.approx(2.5)
-    assert window.steps_per_s(5.3) == pytest.approx(3 / 4.9), "it steps no more"
+    assert window.steps_per_s(5.3) == pytest.approx(3 / 4.7), "it steps no more"
 
 
 def test_rare_steps_are_kept_longer_than_looks() -> None:
