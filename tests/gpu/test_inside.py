@@ -45,7 +45,8 @@ def test_memory_of_the_gpu_and_of_a_failed_allocation(mesh: Mesh) -> None:
     assert rank.held.largest[0].name == "model.weight"
     assert rank.held.largest[0].facts == "[1024, 1024] float32 cuda"
 
-    grow = f"def grow(batch):\n    return torch.empty(1 << 50, device=device)\ngrow(torch.empty({GIB} // 4, device=device))"
+    grow = f"grow(torch.empty({GIB} // 4, device=device))"
+    mesh.run("def grow(batch):\n    return torch.empty(1 << 50, device=device)")
     with pytest.raises(RunFailed, match="out of memory") as failed:
         mesh.run(grow)
     (rank,) = mesh.memory_of(failed.value.run).ranks
