@@ -96,6 +96,7 @@ class TorchProfile:
     def end(self) -> dict[str, Any] | None:
         """Stop; return where the time went and the trace, as plain data. None on a rank that was not chosen."""
         self._stop()
+        self._watch.end()  # not before: torch does not expect that a hook removes one
         if not self._is_chosen:
             return None
         facts = {
@@ -176,7 +177,9 @@ class TorchProfile:
             self._stop()
 
     def _stepped(self, optimizer: Any) -> None:
-        if threading.current_thread() is threading.main_thread() and self._counter.completes(self._names.of(optimizer)):
+        if not self._is_on or threading.current_thread() is not threading.main_thread():
+            return
+        if self._counter.completes(self._names.of(optimizer)):
             self._last_step_ns = time.time_ns()
             self._watch.call_between(self._next_step)
 
@@ -204,7 +207,7 @@ class TorchProfile:
         """Switch it off, whatever state it is in."""
         if self._timer is not None:
             self._timer.cancel()
-        self._watch.end()
+        self._watch.call_off()
         if self._is_on and self._made <= _WARM_UP + self._steps and not self._is_taken_away():
             self._halted_ns = time.time_ns()
             if self._made > _WARM_UP:  # the last step has not ended, or no other followed
@@ -330,8 +333,9 @@ def _quiet() -> Iterator[None]:
 
 
 _PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_MOST_PENDING = 32  # as many as Python keeps
 _pending: list[Any] = []
-"""What Python is to call must not be collected before."""
+"""What Python may still have to call: it must not be collected before."""
 
 
 def _soon_on_main_thread(function: Callable[[], None]) -> None:
@@ -342,8 +346,9 @@ def _soon_on_main_thread(function: Callable[[], None]) -> None:
         function()
         return 0
 
-    _pending[:] = [_PendingCall(call)]
-    ctypes.pythonapi.Py_AddPendingCall(_pending[0], None)
+    _pending.append(_PendingCall(call))
+    del _pending[:-_MOST_PENDING]
+    ctypes.pythonapi.Py_AddPendingCall(_pending[-1], None)
 
 
 def _boot_id() -> str:

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_nb.worker.memory import failures
+from monarch_nb.worker.memory import failures, held
 from monarch_nb.worker.memory.figures import GpuFigures, gpu_figures
 from monarch_nb.worker.memory.held import Held
 
 MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def all_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of other tests, which have no name here, push none out."""
+    monkeypatch.setattr(held, "MOST_TENSORS", 100_000)
 
 
 def sizes(namespace: dict[str, Any]) -> dict[str, int]:
