@@ -206,6 +206,7 @@ class Node:
         self.warming.close()
         self.adoption.close()
         self.leases.expiry.close()
+        self.leases.close()
         self.fairness.close()
         self.autosaves.close()
         self.owed.close()

@@ -20,7 +20,7 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationNotFound, UsageError
+from monarch_nb.errors import LimitReached, MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
@@ -49,6 +49,7 @@ class Leases:
         fairness: Fairness,
     ) -> None:
         self._fairness = fairness
+        self._checks: set[asyncio.Task[None]] = set()
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
@@ -125,6 +126,9 @@ class Leases:
     async def take(self, request: pb.ReserveRequest, caller: str) -> list[int]:
         """Lease slots as `reserve` does, unless that is more than somebody may hold.
 
+        The first node of a reservation has counted all that it is to have. So on the others nobody waits for the count,
+        which shows then whether the first one was told the truth.
+
         Args:
             caller: from where that is asked for, for the record.
 
@@ -135,15 +139,32 @@ class Leases:
         async with self.turn(request):
             is_new = reservation_id not in self._state.leases
             indices = self.reserve(request)
-        if is_new:
+        if not is_new:
+            return indices
+        if request.node_rank and not request.lease_id:
+            task = asyncio.create_task(self._check_later(reservation_id))
+            self._checks.add(task)
+            task.add_done_callback(self._checks.discard)
+        else:
             try:
                 await self._fairness.check(reservation_id)
             except MonarchNbError:
                 await self.release(reservation_id)
                 raise
-            if lease := self._state.leases.get(reservation_id):
-                self._fairness.note_lease(reservation_id, lease, caller)
+        if lease := self._state.leases.get(reservation_id):
+            self._fairness.note_lease(reservation_id, lease, caller)
         return indices
+
+    async def _check_later(self, reservation_id: str) -> None:
+        try:
+            await self._fairness.check(reservation_id)
+        except LimitReached as error:
+            await self.release(reservation_id, str(error))
+
+    def close(self) -> None:
+        """Check nothing any more."""
+        for task in self._checks:
+            task.cancel()
 
     def reserve(self, request: pb.ReserveRequest) -> list[int]:
         """Lease slots provisionally, in their turn; return the GPUs' indices."""

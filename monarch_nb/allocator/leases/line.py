@@ -131,8 +131,9 @@ class Line:
 
     async def _look(self) -> None:
         while self._held is not None:
-            await self._held.look_at_pool()
-            self._order_anew()
+            if any(one.is_given_here for one in self._waiting):
+                await self._held.look_at_pool()
+                self._order_anew()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _order_anew(self) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Wire:
 
 
 @pytest.fixture
-async def pool(tmp_path: Path) -> dict[str, NodeWithoutProcesses]:
+async def pool(tmp_path: Path) -> AsyncIterator[dict[str, NodeWithoutProcesses]]:
     """Three nodes of a machine that have a file of limits together, which is not written yet."""
     nodes = {}
     for number in range(3):
@@ -51,7 +52,11 @@ async def pool(tmp_path: Path) -> dict[str, NodeWithoutProcesses]:
     wire = Wire(dict(nodes))
     for node in nodes.values():
         node.fairness._others._relay = wire  # type: ignore[assignment]
-    return nodes
+    yield nodes
+    for node in nodes.values():
+        node.leases.close()
+        node.watch.close()
+        node.records.close()
 
 
 def limits(pool: dict[str, NodeWithoutProcesses], text: str) -> None:
@@ -103,6 +108,15 @@ async def test_a_node_that_does_not_answer_counts_with_what_the_others_know(
     assert isinstance(await take(three, "c"), LimitReached)
 
 
+async def test_later_nodes_count_too_but_nobody_waits_for_that(pool: dict[str, NodeWithoutProcesses]) -> None:
+    """A client that says to each node that another one is the first gets no more than others."""
+    limits(pool, LIMIT)
+    for node in pool.values():
+        assert await take(node, "a", nodes=1, node_rank=1) is None
+    await asyncio.gather(*(task for node in pool.values() for task in list(node.leases._checks)))
+    assert sum(len(node.state.leases) for node in pool.values()) <= 2
+
+
 async def test_without_a_file_nobody_is_asked(pool: dict[str, NodeWithoutProcesses]) -> None:
     one, *_ = pool.values()
     assert await take(one, "a", nodes=99) is None
@@ -138,8 +152,7 @@ async def test_unix_groups_count(pool: dict[str, NodeWithoutProcesses], monkeypa
     assert await take(two, "c", owner="carol") is None
 
 
-async def test_reservations_and_their_ends_are_written_down(tmp_path: Path) -> None:
-    node = make_node(tmp_path)
+async def test_reservations_and_their_ends_are_written_down(node: NodeWithoutProcesses, tmp_path: Path) -> None:
     node.record.path = tmp_path / "record.jsonl"
     await take(node, "a")
     node.leases.confirm(pb.ConfirmRequest(reservation_id="a"))
