@@ -214,7 +214,7 @@ def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     releasing = kernel.start("%mesh release --save")
     kernel.wait(releasing, "releasing")
     kernel.interrupt()
-    assert "is not released; the save is not done, and goes on" in kernel.wait(releasing)
+    assert re.search("dev is not released; (nothing was saved|ranks may still save)", kernel.wait(releasing))
     kernel.run("%mesh interrupt")
     kernel.run("%mesh save --off")
     assert "saved step of 4 ranks" in kernel.run("%mesh save b step")

@@ -7,8 +7,10 @@ from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
+from monarch_nb.client.saving.autosaves import AutosaveStatus
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
 from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
@@ -82,17 +84,13 @@ def save_before_release(reservation: Reservation) -> list[str]:
     """
     said: list[str] = []
     for mesh in reservation.meshes.now():
-        before = mesh.autosave_status()
-        if before is None:
-            continue
+        before = None
         try:
+            if (before := mesh.autosave_status()) is None:
+                continue
             status = mesh.save_now(f"{reservation.name} is released", RELEASE_WITHIN_S, is_last=True)
         except KeyboardInterrupt:
-            now = mesh.autosave_status()
-            is_saved = now is not None and now.last and now.last != before.last
-            became = f"saved {now.last}" if now is not None and is_saved else "the save is not done, and goes on"
-            last = f"; the last save is {before.last}" if before.last and not is_saved else ""
-            rest = "; ".join([*said, f"{became}{last}"])
+            rest = "; ".join([*said, _saved_since(mesh, before)])
             raise RunInterrupted(f"interrupted: {reservation.name} is not released; {rest}") from None
         if status is None or status.problem:
             why = status.problem if status is not None else "no rank answers"
@@ -101,6 +99,18 @@ def save_before_release(reservation: Reservation) -> list[str]:
     if not said:
         raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
     return said
+
+
+def _saved_since(mesh: Mesh, before: AutosaveStatus | None) -> str:
+    """Return what became of a save that nobody waits for any more."""
+    if before is None:
+        return "nothing was saved"
+    now = mesh.autosave_status()
+    if now is not None and now.last and now.last != before.last:
+        return f"saved {now.last}"
+    return (
+        f"ranks may still save{f', after {before.last}' if before.last else ''}: %mesh status says what was saved last"
+    )
 
 
 def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
