@@ -8,4 +8,5 @@ comparing    diff
 debugging    debug
 looks        fold, show
 saving       save, load, saves
+releasing    release
 """
