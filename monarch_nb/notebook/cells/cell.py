@@ -63,6 +63,7 @@ class CellRunner:
         self._views: WeakValueDictionary[str, RunView] = WeakValueDictionary()  # by run: where its output arrives
         self._last_view: RunView | None = None
         self._time_view: RunView | None = None  # below which the time was spoken of
+        self._raised = ""  # because of which a run ended
         session.show_time = self._show_time
 
     def run(self, line: str, code: str) -> None:
@@ -339,6 +340,9 @@ class CellRunner:
             self._leave_open(run, view)
             self._keep_later(run, out)
             return RunInterrupted(str(report))
+        if run.refusal is not None:  # the cell raises it: it is not told twice
+            self._raised = str(run.refusal)
+            view.on_event(Notice("", key=TIME_NOTICE))
         view.close()
         self._session.finished(run)
         if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:
@@ -346,8 +350,6 @@ class CellRunner:
         try:
             run.raise_failures()
         except MonarchNbError as error:
-            if error is run.refusal:  # the cell ends with what its view has said meanwhile
-                view.on_event(Notice("", key=TIME_NOTICE))
             return error
         return None
 
@@ -390,6 +392,8 @@ class CellRunner:
 
     def _show_time(self, text: str) -> bool:
         """Say below the last cell that the time of the reservation is nearly up, if that cell can show it."""
+        if text == self._raised:
+            return True
         if self._time_view is not None:
             self._time_view.on_event(Notice("", key=TIME_NOTICE))  # a cell has run since
         view = self._time_view = self._last_view

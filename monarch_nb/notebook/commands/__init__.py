@@ -10,4 +10,5 @@ memory       memory
 debugging    debug
 looks        fold, show
 saving       save, load, saves
+releasing    release
 """

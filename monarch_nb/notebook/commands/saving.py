@@ -10,17 +10,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
-from monarch_nb.errors import SaveError, UsageError
+from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import counted, listed
-from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.worker.saving.asked import KEPT_SAVES
-
-RELEASE_WITHIN_S = 600.0
-"""So long ranks may take to save before they are released."""
 
 
 def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
@@ -72,35 +68,6 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
             progress=lambda done, total: progress(f"rank {mesh.ranks[0]} saves", done, total),
         )
         progress.done(str(report))
-
-
-def save_before_release(reservation: Reservation) -> list[str]:
-    """Save what the ranks of a reservation hold, where they save by themselves; return what to say of it.
-
-    Raises:
-        UsageError: they do not. SaveError: nothing was saved. RunInterrupted: by Ctrl-C.
-    """
-    said: list[str] = []
-    for mesh in reservation.meshes.now():
-        before = mesh.autosave_status()
-        if before is None:
-            continue
-        try:
-            status = mesh.save_now(f"{reservation.name} is released", RELEASE_WITHIN_S, is_last=True)
-        except KeyboardInterrupt:
-            now = mesh.autosave_status()
-            is_saved = now is not None and now.last and now.last != before.last
-            became = f"saved {now.last}" if now is not None and is_saved else "the save is not done, and goes on"
-            last = f"; the last save is {before.last}" if before.last and not is_saved else ""
-            rest = "; ".join([*said, f"{became}{last}"])
-            raise RunInterrupted(f"interrupted: {reservation.name} is not released; {rest}") from None
-        if status is None or status.problem:
-            why = status.problem if status is not None else "no rank answers"
-            raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
-        said.append(f"saved {status.last}" if status.last else "nothing to save: no cell has run")
-    if not said:
-        raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
-    return said
 
 
 def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:

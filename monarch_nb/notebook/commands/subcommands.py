@@ -15,7 +15,6 @@ from monarch_nb.client.meshes import looking
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.client.reservations.sharing import Grant, granted_line
-from monarch_nb.client.reservations.unattached import release_unattached
 from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
@@ -29,7 +28,8 @@ from monarch_nb.notebook.commands.files import FileCommands, placed_line
 from monarch_nb.notebook.commands.looks import fold, show_ranks
 from monarch_nb.notebook.commands.memory import memory
 from monarch_nb.notebook.commands.plotting import plot
-from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save, save_before_release
+from monarch_nb.notebook.commands.releasing import end
+from monarch_nb.notebook.commands.saving import last_save_line, list_saves, load, save
 from monarch_nb.notebook.commands.scripts import run_command, run_script
 from monarch_nb.notebook.commands.watching import top
 from monarch_nb.notebook.mode import MeshMode
@@ -271,26 +271,10 @@ class Subcommands:
         pool = pool or self._session.pool
         _revive(current.pool if current is not None and is_current else pool)
         with Progress(is_notebook(self._shell)) as progress:
-            progress(f"releasing {name}")
-            progress.done(self._end(current if is_current else None, name, pool, progress, saves=saves))
+            progress.done(end(self._session, current if is_current else None, name, pool, progress, saves=saves))
         if is_current:
             self._session.released()
             self._mode.stop()
-
-    def _end(self, current: Reservation | None, name: str, pool: str | None, progress: Progress, *, saves: bool) -> str:
-        """Release a reservation, also one whose nodes are away, gone or were never there; return what to say."""
-        try:
-            reservation = current or self._session.client.attach(name, pool=pool)
-        except MonarchNbError as error:
-            return release_unattached(name, pool, error, progress)
-        saved = save_before_release(reservation) if saves else []
-        try:
-            kept = reservation.release()
-        except KeyboardInterrupt as interrupt:
-            rest = "; ".join([f"%mesh list says whether {name} is released", *saved])
-            raise _interrupted(rest, interrupt) from None
-        line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
-        return "\n".join([*saved, line, *map(str, kept)])
 
     def _replace(self, parsed: Parsed) -> None:
         reservation = self._named(parsed.word)
