@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import eventually, lives
-from torchmonarch import monarch_python
+from torchmonarch import Program, monarch_python
 
 pytestmark = pytest.mark.slow
 
@@ -56,34 +54,6 @@ pids = list(trainers.step.call(1).get().values())
 workers = [info.pid for info in dev.meshes["monarch"].status()]
 print(json.dumps({"pids": pids, "workers": workers}), flush=True)
 """
-
-
-class Program:
-    """A program of Monarch's, in the Python that has it."""
-
-    def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
-        self.process = subprocess.Popen(
-            [str(monarch_python()), "-c", code.replace("LINGER", linger)],
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def told(self) -> dict[str, Any]:
-        """What it prints as JSON next, past what actors print."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                told: dict[str, Any] = json.loads(line)
-                return told
-        assert self.process.stderr is not None
-        raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
