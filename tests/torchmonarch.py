@@ -51,6 +51,12 @@ class Program:
         assert self.process.stderr is not None
         raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
 
+    def go_on(self) -> None:
+        """Answer its `input()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
