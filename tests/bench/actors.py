@@ -127,8 +127,8 @@ ROWS = [
         "engine-call",
         "Monarch's engine on 2 nodes × 2: round trip of an empty endpoint, against Monarch's own workers",
         "at most 1.05 times as long",
-        "The median of 3,000 calls of `ranks.nothing.call().get()`. In the same program, each alternates with a call on "
-        "two workers of Monarch's `ProcessJob`, with 2 processes each.",
+        "The median of 3,000 calls of `ranks.nothing.call().get()`. In the same program, each alternates with a call "
+        "on two workers of Monarch's `ProcessJob`, with 2 processes each.",
         held_call,
         Shape(2, RANKS),
     ),

@@ -171,6 +171,5 @@ def tell(found):
     print(json.dumps(found), flush=True)
 
 
-{"fresh": fresh, "first": first, "beside": beside, "call": call, "array": array, "messages": messages, "death": death}[
-    what
-]()
+WHAT = [fresh, first, beside, call, array, messages, death]
+{each.__name__: each for each in WHAT}[what]()
