@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,3 +26,37 @@ def monarch_python() -> Path:
     if (python := _found()) is None:
         pytest.skip("there is no torchmonarch (make install has it in .venv/monarch, where it has a wheel)")
     return python
+
+
+class Program:
+    """A program of Monarch's, in the Python that has it."""
+
+    def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
+        self.process = subprocess.Popen(
+            [str(monarch_python()), "-c", code.replace("LINGER", linger)],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """What it prints as JSON next, past what actors print."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                told: dict[str, Any] = json.loads(line)
+                return told
+        assert self.process.stderr is not None
+        raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
+
+    def go_on(self) -> None:
+        """Answer its `input()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()

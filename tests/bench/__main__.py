@@ -56,6 +56,7 @@ _ORDER = (
     *("slurm", "ray"),
     *("hang", "flood", "fold", "fold-tree", "titan", "push", "import", "compared", "save", "save-ddp"),
     *("actor-call-1", "actor-call-8", "actor-call-32", "actor-fresh", "actor-array", "actor-messages", "actor-death"),
+    *("engine-first", "engine-call"),
     *("first-sync", "unchanged", "edit", "big-file", "client-bytes", "panel", "panel-256"),
     *("panel-browser", "long-log", "log-flood", "curves", "top", "nodes-64", "nodes-256", "nodes-1024", "values"),
 )

@@ -58,12 +58,8 @@ def held_first(bench: Bench) -> Outcome:
 
 def held_call(bench: Bench) -> Outcome:
     bench.warm_pool(2, RANKS)
-    ours: list[float] = []
-    theirs: list[float] = []
-    for _ in range(bench.repeats(3, 2)):
-        ours += bench.actors("held", "call", 4, bench.repeats(1000, 300))
-        theirs += bench.actors("monarch", "call", 4, bench.repeats(1000, 300))
-    held, own = median(ours), median(theirs)
+    times = bench.actors("held", "beside", 4, bench.repeats(3000, 1000))
+    held, own = median(times[::2]), median(times[1::2])
     return Outcome(duration(held), held <= 1.05 * own, f"Monarch {duration(own)}", compared(held, own))
 
 
@@ -129,10 +125,10 @@ ROWS = [
     ),
     Row(
         "engine-call",
-        "Monarch's engine on 2 nodes × 2: round trip of an empty endpoint, against Monarch's own processes",
+        "Monarch's engine on 2 nodes × 2: round trip of an empty endpoint, against Monarch's own workers",
         "at most 1.05 times as long",
-        "The median of 3,000 calls of `ranks.nothing.call().get()` in three programs. They alternate with the same "
-        "program on 4 processes of `this_host()`.",
+        "The median of 3,000 calls of `ranks.nothing.call().get()`. In the same program, each alternates with a call "
+        "on two workers of Monarch's `ProcessJob`, with 2 processes each.",
         held_call,
         Shape(2, RANKS),
     ),

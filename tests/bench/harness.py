@@ -191,9 +191,9 @@ class Bench:
         return self._told(package, rival_python(self.say), program, *arguments)
 
     def actors(self, package: str, what: str, ranks: int, times: int) -> list[float]:
-        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` is not `monarch`."""
+        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` uses one."""
         python = Path(sys.executable) if package == "monarch_nb" else rival_python(self.say)
-        pool = _pool_name(self._shape) if package != "monarch" and self._shape is not None else "-"
+        pool = _pool_name(self._shape) if package in ("monarch_nb", "held") and self._shape is not None else "-"
         seconds_: list[float] = self._told(package, python, "actors.py", package, pool, what, ranks, times)
         return seconds_
 

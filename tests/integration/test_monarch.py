@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import eventually, lives
-from torchmonarch import monarch_python
+from torchmonarch import Program, monarch_python
 
 pytestmark = pytest.mark.slow
 
@@ -56,34 +54,6 @@ pids = list(trainers.step.call(1).get().values())
 workers = [info.pid for info in dev.meshes["monarch"].status()]
 print(json.dumps({"pids": pids, "workers": workers}), flush=True)
 """
-
-
-class Program:
-    """A program of Monarch's, in the Python that has it."""
-
-    def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
-        self.process = subprocess.Popen(
-            [str(monarch_python()), "-c", code.replace("LINGER", linger)],
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def told(self) -> dict[str, Any]:
-        """What it prints as JSON next, past what actors print."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                told: dict[str, Any] = json.loads(line)
-                return told
-        assert self.process.stderr is not None
-        raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture
@@ -168,3 +138,42 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
+
+
+JOB = (
+    ACTORS
+    + """
+from monarch.job import SlurmJob
+from monarch_nb.errors import MonarchNbError
+from monarch_nb.integrations.monarch import ReservedJob
+
+dev = monarch_nb.reserve("dev", nodes=2, procs=1, preload=[])
+job = ReservedJob("dev", {"trainers": 1, "judges": 1})
+state = job.state()
+trainers = state.trainers.spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
+judges = state.judges.spawn_procs(per_host={"gpus": 1}).spawn("judges", Trainer)
+pids = [actors.step.call_one(1).get() for actors in (trainers, judges)]
+again = ReservedJob("dev", {"trainers": 1, "judges": 1}).state()    # from the file that Monarch has kept
+refused = ""
+try:
+    ReservedJob("dev", {"trainers": 3}).state(cached_path=None)
+except MonarchNbError as error:
+    refused = str(error)
+workers = [info.pid for info in dev.meshes["monarch"].status()]
+print(json.dumps({"pids": pids, "workers": workers, "refused": refused, "sizes": again.trainers.sizes}), flush=True)
+input()
+job.kill()
+print(json.dumps({"held": dev.status().nodes, "meshes": list(dev.meshes)}), flush=True)
+"""
+)
+
+
+def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program]) -> None:
+    program = start(JOB)
+    told = program.told()
+    assert len(set(told["pids"])) == 2
+    assert told["sizes"] == {"hosts": 1}
+    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow 3 holds more"
+    with ending(told["workers"]):
+        program.go_on()
+        assert program.told() == {"held": 2, "meshes": ["main"]}

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
@@ -32,8 +32,18 @@ _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
-_meshes: dict[str, Callable[[], str]] = {}
-"""Of meshes with workers that this process is attached to, by id: returns what is to be said of dead ones."""
+_meshes: dict[str, Attached] = {}
+"""Meshes with workers that this process is attached to, by id."""
+
+
+class Attached(Protocol):
+    """A mesh whose ranks are workers."""
+
+    def is_over(self) -> bool:
+        """Return whether it has ended."""
+
+    def said_of_dead(self) -> str:
+        """Return what is to be said of workers that died; empty when all live."""
 
 
 def load() -> Any:
@@ -125,21 +135,12 @@ def _stop(hosts: Any) -> None:
         hosts.stop().get(STOP_S)
 
 
-def call_in_cells(mesh_id: str, dead: Callable[[], str]) -> None:
+def call_in_cells(mesh_id: str, attached: Attached) -> None:
     """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
-    that has the workers.
-
-    Args:
-        dead: returns what is to be said of workers that died; empty when all live.
-    """
+    that has the workers."""
     if not _meshes:
         _patch()
-    _meshes[mesh_id] = dead
-
-
-def forget(mesh_id: str) -> None:
-    """The mesh has ended."""
-    _meshes.pop(mesh_id, None)
+    _meshes[mesh_id] = attached
 
 
 def _patch() -> None:
@@ -217,12 +218,12 @@ class _Endpoint:
 
 
 def _tag(title: str) -> None:
-    if _meshes:
-        process().outside.tag(frozenset(_meshes), title).left()
+    if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
+        process().outside.tag(mesh_ids, title).left()
 
 
 def _dead_workers() -> str:
-    return "\n".join(filter(None, (dead() for dead in _meshes.values())))
+    return "\n".join(said for each in _meshes.values() if not each.is_over() and (said := each.said_of_dead()))
 
 
 def _tell_fault(failure: Any) -> None:

@@ -62,6 +62,6 @@ class MonarchHosts:
             if serving.certificates:
                 engine.join(serving.addresses[0], serving.certificates)
             workers.tell_deaths(mesh)
-            engine.call_in_cells(mesh.id, lambda: workers.said_of_dead(mesh))
+            engine.call_in_cells(mesh.id, workers.AttachedMesh(mesh))
             hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)
         return hosts

@@ -114,11 +114,22 @@ def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
         )
 
 
-def said_of_dead(mesh: Mesh) -> str:
-    """Return which workers have died, and why; empty when all live."""
-    lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
-    again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
-    return "\n".join([*lines, again]).rstrip()
+class AttachedMesh:
+    """The mesh, as Monarch's calls in this process know it."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def is_over(self) -> bool:
+        """Return whether it was stopped or released."""
+        return self._mesh.core.is_over
+
+    def said_of_dead(self) -> str:
+        """Return which workers have died, and why; empty when all live."""
+        mesh = self._mesh
+        lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
+        again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
+        return "\n".join([*lines, again]).rstrip()
 
 
 def tell_deaths(mesh: Mesh) -> None:

@@ -24,7 +24,7 @@ library = importlib.import_module("monarch_nb.actor" if package == "monarch_nb" 
 Actor, endpoint = library.Actor, library.endpoint
 if package == "monarch":
     library.unhandled_fault_hook = lambda failure: None
-if package != "monarch":
+if package in ("monarch_nb", "held"):
     from monarch_nb import reserve
 NODES = 2
 
@@ -104,6 +104,21 @@ def first():
         tell(found)
 
 
+def beside():
+    """Calls on nodes that are held, and by turns on as many workers that Monarch starts itself: their times in turn."""
+    from monarch.job import ProcessJob
+
+    job = ProcessJob({"hosts": NODES})
+    with spawned() as actors:
+        procs = job.state(cached_path=None).hosts.spawn_procs(per_host={"procs": ranks // NODES})
+        others = procs.spawn("others", Rank)
+        both = (lambda: actors.nothing.call().get(), lambda: others.nothing.call().get())
+        for each in both:
+            each()
+        tell([timed(each) for _ in range(times) for each in both])
+    job.kill()
+
+
 def timed(function):
     began_s = time.perf_counter()
     function()
@@ -156,4 +171,5 @@ def tell(found):
     print(json.dumps(found), flush=True)
 
 
-{"fresh": fresh, "first": first, "call": call, "array": array, "messages": messages, "death": death}[what]()
+WHAT = [fresh, first, beside, call, array, messages, death]
+{each.__name__: each for each in WHAT}[what]()
