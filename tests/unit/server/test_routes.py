@@ -39,6 +39,7 @@ BAD = {
     "own_lines": {"mesh": "mesh-dev", "run": 1, "lines": "3", "text": "x"},
     "curves_found": {"mesh": "mesh-dev", "run": "x"},
     "curves_read": {"mesh": "mesh-dev", "runs": [1], "names": "loss"},
+    "top": {"mesh": "mesh-dev", "ranks": 7},
 }
 """Every request that takes something, and a body that makes no sense."""
 
@@ -58,11 +59,12 @@ UNKNOWN = {
     "own_lines": {"mesh": "x", "run": 1, "lines": "0:0", "text": ""},
     "curves_found": {"mesh": "x"},
     "curves_read": {"mesh": "x", "runs": [1], "names": ["loss"]},
+    "top": {"mesh": "x"},
     "dance": {},
 }
 POOL_AWAY = (
     *("release", "extend", "resize", "replace", "restart", "interrupt", "stacks"),
-    *("lost", "attach_lines", "log_open", "own_lines", "curves_found", "curves_read"),
+    *("lost", "attach_lines", "log_open", "own_lines", "curves_found", "curves_read", "top"),
 )
 
 
