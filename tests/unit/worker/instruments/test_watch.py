@@ -78,7 +78,7 @@ def test_which_module_was_first(watch: Callable[..., Watch]) -> None:
     torch.manual_seed(5)
     torch.nn.functional.dropout(torch.ones(8, 4))
     assert torch.equal(drawn, torch.rand(1)), "the batch that was run again has drawn nothing"
-    assert net.inner[2].num_batches_tracked == before[2] + 1  # type: ignore[operator]
+    assert net.inner[2].num_batches_tracked == before[2] + 1
 
 
 def test_a_batch_that_is_not_finite_and_one_that_was_changed(watch: Callable[..., Watch]) -> None:
@@ -108,7 +108,7 @@ def test_an_earlier_batch_of_an_accumulated_step(watch: Callable[..., Watch]) ->
 def test_what_a_scaler_leaves_out_is_no_fault(watch: Callable[..., Watch]) -> None:
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # type: ignore[attr-defined]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     looked = watch()
     for batch in (torch.full((8, 4), INF), torch.randn(8, 4)):
         optimizer.zero_grad()
