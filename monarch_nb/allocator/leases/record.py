@@ -132,23 +132,27 @@ class _File:
 
     def _open(self) -> None:
         """Make sure that what is open is the file of that name, and that it does not grow for ever."""
-        if self._handle >= 0:
-            own = os.fstat(self._handle)
-            if own.st_size > LARGEST_BYTES and self._is_there(own):
-                self._path.replace(self._path.with_name(self._path.name + OLD))
-            if self._is_there(own):
-                return
+        if self._handle >= 0 and not self._is_there():
             self.close()
+        if self._handle < 0:
+            self._open_anew()
+        if os.fstat(self._handle).st_size > LARGEST_BYTES:
+            self._path.replace(self._path.with_name(self._path.name + OLD))
+            self.close()
+            self._open_anew()
+
+    def _open_anew(self) -> None:
         self._handle = os.open(self._path, _FLAGS, 0o600)
         self._is_torn = False
         facts = os.fstat(self._handle)
         if not stat.S_ISREG(facts.st_mode):
             self.close()
-            raise OSError(f"{self._path} is no file")
+            raise OSError("it is no file")
         if facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) & 0o077:
             os.fchmod(self._handle, 0o600)
 
-    def _is_there(self, own: os.stat_result) -> bool:
+    def _is_there(self) -> bool:
+        own = os.fstat(self._handle)
         try:
             there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
