@@ -6,6 +6,7 @@ next line that can be written says how many are missing. Whoever renames the fil
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
@@ -27,7 +28,12 @@ MOST_WAITING = 10_000
 LARGEST_BYTES = 64 << 20
 """A file that nobody rotates is renamed at this size, in the place of the one before: so both hold 128 MB at most."""
 OLD = ".1"
+GATHER_S = 0.1
+"""Lines of so long a time are written at once: runs that follow each other fast do not wake the thread each."""
 CLOSE_S = 2.0
+RUN = "run"
+_RUN = f'"event": "{RUN}"'.encode()
+"""Nearly all lines are of runs, and say nothing of hours: they are not even parsed."""
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -49,6 +55,7 @@ class Record:
         self._failed = self._told = 0
         """Lines that could not be written, and how many the record says are missing; counted by the thread."""
         self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def read(self) -> None:
         """Take in what was written before, also into files that were rotated since. It takes a while: call it from a
@@ -73,22 +80,29 @@ class Record:
 
     def close(self) -> None:
         """Write what is still to be written, if the disk lets us."""
-        if self._thread is not None and self._thread.is_alive():
-            try:
-                self._lines.put_nowait(None)
-            except queue.Full:
-                return
-            self._thread.join(CLOSE_S)
-            self._thread = None
+        if self._thread is None:
+            return
+        self._closing.set()
+        with contextlib.suppress(queue.Full):  # then the thread is held up by its disk
+            self._lines.put_nowait(None)
+        self._thread.join(CLOSE_S)
+        self._thread = None
+        self._closing.clear()
 
     def _write_all(self) -> None:
         assert self.path is not None
-        file = _File(self.path)
-        while (line := self._lines.get()) is not None:
+        file, is_last = _File(self.path), False
+        while not is_last:
+            lines = [self._lines.get()]
+            self._closing.wait(GATHER_S)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    lines.append(self._lines.get_nowait())
+            is_last = None in lines
             if missing := self._left_out + self._failed - self._told:
                 told = {"time": stamp(time.time()), "event": "lines are missing", "lines": missing}
-                self._told += missing if file.write(json.dumps(told).encode() + b"\n") else 0
-            self._failed += not file.write(line)
+                self._told += missing if not file.write(json.dumps(told).encode() + b"\n") else 0
+            self._failed += file.write(b"".join(filter(None, lines)))
         file.close()
 
 
@@ -98,47 +112,50 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._path, self._handle, self._is_torn, self._has_failed = path, -1, False, False
 
-    def write(self, line: bytes) -> bool:
-        """Append a line; return whether that was possible."""
+    def write(self, lines: bytes) -> int:
+        """Append lines; return how many of them could not be written."""
+        written, mends = 0, self._is_torn
+        content = b"\n" + lines if mends else lines
         try:
             self._open()
-            whole = b"\n" + line if self._is_torn else line
-            written = os.write(self._handle, whole)
-            self._is_torn = written < len(whole)
-            if self._is_torn:
-                raise OSError(f"only {written} of {len(whole)} bytes could be written")
+            written = os.write(self._handle, content)
+            if written < len(content):
+                raise OSError(f"only {written} of {len(content)} bytes could be written")
         except OSError as error:
             if not self._has_failed:
-                _log.warning(
-                    "the record %s can not be written: %s; what happens meanwhile is left out", *self._why(error)
-                )
+                why = error.strerror or str(error)
+                _log.warning("the record %s can not be written: %s; what happens is left out", self._path, why)
             self._has_failed = True
-            return False
-        self._has_failed = False
-        return True
-
-    def _why(self, error: OSError) -> tuple[Path, str]:
-        return self._path, error.strerror or str(error)
+            if not written:
+                return lines.count(b"\n")
+            self._is_torn = not content[:written].endswith(b"\n")
+            return content[written:].count(b"\n")
+        self._has_failed = self._is_torn = False
+        return 0
 
     def _open(self) -> None:
         """Make sure that what is open is the file of that name, and that it does not grow for ever."""
-        if self._handle >= 0:
-            own = os.fstat(self._handle)
-            if own.st_size > LARGEST_BYTES and self._is_there(own):
-                self._path.replace(self._path.with_name(self._path.name + OLD))
-            if self._is_there(own):
-                return
+        if self._handle >= 0 and not self._is_there():
             self.close()
+        if self._handle < 0:
+            self._open_anew()
+        if os.fstat(self._handle).st_size > LARGEST_BYTES:
+            self._path.replace(self._path.with_name(self._path.name + OLD))
+            self.close()
+            self._open_anew()
+
+    def _open_anew(self) -> None:
         self._handle = os.open(self._path, _FLAGS, 0o600)
         self._is_torn = False
         facts = os.fstat(self._handle)
         if not stat.S_ISREG(facts.st_mode):
             self.close()
-            raise OSError(f"{self._path} is no file")
+            raise OSError("it is no file")
         if facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) & 0o077:
             os.fchmod(self._handle, 0o600)
 
-    def _is_there(self, own: os.stat_result) -> bool:
+    def _is_there(self) -> bool:
+        own = os.fstat(self._handle)
         try:
             there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
@@ -162,8 +179,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         try:
             with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
                 for line in lines:
-                    event = _parsed(line)
-                    if event is not None:
+                    if _RUN not in line and (event := _parsed(line)) is not None:
                         yield event
         except (OSError, EOFError) as error:
             if not isinstance(error, FileNotFoundError):

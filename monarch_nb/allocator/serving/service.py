@@ -15,6 +15,7 @@ import grpc
 
 from monarch_nb import config
 from monarch_nb.allocator.files import tokens
+from monarch_nb.allocator.leases.record import RUN
 from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.access import Access
@@ -392,7 +393,7 @@ class AllocatorService(service.AllocatorServicer):
         """Write down who has a run, and not what it does."""
         run = self._node.state.mesh(submit.mesh_id).runs[submit.run.run_id]
         self._node.record.note(
-            "run",
+            RUN,
             reservation=self._access.reservation_of(submit.mesh_id),
             mesh=submit.mesh_id,
             run=run.run_id,
