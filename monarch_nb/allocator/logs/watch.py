@@ -24,7 +24,11 @@ class DirectoryWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
+            raise OSError(
+                ctypes.get_errno(),
+                "inotify can not be used: if this user's processes have used up its instances, "
+                "`sysctl fs.inotify.max_user_instances=1024` as root allows more",
+            )
         self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
         self._loop = loop
         loop.add_reader(self._fd, self._on_readable)
