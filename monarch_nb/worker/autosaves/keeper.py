@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
-from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
+from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, STILL_NO_STEP, Part, Place, Request, Round
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.groups.rendezvous import Store
 
@@ -92,6 +92,7 @@ class _SharedPart(Part):
     aim = _locked(Part.aim)
     arrival = _locked(Part.arrival)
     come = _locked(Part.come)
+    leave_out = _locked(Part.leave_out)
     settle = _locked(Part.settle)
 
 
@@ -390,7 +391,7 @@ class Keeper:
                 self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
                 self._free_main()
                 self._saved.wait()
-            elif round_.is_first() and self._armed is armed:
+            elif round_.is_first() and self._armed is armed and not verdict.endswith(STILL_NO_STEP):
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
         finally:
