@@ -109,9 +109,9 @@ class Part:
 
     # ---- the main thread
 
-    def begin(self, run: int) -> None:
-        """A run begins. First `must_hold` is asked."""
-        self.place = Place(run, 0, ended=False)
+    def begin(self, run: int, steps: int = 0) -> None:
+        """A run begins, or goes on after so many steps. First `must_hold` is asked."""
+        self.place = Place(run, steps, ended=False)
 
     def step(self) -> None:
         """A step is complete."""

@@ -96,8 +96,8 @@ class Watch:
     """Notices steps, and the moment between two of them.
 
     A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
-    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or else
-    the next optimizer.
+    belong together. So a step ends where the next one begins: when the thread that made it calls a module that trains,
+    or else the next optimizer.
 
     Args:
         stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.
@@ -105,7 +105,7 @@ class Watch:
 
     def __init__(self, stepped: Callable[[Any], None]) -> None:
         self._stepped = stepped
-        self._main = threading.main_thread().ident
+        self._thread = threading.main_thread().ident
         self._between: Callable[[], None] | None = None
         self._forward: Any = None
 
@@ -114,9 +114,9 @@ class Watch:
         after_import("torch.optim.optimizer", self._hook)
 
     def call_between(self, function: Callable[[], None]) -> None:
-        """Call something once, between this step and the next; what was to be called is no longer."""
+        """Call something once, between this step of this thread and the next; what was to be called is no longer."""
         self.call_off()
-        self._between = function
+        self._between, self._thread = function, threading.get_ident()
         torch = sys.modules["torch"]
 
         def before_forward(module: Any, _: Any) -> None:
@@ -134,7 +134,7 @@ class Watch:
 
     def _go_on(self) -> None:
         function = self._between
-        if function is not None and threading.get_ident() == self._main:
+        if function is not None and threading.get_ident() == self._thread:
             self.call_off()
             function()
 
