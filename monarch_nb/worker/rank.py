@@ -108,7 +108,12 @@ class Rank:
         self._activities = Activities()
         outputs = streams.CallOutputs(spec.log_directory, spec.rank)
         self._debugger = Debugger(self._user_code, entries, self._wake_control)
-        self._executions = Executions(self._activities, self._user_code, spec.mesh_id, outputs, self._debugger)
+        self._keeper = armed.keeper(
+            spec.environment, self._when_idle, lambda: any(self._executions), for_script=spec.for_script
+        )
+        self._executions = Executions(
+            self._activities, self._user_code, spec.mesh_id, outputs, self._debugger, self._keeper
+        )
         self._interrupter = Interrupter(self._activities, self._loop, self._user_code, entries, files)
         self._queue: deque[RunSpec] = deque()
         self._script: RunSpec | None = None
@@ -116,9 +121,6 @@ class Rank:
         self._pid = os.getpid()
         blobs = MailBlobs(Path(spec.mail_directory), spec.rank)
         self._post = Post(spec.node, spec.process, blobs, engine.process, self._forget_socket)
-        self._keeper = armed.keeper(
-            spec.environment, self._when_idle, lambda: any(self._executions), for_script=spec.for_script
-        )
         self._control = ControlThread(
             listener,
             keeper=self._keeper,

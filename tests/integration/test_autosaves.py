@@ -10,6 +10,7 @@ import pytest
 
 from integration.kernels import Kernel
 from integration.live import client, eventually, leave
+from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
@@ -154,6 +155,41 @@ def test_a_script_is_saved_as_it_is(four: Reservation, tmp_path: Path) -> None:
     [of_run] = saves(tmp_path / "saves")
     names = mesh.saves(of_run)[0].names
     assert set(names) >= {"net", "optim", "scheduler"}
+
+
+@pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
+def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, when: dict[str, str]) -> None:
+    class Trainer(Actor):
+        def __init__(self) -> None:
+            import torch
+
+            torch.manual_seed(0)
+            self.net = torch.nn.Linear(4, 1)
+            self.optim = torch.optim.SGD(self.net.parameters(), lr=0.01)
+
+        @endpoint
+        def train(self, stop: str) -> float:
+            import os
+
+            import torch
+
+            while not os.path.exists(stop):
+                self.net(torch.ones(8, 4)).square().mean().backward()
+                self.optim.step()
+            return float(self.net.weight.detach().sum())
+
+    trainers = four.mesh.spawn("trainers", Trainer)
+    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
+    future = trainers.train.call(str(tmp_path / "stop"))
+    eventually(lambda: saves(tmp_path / "saves"))
+    (tmp_path / "stop").touch()
+    future.get()
+    status = four.mesh.autosave_status()
+    assert status is not None
+    assert status.last_step > 0
+    info = four.mesh.saves(tmp_path / "saves")[0]
+    assert {"net", "optim"} <= set(info.names)
+    assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
 
 
 def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from monarch_nb.client.connections import events
@@ -18,11 +18,11 @@ from monarch_nb.client.runs.watching.waits import explain_waits
 from monarch_nb.errors import MonarchNbError, RunFailed, SaveError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.worker.saving.changing import STOPPED
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
 _INTERRUPTED = {
     "save": "nothing was saved, and the saves before are whole",
-    "load": "a part may be loaded, and the rest not: load again",
 }
 
 Progress = Callable[[int, int], None]
@@ -83,12 +83,17 @@ def ask(
     }
     title = f"{what} {request.get('directory', '')}".strip()  # the first line is what a run is called
     code = f"{title!r}\n{_ENTRY}.run({json.dumps(asked)!r})"
+    heard = _Listener(progress)
     try:
-        answers = _values(mesh, code, cell_number, progress, what)
+        answers = _values(mesh, code, cell_number, heard, what)
     except RunFailed as error:
         if not (died := [rank for rank, failure in error.failures.items() if failure.kind == "died"]):
             raise
-        became = "nothing was saved; earlier saves are whole" if what == "save" else "load again: ranks may differ now"
+        became = "nothing was saved; earlier saves are whole"
+        if what == "load":
+            living = [rank for rank in mesh.ranks if rank not in died]
+            said = {**heard.lines(), **_refusals(error.run, living)}
+            became = became_of_load(living, [*error.failures, *said], said)
         raise SaveError(f"{name_ranks(died)} died meanwhile: {became}") from error
     failures = [MonarchNbError.from_facts(each) for each in answers if "error" in each]
     if failures:
@@ -106,13 +111,13 @@ def finish_behind(mesh: SavingMesh) -> str:
         return ""
     mesh.core.saves_behind = False
     with contextlib.suppress(MonarchNbError):  # a rank is dead: then there is no save
-        return next(filter(None, _values(mesh, f"{_ENTRY}.wait()", 0, None)), "")
+        return next(filter(None, _values(mesh, f"{_ENTRY}.wait()", 0)), "")
     return ""
 
 
 def ask_first(mesh: SavingMesh, call_: str) -> Any:
     """Have the first rank call a function of the entry; return its value, which is JSON."""
-    return _values(mesh.select(mesh.ranks[0]), f"{_ENTRY}.{call_}", 0, None)[0]
+    return _values(mesh.select(mesh.ranks[0]), f"{_ENTRY}.{call_}", 0)[0]
 
 
 def missing_names(mesh: SavingMesh, names: Iterable[str]) -> dict[str, str]:
@@ -161,29 +166,74 @@ def _running(mesh: SavingMesh) -> list[Run]:
     return [run for run in mesh.running() if not isinstance(run, CallsRun)]
 
 
-def _values(mesh: SavingMesh, code: str, cell_number: int, progress: Progress | None, what: str = "") -> Sequence[Any]:
-    listener = _Listener(progress) if progress is not None else None
+def became_of_load(ranks: Sequence[int], failed: Collection[int], lines: Mapping[int, str]) -> str:
+    """Return what a load that stopped has left on each rank. Pure.
+
+    Args:
+        ranks: those that live. failed: those that did not end it. lines: what ranks said when they stopped.
+
+    Example:
+        >>> became_of_load([0, 1, 2], [1, 2], {1: "model may be half loaded; load again"})
+        'rank 0: all is loaded, rank 1: model may be half loaded; load again, rank 2: nothing has changed'
+    """
+    said: dict[str, list[int]] = {}
+    for rank in ranks:
+        what = lines.get(rank, "nothing has changed") if rank in failed else "all is loaded"
+        said.setdefault(what, []).append(rank)
+    if list(said) == ["nothing has changed"]:
+        return "nothing has changed on the others"
+    return ", ".join(f"{name_ranks(those)}: {what}" for what, those in said.items())
+
+
+def _refusals(run: Run, ranks: Sequence[int]) -> dict[int, str]:
+    """Return what those ranks say whose part of a load failed because of others."""
+    told = {rank: json.loads(run.kept_values[run.ranks.index(rank)] or "{}") for rank in ranks}
+    errors = {rank: str(MonarchNbError.from_facts(each)) for rank, each in told.items() if "error" in each}
+    return {rank: _left(text) for rank, text in errors.items()}
+
+
+def _left(text: str) -> str:
+    """Return what a load that stopped has left, of what a rank says of it."""
+    return text.rpartition(": ")[2] if STOPPED in text else "nothing has changed"
+
+
+def _values(
+    mesh: SavingMesh, code: str, cell_number: int, heard: _Listener | None = None, what: str = ""
+) -> Sequence[Any]:
     with at_waits():
-        run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=listener)
+        run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=heard)
         run.join()
     if not run.is_collected:
         run.collected()
     failures = run.failures
     if failures and all(failure.kind == "interrupted" for failure in failures):
-        raise SaveError(f"interrupted: {_INTERRUPTED.get(what, 'nothing has changed')}")
+        became = _INTERRUPTED.get(what, "nothing has changed")
+        if what == "load" and heard is not None:
+            became = became_of_load(mesh.ranks, [failure.rank for failure in failures], heard.lines())
+        raise SaveError(f"interrupted: {became}")
     run.raise_failures()
     return [json.loads(each) for each in run.values]
 
 
 class _Listener:
-    """Reads from what the first rank prints how far it is."""
+    """Reads from what the first rank prints how far it is, and from what each prints why it stopped."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
+        self._texts: dict[int, str] = {}
 
     def __call__(self, event: events.Event) -> None:
-        if isinstance(event, events.Text):
+        if not isinstance(event, events.Text):
+            return
+        if event.stream == "stderr":
+            self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
+        elif self._progress is not None:
             for line in event.text.splitlines():
                 words = line.split()
                 if len(words) == 5 and words[0] == "saving" and words[1].isdigit() and words[3].isdigit():
                     self._progress(int(words[1]), int(words[3]))
+
+    def lines(self) -> dict[int, str]:
+        """Return what ranks said of a load that stopped, by rank."""
+        found = {rank: text.rpartition(STOPPED)[2].partition("\n")[0] for rank, text in self._texts.items()}
+        return {rank: line for rank, line in found.items() if STOPPED in self._texts[rank]}

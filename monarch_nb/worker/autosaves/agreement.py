@@ -11,7 +11,9 @@ keeper, a thread that talks to the other ranks' keepers through the mesh's store
 4. When all have said it and all hold at the target, those that execute nothing hold for a moment as well. Then the
    verdict is to save. Every other verdict names a reason, and all go on.
 
-Every wait ends: whoever waits too long gives the verdict that nothing is saved. The first verdict counts.
+Every wait ends: whoever waits too long gives the verdict that nothing is saved. The first verdict counts. A rank for
+which the others have held in vain says so in the next request, and nobody holds for it again until it steps, unless the
+request is the last one.
 
 `Part` and `Round` do no waiting: whoever calls them does, and brings the time. A run that all ranks count alike may
 also ask for one certain step (`--every 500steps`): then the first two points are left out.
@@ -30,6 +32,10 @@ from monarch_nb.worker.groups.rendezvous import Store
 
 SAVE = "save"
 """The verdict; others say why nothing is saved."""
+NO_STEP = "made no step for"
+"""In a verdict: the others have held for a rank in vain."""
+STILL_NO_STEP = "has made no step since the others waited for it"
+"""How a verdict ends when nobody holds for such a rank again."""
 DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
 ANSWER_S = 30.0
@@ -99,12 +105,13 @@ class Part:
         self._told = Place()
         self._limit: tuple[int, int] | None = None
         self._is_aimed = self._comes = False
+        self._left_out: Place | None = None
 
     # ---- the main thread
 
-    def begin(self, run: int) -> None:
-        """A run begins. First `must_hold` is asked."""
-        self.place = Place(run, 0, ended=False)
+    def begin(self, run: int, steps: int = 0) -> None:
+        """A run begins, or goes on after so many steps. First `must_hold` is asked."""
+        self.place = Place(run, steps, ended=False)
 
     def step(self) -> None:
         """A step is complete."""
@@ -156,6 +163,15 @@ class Part:
         since it arrived."""
         self._comes = True
         return self.place.ended or self.must_hold()
+
+    def leave_out(self) -> None:
+        """The others have held for this rank in vain: they do not again until it steps, or runs something else."""
+        self._left_out = self._told
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it has made no step since."""
+        return self.place == self._left_out
 
     def settle(self) -> None:
         """The request is over: the main thread is free."""
@@ -219,7 +235,10 @@ class Round:
     def advance(self, now_s: float) -> str:
         """Do what can be done now; return the verdict once there is one, and "" before."""
         if self._store.check(["verdict"]):
-            return _text(self._store.get("verdict"))
+            verdict = _text(self._store.get("verdict"))
+            if NO_STEP in verdict and self._phase == _Phase.ARRIVE:
+                self._part.leave_out()
+            return verdict
         before = None
         while before != self._phase:
             before = self._phase
@@ -243,6 +262,9 @@ class Round:
     def _step(self) -> None:
         part = self._part
         match self._phase:
+            case _Phase.TELL if part.is_left_out and not self._request.is_last:
+                self._decide(f"rank {self._rank} {STILL_NO_STEP}")
+                self._phase = _Phase.VERDICT
             case _Phase.TELL:
                 place = part.ask(self._request)
                 if self._request.step:
@@ -280,7 +302,7 @@ class Round:
         elif self._held_since_s is None:
             self._held_since_s = now_s
         elif now_s - self._held_since_s > HOLD_S:
-            self._decide(f"{self._missing('arrived')} made no step for {HOLD_S:g} s")
+            self._decide(f"{self._missing('arrived')} {NO_STEP} {HOLD_S:g} s")
 
     def _say(self, what: str, value: str) -> bool:
         """Tell the others something; return whether all have told it now."""

@@ -1,8 +1,8 @@
 """What saves a rank by itself: every so often, or because the end is near. See agreement for how ranks find the step.
 
-The main thread tells the keeper what it does, and holds when it is to; the keeper's thread talks to the other ranks'
-keepers over the mesh's store. It looks at the store now and then: a wait there holds the connection, in C++ code, where
-nothing that happens on this rank could wake it.
+The thread that trains tells the keeper what it does, and holds when it is to: the main thread, or that of an actor's
+endpoint. The keeper's own thread talks to the other ranks' keepers over the mesh's store. It looks at the store now and
+then: a wait there holds the connection, in C++ code, where nothing that happens on this rank could wake it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
-from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, Part, Place, Request, Round
+from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, STILL_NO_STEP, Part, Place, Request, Round
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.groups.rendezvous import Store
 
@@ -92,6 +92,7 @@ class _SharedPart(Part):
     aim = _locked(Part.aim)
     arrival = _locked(Part.arrival)
     come = _locked(Part.come)
+    leave_out = _locked(Part.leave_out)
     settle = _locked(Part.settle)
 
 
@@ -131,6 +132,9 @@ class Keeper:
         self._is_prepared = False
         self._when_idle, self._computes = when_idle, computes
         self._main = threading.main_thread().ident
+        self._trains = self._main
+        self._endpoints: dict[int, _Endpoint] = {}
+        self._choosing = threading.Lock()
         self._part: Part = _SharedPart()
         self._steps, self._names = StepCounter(), OptimizerNames()
         self.watch = Watch(self.stepped)
@@ -196,15 +200,37 @@ class Keeper:
 
     def begin_run(self, number: int) -> None:
         """A run is about to begin."""
-        self._hold()
         self._mind_signals()
-        self._steps = StepCounter()
-        self._optimizers.clear()
         self._changed = True
-        self._part.begin(number)
+        if self._trains == self._main:
+            self._hold()
+        with self._choosing:
+            if self._trains == self._main:  # else an endpoint trains: saves do not wait for this run
+                self._steps = StepCounter()
+                self._optimizers.clear()
+                self._part.begin(number)
 
     def end_run(self) -> None:
         """The run has ended."""
+        if self._trains == self._main:
+            self._end()
+
+    def begin_endpoint(self, number: int) -> None:
+        """An endpoint is about to begin, on this thread, in the name of a run."""
+        self._endpoints[threading.get_ident()] = _Endpoint(number)
+
+    def end_endpoint(self) -> None:
+        """The endpoint of this thread has ended."""
+        own = threading.get_ident()
+        self._endpoints.pop(own, None)
+        if self._trains == own:
+            try:
+                self._end()
+            finally:
+                self._trains = self._main
+
+    def _end(self) -> None:
+        """What the rank trains in has ended."""
         self.watch.call_off()
         self._steps_before += self._part.place.steps
         self._part.end()
@@ -216,9 +242,12 @@ class Keeper:
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped; on whichever thread."""
-        if threading.get_ident() != self._main or self._part.place.ended:
+        own, name = threading.get_ident(), self._names.of(optimizer)
+        endpoint = self._endpoints.get(own)
+        if endpoint is not None and own != self._trains:
+            self._steps_of(endpoint, own, name)
+        if own != self._trains or self._part.place.ended:
             return
-        name = self._names.of(optimizer)
         if self._armed is not None:
             self._optimizers[name] = optimizer
         if not self._steps.completes(name):
@@ -227,6 +256,19 @@ class Keeper:
         self.steps_taken += 1
         if self._armed is not None:
             self._after_step(self._armed)
+
+    def _steps_of(self, endpoint: _Endpoint, thread: int, name: int) -> None:
+        """An optimizer has stepped in an endpoint: from now on saves wait for its thread, where nothing else trains.
+        Its steps before count as well: all ranks count alike, whenever each of them came to look at it."""
+        with self._choosing:
+            is_idle = self._trains == self._main and self._part.place.ended and not self._in_round
+            if not endpoint.number or not is_idle:
+                endpoint.add(name)
+                return
+            self._trains = thread
+            self._steps = endpoint.counter
+            self._optimizers.clear()
+            self._part.begin(endpoint.number, endpoint.steps)
 
     def _after_step(self, armed: ArmSaves) -> None:
         place = self._part.place
@@ -394,7 +436,7 @@ class Keeper:
                 self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
                 self._free_main()
                 self._saved.wait()
-            elif round_.is_first() and self._armed is armed:
+            elif round_.is_first() and self._armed is armed and not verdict.endswith(STILL_NO_STEP):
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
         finally:
@@ -428,6 +470,17 @@ class Keeper:
         if self._waiter is not None:
             with suppress(RuntimeError):  # it goes on already
                 self._waiter.release()
+
+
+class _Endpoint:
+    """An endpoint that is executed, and the steps that it has made while nobody waited for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.steps, self.counter = number, 0, StepCounter()
+
+    def add(self, optimizer: int) -> None:
+        """An optimizer has stepped."""
+        self.steps += self.counter.completes(optimizer)
 
 
 @dataclass

@@ -97,8 +97,8 @@ class Watch:
     """Notices steps, and the moment between two of them.
 
     A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
-    belong together. So a step ends where the next one begins: when the main thread calls a module that trains, or the
-    schedule of a pipeline, or else the next optimizer.
+    belong together. So a step ends where the next one begins: when the thread that made it calls a module that trains, or
+    the schedule of a pipeline, or else the next optimizer.
 
     Args:
         stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.
@@ -110,7 +110,7 @@ class Watch:
 
     def __init__(self, stepped: Callable[[Any], None]) -> None:
         self._stepped = stepped
-        self._main = threading.main_thread().ident
+        self._thread = threading.main_thread().ident
         self._between: Callable[[], None] | None = None
         self._forward: Any = None
         self._handles: list[Any] = []
@@ -127,9 +127,9 @@ class Watch:
         self._handles = []
 
     def call_between(self, function: Callable[[], None]) -> None:
-        """Call something once, between this step and the next; what was to be called is no longer."""
+        """Call something once, between this step of this thread and the next; what was to be called is no longer."""
         self.call_off()
-        self._between = function
+        self._between, self._thread = function, threading.get_ident()
         self._to_call.add(self)
         if not Watch._sees_schedules:
             Watch._sees_schedules = True
@@ -152,7 +152,7 @@ class Watch:
 
     def _go_on(self) -> None:
         function = self._between
-        if function is not None and threading.get_ident() == self._main:
+        if function is not None and threading.get_ident() == self._thread:
             self.call_off()
             function()
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextvars import Token
 from types import FrameType, TracebackType
+from typing import Protocol
 
 from monarch_nb.actor.engine.outside import Execution
 from monarch_nb.errors import ProcessGroupAborted
@@ -114,6 +115,14 @@ class EndpointActivity(Activity, waits.Waiter):
         return None if entry is None else _up_to(outwards(sys._current_frames().get(self.thread)), entry)
 
 
+class Steps(Protocol):
+    """Counts the steps of a training: it is told which threads execute endpoints."""
+
+    def begin_endpoint(self, number: int) -> None: ...
+
+    def end_endpoint(self) -> None: ...
+
+
 class Executions:
     """What actors of this rank execute now.
 
@@ -123,6 +132,7 @@ class Executions:
         mesh_id: this rank's.
         outputs: where endpoints print.
         debugger: of this rank.
+        steps: counts those of endpoints that train.
     """
 
     def __init__(
@@ -132,8 +142,9 @@ class Executions:
         mesh_id: str,
         outputs: streams.CallOutputs,
         debugger: Debugger,
+        steps: Steps,
     ) -> None:
-        self._activities, self._user_code = activities, user_code
+        self._activities, self._user_code, self._steps = activities, user_code, steps
         self._mesh_id, self._outputs, self._debugger = mesh_id, outputs, debugger
         self._interrupted: deque[str] = deque(maxlen=_REMEMBERED_RUNS)
         self._installing = threading.Lock()
@@ -206,6 +217,7 @@ class Executions:
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
         self._activities.begin(activity)
+        self._steps.begin_endpoint(number)
         return activity, token
 
     def users_part(self, trace: TracebackType | None) -> TracebackType | None:
@@ -223,6 +235,7 @@ class Executions:
 
     def end(self, activity: EndpointActivity, token: Token[streams.RunOutput]) -> None:
         """It has ended. On its thread."""
+        self._steps.end_endpoint()
         self._debugger.code_ended()
         streams.leave_output(token)
         self._activities.end(activity)

@@ -14,5 +14,6 @@ planning     DCP's planners, told what is equal on all ranks
 storage      files on disk as they are written: private, counted, with a checksum
 writing      a save, on each of its ranks
 reading      a load, on each of its ranks
+changing     how far a load has come, which is said when it stops in the middle
 entry        what the client has ranks call
 """

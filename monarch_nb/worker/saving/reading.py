@@ -20,6 +20,7 @@ from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.saving import kinds, places
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
+from monarch_nb.worker.saving.changing import STOPPED, Change
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Holder, collect
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, is_harmless, put_together, take_apart, unpickled
@@ -45,6 +46,11 @@ class _Part:
     holder: Holder | None
     leaves: dict[str, SavedLeaf]
     values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether tensors that are there already are read into."""
+        return self.holder is not None and self.holder.kind in ("state", "tensor")
 
     def state(self) -> Any:
         """Return what was saved, put together."""
@@ -73,6 +79,7 @@ def load(
             its end, which is said.
     """
     began = time.monotonic()
+    change = Change()
     try:
         with exchange.taking_part():
             path, manifest = _find(request, exchange)
@@ -80,14 +87,13 @@ def load(
             metadata = Reader(path).read_metadata()
             checked = _check(request, namespace, hidden, exchange, path, manifest, metadata)
             _agree(exchange, "problems", checked.problems)
-            try:
-                size_bytes = _read_tensors(path, metadata, checked.parts.values())
-                _all_have_read(exchange, path)
-                for part in checked.parts.values():
-                    _apply(part, namespace)
-            except KeyboardInterrupt:
-                sys.stderr.write("interrupted in the middle: ranks may hold different states now: load again\n")
-                raise
+            change.begin(checked.parts, [part.name for part in checked.parts.values() if part.is_read_in_place])
+            size_bytes = _read_tensors(path, metadata, checked.parts.values())
+            _all_have_read(exchange, path)
+            for part in checked.parts.values():
+                change.apply(part.name)
+                _apply(part, namespace)
+                change.applied(part.name)
             report = LoadReport(
                 str(path),
                 size_bytes,
@@ -98,6 +104,19 @@ def load(
                 checked.left_out,
             )
             return _told(exchange, report)
+    except KeyboardInterrupt:
+        if change.began:
+            sys.stderr.write(f"{STOPPED}{change.describe()}\n")
+        raise
+    except SaveError as error:
+        if not change.began:
+            raise
+        raise SaveError(f"{STOPPED}{error}: {change.describe()}", error.problems, error.of_others) from error
+    except Exception as error:
+        if not change.began:
+            raise
+        said = str(error).partition("\n")[0]
+        raise SaveError(f"{STOPPED}{type(error).__name__}: {said}: {change.describe()}") from error
     finally:
         exchange.close()
 

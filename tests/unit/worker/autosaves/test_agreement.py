@@ -231,6 +231,40 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_go_on() -> None:
     assert world.ranks[0].done
 
 
+def again(world: World, request: Request) -> None:
+    """The ranks' keepers carry another request."""
+    world.store.values.clear()
+    for number, rank in enumerate(world.ranks):
+        rank.verdict, rank.at = "", None
+        rank.round = Round(world.store, request, number, len(world.ranks), rank.part, 0.0)
+        rank.round._life = str(number)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_nobody_waits_again_for_a_rank_that_was_left_out_until_it_steps(step: int) -> None:
+    trains = ("begin", *["alone"] * 200, "stop")
+    world = World((trains, ("begin", "stop")), Request("every 2 steps", 7, 2) if step else None)
+    for rank in (0, 1):
+        world.move("main", rank)
+    run(world, 10)
+    run(world, 10, HOLD_S + 1)
+    assert {rank.verdict for rank in world.ranks} == {f"rank 1 made no step for {HOLD_S:g} s"}
+    again(world, Request("every 3 steps", 7, step) if step else Request("every 10 min"))
+    world.move("keeper", 1)
+    run(world, 3)
+    assert {rank.verdict for rank in world.ranks} == {"rank 1 has made no step since the others waited for it"}
+    again(world, Request("the end", is_last=True))
+    run(world, 3)
+    assert {rank.verdict for rank in world.ranks} == {""}, "the last time they wait"
+    again(world, Request("every 10 min"))
+    for rank in world.ranks:
+        rank.program = trains
+        rank.part.settle()
+    world.move("main", 1)
+    run(world, 100)
+    assert {rank.verdict for rank in world.ranks} == {SAVE}
+
+
 def test_a_keeper_that_does_not_answer_is_named() -> None:
     world = World((TRAINS, TRAINS, TRAINS))
     moves = [move for move in world.moves() if move != ("keeper", 1)]
