@@ -160,7 +160,7 @@ def leave(dev: Reservation, left_s: float) -> None:
     """Set how much time is left, of more: what a test does before that may take as long as it likes."""
     now_left_s = dev.status().time_left_s
     assert now_left_s is not None
-    extend(pool_named(None), dev.id, dev.name, left_s - now_left_s)
+    extend(pool_named(dev.pool), dev.id, dev.name, left_s - now_left_s)
 
 
 class Client:

@@ -97,8 +97,8 @@ class Watch:
     """Notices steps, and the moment between two of them.
 
     A loop goes on after `optimizer.step()`: the schedule steps, counters count. What is saved before that does not
-    belong together. So a step ends where the next one begins: when the thread that made it calls a module that trains, or
-    the schedule of a pipeline, or else the next optimizer.
+    belong together. So a step ends where the next one begins: when the thread that made it calls a module that trains,
+    or the schedule of a pipeline, or else the next optimizer.
 
     Args:
         stepped: called with each optimizer whose `step()` has returned. A step inside `torch.compile` is not seen.

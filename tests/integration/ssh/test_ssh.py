@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from integration.live import eventually
+from integration.live import eventually, parent_of, pids_of
 from integration.ways import AnyWay
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import SSH_VARIABLE, config_directory
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.provision import jobs
 from monarch_nb.provision.remote import preparing
+from monarch_nb.worker.saving.manifest import Manifest, damaged
 from sshd import SshLab
 
 
@@ -36,3 +42,22 @@ def test_a_host_that_was_away_at_the_release_is_cleaned_up_by_the_next_job(
     assert [each for each in lab.processes() if each.startswith("lab-2")] != []
     reserve("other", procs=1, preload=[], on="ssh:lab-1").release()
     eventually(lambda: not lab.processes() and not lab.left() and not owed.exists())
+
+
+@pytest.mark.slow
+def test_an_allocator_that_is_told_to_end_has_its_ranks_save_first(
+    make_lab: Callable[..., SshLab], tmp_path: Path
+) -> None:
+    lab = make_lab(1)
+    dev = reserve("dev", procs=2, on="ssh:lab-1")
+    dev.mesh.run("step = 12")
+    dev.mesh.autosave(tmp_path / "saves", at_end=True)
+    [allocator] = {parent_of(parent_of(pid)) for pid in pids_of(dev.mesh).values()}
+    os.kill(allocator, signal.SIGTERM)
+    eventually(lambda: not lab.processes())
+    [save] = [each for each in (tmp_path / "saves").iterdir() if not each.name.startswith(".")]
+    manifest = Manifest.read(save)
+    assert damaged(save, manifest) == []
+    assert "step" in {part.name for part in manifest.parts}
+    with contextlib.suppress(MonarchNbError):
+        dev.release()
