@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch_nb.allocator.state.quotas import HOUR_S, Quotas
-from monarch_nb.allocator.state.quotas_file import lines_of, read_quotas
 from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.config import default_pool, local_limits
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, UsageError
@@ -25,8 +23,10 @@ from monarch_nb.trust import membership
 from monarch_nb.trust.pools import is_pool, paths_of
 
 if TYPE_CHECKING:
+    from monarch_nb.allocator.state.quotas import Quotas
     from monarch_nb.proto import allocator_pb2 as pb
 
+HOUR_S = 3600.0
 ANSWER_S = 10.0
 """Longer than a node waits for other nodes that are away."""
 IDLE = "idle: no cell, script or call ran on the ranks, and no GPU of theirs computed; nodes look every 15 s"
@@ -133,6 +133,8 @@ def _check_alone(path: Path, pool: str | None) -> int:
 
 def _checked(path: Path, pool: str | None) -> list[str]:
     """Return what is wrong with a file, as "FILE, line 3: ..."."""
+    from monarch_nb.allocator.state.quotas_file import read_quotas
+
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -143,6 +145,8 @@ def _checked(path: Path, pool: str | None) -> list[str]:
 
 def _unknown(quotas: Quotas, text: str, pool: str | None) -> list[str]:
     """Return which names nobody has, as far as that can be known here."""
+    from monarch_nb.allocator.state.quotas_file import lines_of
+
     lines = lines_of(text)
     is_there, where = _known_people(pool)
     found = [

@@ -27,6 +27,10 @@ FACTS = {
     "by": "in the panel",
     "ended_at": 1e9,
     "waiting_helps": True,
+    "who": "vision",
+    "limit": "gpus",
+    "most": 8.0,
+    "held": 4.0,
     "problems": {"model.weight": "[2] in the save, [3] here"},
     "of_others": True,
     "failures": [
