@@ -9,9 +9,7 @@ doctor  monarch-nb doctor: what differs between this environment and the nodes'
 nodes   monarch-nb replace, grow, shrink, stop: the nodes and meshes of a reservation
 release monarch-nb release: what is held is given back
 declared  commands that are subcommands of %mesh, too: what they take is declared once
-pool    monarch-nb pool: pools of hosts, and who may use them
-fairness  monarch-nb pool limits, usage: who may have how much of a pool, and who has had how much
-ssh_hosts  monarch-nb pool init --ssh: nodes on hosts that ssh reaches
+pools   monarch-nb pool: pools of hosts, and who may use them
 manifest  monarch-nb manifest: the YAML of pods
 hints   what to type in a terminal
 tables  columns, JSON

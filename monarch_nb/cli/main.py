@@ -17,12 +17,12 @@ from monarch_nb.cli import doctor as doctor_command
 from monarch_nb.cli import manifest as manifest_command
 from monarch_nb.cli import nodes as nodes_command
 from monarch_nb.cli import plot as plot_command
-from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli import release as release_command
 from monarch_nb.cli import run as run_command
 from monarch_nb.cli import top as top_command
 from monarch_nb.cli.declared import about, add_declared, part_of
 from monarch_nb.cli.hints import typed_here
+from monarch_nb.cli.pools import pool as pool_command
 from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool

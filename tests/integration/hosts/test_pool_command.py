@@ -8,8 +8,8 @@ import pytest
 
 from lab import Lab
 from monarch_nb import reserve
-from monarch_nb.cli import pool as pool_command
 from monarch_nb.cli.main import main
+from monarch_nb.cli.pools import pool as pool_command
 from monarch_nb.config import CONFIG_VARIABLE
 from monarch_nb.errors import CapacityError, NodeUnreachable
 from monarch_nb.trust.identity import load_identity

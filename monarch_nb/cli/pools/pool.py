@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.cli import fairness
+from monarch_nb.cli.pools import fairness
 from monarch_nb.cli.tables import print_table
 from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.client.pools.namesakes import same_node
@@ -193,7 +193,7 @@ def _init(options: argparse.Namespace) -> int:
     made = "made the pool" if is_new else "there is the pool"
     print(f"{made} {options.name}, in which you are {me.name}; its certificates lie in {paths.directory}")
     if options.ssh is not None:
-        from monarch_nb.cli import ssh_hosts
+        from monarch_nb.cli.pools import ssh_hosts
 
         return ssh_hosts.set_up(options.name, options)
     _print_what_to_run(options.name, paths, read_hosts(paths).interface)
@@ -248,7 +248,7 @@ def _remove(options: argparse.Namespace) -> int:
         _check_unheld(options)
     started = [host for host in read_hosts(paths).ssh if not options.where or host.destination in options.where]
     if started and (options.where or options.force):
-        from monarch_nb.cli import ssh_hosts
+        from monarch_nb.cli.pools import ssh_hosts
 
         ssh_hosts.take_down(options.name, started, force=options.force)
     if not options.where:

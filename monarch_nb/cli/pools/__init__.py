@@ -1,0 +1,6 @@
+"""`monarch-nb pool`: pools of hosts.
+
+pool       who may use them, and which hosts they have
+fairness   monarch-nb pool limits, usage: who may have how much of a pool, and who has had how much
+ssh_hosts  monarch-nb pool init --ssh: nodes on hosts that ssh reaches
+"""
