@@ -46,7 +46,7 @@ class Program:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
-                told: dict[str, Any] = json.loads(line)
+                told: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]  # behind it an actor may print at once
                 return told
         assert self.process.stderr is not None
         raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
