@@ -174,8 +174,7 @@ class Node:
         for reservation_id in self.state.leases:
             before_s = self.autosaves.before_s(reservation_id)
             self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
-        if not reach_all_processes(os.environ, own_cgroups()):
-            self.scripts.warn()
+        self.scripts.warn()
 
     async def leave_in_peace(self, grace_s: float) -> None:
         """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""

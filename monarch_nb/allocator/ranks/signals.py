@@ -11,10 +11,10 @@ _OF_STEP = re.compile(r"/job_\w+(/step_\w+)?")
 
 
 def reach_all_processes(environment: Mapping[str, str], cgroups: str) -> bool:
-    """Return whether the engine sends its signals to all processes of a job by itself. Pure.
+    """Return whether the engine sends SIGTERM to all processes of a job by itself. Pure.
 
     Slurm does so unless it knows them by control groups (proctrack/cgroup): then the processes that it has started get
-    them, and what these have started gets SIGKILL alone.
+    signals, and what these have started gets SIGKILL alone. Other signals never go to all of them.
 
     Args:
         environment: of a process of the job. cgroups: what /proc/self/cgroup says of it.
