@@ -377,7 +377,6 @@ def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> N
         "    signal.pause()\n"
     )
     dev = reserve("dev", procs=1, on="slurm")
-    dev.mesh.autosave(tmp_path / "saves", at_end=True)  # else an idle rank would not stand the signal
     dev.mesh.submit_script(str(script), str(heard))
     eventually(heard.exists)
     [job] = jobs.jobs()
