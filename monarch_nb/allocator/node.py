@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +29,6 @@ from monarch_nb.allocator.ranks.forking import Forking
 from monarch_nb.allocator.ranks.resizing import Resizing
 from monarch_nb.allocator.ranks.restarts import Restarts
 from monarch_nb.allocator.ranks.scripts import Scripts
-from monarch_nb.allocator.ranks.signals import own_cgroups, reach_all_processes
 from monarch_nb.allocator.ranks.stores import Stores
 from monarch_nb.allocator.readings.actors import RankActors
 from monarch_nb.allocator.readings.load import Readings
@@ -190,16 +188,14 @@ class Node:
         for reservation_id in self.state.leases:
             before_s = self.autosaves.before_s(reservation_id)
             self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
-        if not reach_all_processes(os.environ, own_cgroups()):
-            self.scripts.warn()
+        self.scripts.warn()
 
     async def leave_in_peace(self, grace_s: float) -> None:
         """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         await self.autosaves.save(self.state.leases, "the node is taken away", grace_s)
-        if not reach_all_processes(os.environ, own_cgroups()):
-            await self.scripts.terminate(until - loop.time())
+        await self.scripts.terminate(until - loop.time())
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""

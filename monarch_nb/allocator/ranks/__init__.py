@@ -7,5 +7,5 @@ stores       forks the torch.distributed store of a mesh or script, and another 
 restarts     puts fresh ranks in the places of others
 resizing     restarts those of a mesh that is over other nodes now
 scripts      begins, interrupts and ends the processes of scripts
-signals      who gets the signals of an engine
+signals      who stands the signals of an engine
 """

@@ -122,7 +122,7 @@ def test_a_job_that_is_there_is_used(way: Lsf, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_scripts_hear_what_the_engine_tells_the_allocator(tmp_path: Path) -> None:
-    """LSF's stand-in is any engine that tells the allocator alone, as Slurm with control groups does."""
+    """A script that has no handler for a warning is not ended by it."""
     heard = tmp_path / "heard"
     heard.mkdir()
     script = tmp_path / "train.py"

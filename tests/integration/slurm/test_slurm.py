@@ -356,3 +356,33 @@ def test_the_time_is_that_of_the_job_which_ends_first(slurm: Path) -> None:
     assert 30 * 60 < dev.status().time_left_s < 40 * 60, "as long as before"
     dev.release()
     has_gone()
+
+
+def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> None:
+    """Slurm tells the processes that it has started; the others get the signals from the allocator."""
+    heard = tmp_path / "heard"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import pathlib, signal, sys\n"
+        "heard = pathlib.Path(sys.argv[1])\n"
+        "def handler(number, frame):\n"
+        "    with heard.open('a') as file:\n"
+        "        file.write(f'{signal.Signals(number).name} ')\n"
+        "    if number == signal.SIGTERM:\n"
+        "        sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, handler)\n"
+        "signal.signal(signal.SIGUSR1, handler)\n"
+        "heard.touch()\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    dev = reserve("dev", procs=1, on="slurm")
+    dev.mesh.submit_script(str(script), str(heard))
+    eventually(heard.exists)
+    [job] = jobs.jobs()
+    run("scancel", "--signal=USR1", job.id)
+    eventually(lambda: "SIGUSR1" in heard.read_text())
+    run("scancel", job.id)
+    has_gone()
+    dev.release()
+    assert heard.read_text() == "SIGUSR1 SIGTERM "
