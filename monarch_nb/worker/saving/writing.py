@@ -8,7 +8,8 @@ import shutil
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -247,13 +248,15 @@ def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Pat
     if exchange.is_first:
         directory = places.begin(Path(request.directory), exchange.name, mesh)
         hidden.append(directory)
-        (directory / _TOKEN).write_bytes(b"")
+        with _written(request):
+            (directory / _TOKEN).write_bytes(b"")
         told = str(directory).encode()
     directory = Path(exchange.share("directory", told if exchange.is_first else None).decode())
     is_seen = (directory / _TOKEN).exists()
     seen = exchange.gather("seen", b"1" if is_seen else b"")
     if seen is not None:
-        (directory / _TOKEN).unlink()
+        with _written(request):
+            (directory / _TOKEN).unlink()
         blind = [rank for rank, answer in zip(exchange.ranks, seen, strict=True) if not answer]
         if blind:
             verb = "does" if len(blind) == 1 else "do"
@@ -262,6 +265,14 @@ def _begin(request: SaveRequest, exchange: Exchange, mesh: str, hidden: list[Pat
                 "directory on storage that all nodes see, or --bring the save to the notebook's computer"
             )
     return directory
+
+
+@contextmanager
+def _written(request: SaveRequest) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # the storage went away, or is full
+        raise SaveError(f"can not write in {request.directory}: {error.strerror}") from error
 
 
 def _compare(exchange: Exchange, own: _Own) -> tuple[_Whole, set[str]]:
