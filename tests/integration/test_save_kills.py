@@ -154,11 +154,7 @@ class Rounds:
             outcome = self._client_killed(what, after_s)
         else:
             outcome = call_and(self.call(what), self.fault(kind), after_s)
-        try:
-            eventually(lambda: all(info.done for info in self.mesh.runs()))
-        except AssertionError:
-            print([info for info in self.mesh.runs() if not info.done], self.mesh.status(), self.mesh.where())
-            raise
+        eventually(lambda: all(info.state != "running" for info in self.mesh.status()))
         self._check_saves(before)
         states = self.mesh.status()
         if what == "load":

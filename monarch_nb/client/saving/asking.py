@@ -18,6 +18,7 @@ from monarch_nb.client.runs.watching.waits import explain_waits
 from monarch_nb.errors import MonarchNbError, RunFailed, SaveError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.proto import run_pb2
 from monarch_nb.worker.saving.changing import STOPPED
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
@@ -140,7 +141,10 @@ def check_free(mesh: SavingMesh) -> None:
         return
     if stopped := _stopped(mesh, busy):
         raise SaveError(f"nothing was begun: {stopped}")
-    if waits := explain_waits({}, call(mesh.core.where(mesh.ranks))):
+    where = call(mesh.core.where(mesh.ranks))
+    if len(where) == len(mesh.ranks) and all(each.state == run_pb2.Where.STATE_IDLE for each in where.values()):
+        return  # a client was killed while it told nodes of a run: some never hear of it
+    if waits := explain_waits({}, where):
         raise SaveError(f"nothing was begun: {waits}")
     ranks, verb = name_ranks(busy[0].ranks), "runs" if len(busy[0].ranks) == 1 else "run"
     raise SaveError(
