@@ -1,8 +1,8 @@
 """Whatever is killed at any moment of a save or a load: the new save is complete, or the one before is whole; and what
 a load has changed is said.
 
-By hand: `MONARCH_NB_KILL_ROUNDS=200 pytest tests/integration/test_save_kills.py -s` takes ten minutes, and prints a line
-for each round. MONARCH_NB_KILL_SEED has it take other moments, MONARCH_NB_KILL one kind of fault alone.
+By hand: `MONARCH_NB_KILL_ROUNDS=200 pytest tests/integration/test_save_kills.py -s` takes ten minutes, and prints a
+line for each round. MONARCH_NB_KILL_SEED has it take other moments, MONARCH_NB_KILL one kind of fault alone.
 """
 
 from __future__ import annotations

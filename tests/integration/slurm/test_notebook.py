@@ -73,16 +73,16 @@ def test_a_cell_whose_job_is_taken_back_goes_on_in_the_next_one(slurm: Path, tmp
 @pytest.mark.slow
 def test_a_cell_whose_time_is_up_goes_on_in_the_next_job(slurm: Path, tmp_path: Path) -> None:
     """The ranks save before the end; then the old job is given back, and nobody asks its nodes any more."""
-    setup = "%%mesh\nimport torch\nstep = torch.zeros(1)"
+    setup = """%%mesh
+import os, torch
+step, net = torch.zeros(1), torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)"""
     stop = tmp_path / "stop"
     path = tmp_path / "train.ipynb"
     cells = [nbformat.v4.new_code_cell(setup, metadata={"tags": ["setup"]})]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     kernel = Kernel(path)
     train = f"""%%mesh
-import os, torch
-net = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 began = int(step)
 print("begins at", began)
 while not os.path.exists({str(stop)!r}):
