@@ -392,7 +392,7 @@ class CellRunner:
 
     def _show_time(self, text: str) -> bool:
         """Say below the last cell that the time of the reservation is nearly up, if that cell can show it."""
-        if text == self._raised:
+        if text and text == self._raised:
             return True
         if self._time_view is not None:
             self._time_view.on_event(Notice("", key=TIME_NOTICE))  # a cell has run since
