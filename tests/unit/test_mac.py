@@ -18,13 +18,13 @@ import monarch_nb
 for package in "cli notebook server panel client provision integrations actor branches rpc files trust ground".split():
     found = importlib.import_module(f"monarch_nb.{package}")
     for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
-        if module.name not in ("monarch_nb.provision.ray.helper", "monarch_nb.provision.skypilot.helper"):
+        if not module.name.endswith((".ray.helper", ".skypilot.helper", ".integrations.monarch")):
             importlib.import_module(module.name)
 for name in monarch_nb.__all__:
     getattr(monarch_nb, name)
 print("all")
 """
-"""Helpers of engines run in Pythons that have Ray or SkyPilot."""
+"""Helpers of engines run in Pythons that have Ray or SkyPilot; Monarch's job is imported where torchmonarch is."""
 
 REFUSED = """
 import monarch_nb
