@@ -16,7 +16,7 @@ def test_the_script_of_the_readme_runs(shared_pool: list[Node], tmp_path: Path) 
     program = tmp_path / "script.py"
     program.write_text(script)
     run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=100)
-    expected = "[0, 2, 4, 6, 8, 10, 12, 14]\n[0.0003, 0.0003, 0.0003, 0.0003, 0.0003, 0.0003, 0.0003, 0.0003]\n"
+    expected = 2 * "[0, 2, 4, 6, 8, 10, 12, 14]\n"
     assert (run.stdout, run.stderr, run.returncode) == (expected, "", 0)
     assert monarch_nb.list_reservations() == []
 
