@@ -574,6 +574,10 @@ class Run(PrintedOfRun):
         text = f"{self._named(ranks)} interrupted: {self._named(causes or self._failed_ranks())} failed"
         self.emit(events.Notice(text, key="abort"))
 
+    async def look_before_interrupt(self) -> None:
+        """Learn who waits for whom, for those who read it afterwards."""
+        await self._waits_watch.look_before_interrupt()
+
     def send_interrupt(self) -> None:
         """Interrupt it on all ranks where it goes on; does not wait. On the background loop."""
         self._waited = self._waited or self._waits_watch.past
