@@ -551,7 +551,8 @@ class Run(PrintedOfRun):
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not self._listeners or self._waits_on:
             return None
-        return await self.mesh.core.where(self.left(), self.id, is_urgent=False)
+        finished = [] if self.is_script or self.has_own_world else self.results.ranks_ok()  # they know what they called
+        return await self.mesh.core.where([*self.left(), *finished], self.id, is_urgent=False)
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls or self.has_own_world:
