@@ -89,9 +89,10 @@ class WaitsWatch:
 
     def _is_calm(self, where: Mapping[int, run_pb2.Where], now_s: float) -> bool:
         """Say who waits for whom; return whether nobody seems to."""
-        waiting, left_out = waiting_in(where), self._left_out()
-        is_sure = self._ends_not_by_itself(where)
-        if self.printed or not (is_sure or left_out or are_apart(waiting, len(where))):
+        waiting, left_out, is_unlike = waiting_in(where), self._left_out(), are_unlike(where)
+        is_sure = is_unlike or bool(self._results)
+        may_hang = bool(is_sure or left_out or are_apart(waiting, len(where)))
+        if not may_hang or (self.printed and not is_unlike):
             waiting = {}
         self.printed = False
         # Who raised is told though others still compute.

@@ -126,6 +126,7 @@ def test_two_looks_are_enough_when_calls_do_not_match() -> None:
     [text] = Looks().add(unlike, unlike)
     assert "call 4 in the default group is all_reduce on rank 0, all_gather on ranks 1-2" in text
     assert Looks().add(unlike, at("all_reduce", "all_gather", "all_gather", call=5)) == []
+    assert len(Looks().add(unlike, unlike, printed=[0])) == 1, "what was printed before does not end it"
 
 
 class TestBeforeAnInterrupt:
