@@ -61,6 +61,12 @@ else:
 """,
         "call 4 in the default group is all_reduce of int64[2,3] on ranks 0-1,3, barrier on rank 2",
     ),
+    "over elsewhere": (
+        """
+dist.all_reduce(torch.ones(8 if rank == 2 else 4))
+""",
+        "call 4 in the default group is all_reduce of float32[8] on rank 2, and over on ranks 0-1,3: shapes or dtypes",
+    ),
     "one ahead": (
         """
 dist.all_reduce(torch.ones(4))

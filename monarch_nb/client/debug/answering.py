@@ -30,7 +30,8 @@ class Screen:
     Attributes:
         prompt: opens the debugger's prompt for a mesh; raises KeyboardInterrupt after Ctrl-C there.
         say: shows a line.
-        stays: how people come back and what Ctrl-C does, when they have left the prompt.
+        stays: how people come back and what Ctrl-C does, when they have left the prompt; with {name} of the reservation
+            and {them}.
     """
 
     prompt: Callable[[HeldMesh], Left]
@@ -89,6 +90,7 @@ class Answering:
         stops = self._debugger.stops()
         self._left = {(stop.rank, stop.number) for stop in stops}
         if stops:
-            ranks = name_ranks({stop.rank for stop in stops})
-            stays = self._screen.stays.format(name=self._run.mesh.reservation.name)
-            self._screen.say(f"{ranks} stay where they are, and {stays}")
+            ranks = {stop.rank for stop in stops}
+            stay, them = ("stays where it is", "it") if len(ranks) == 1 else ("stay where they are", "them")
+            way_back = self._screen.stays.format(name=self._run.mesh.reservation.name, them=them)
+            self._screen.say(f"{name_ranks(ranks)} {stay}, and {way_back}")

@@ -63,7 +63,7 @@ def say(text: str) -> None:
 SCREEN = Screen(
     prompt,
     say,
-    "this program waits for them: monarch-nb debug {name} in another terminal opens the debugger again; Ctrl-C "
-    "interrupts them",
+    "this program waits for {them}: monarch-nb debug {name} in another terminal opens the debugger again; Ctrl-C "
+    "interrupts {them}",
 )
 """The terminal of a program that waits."""

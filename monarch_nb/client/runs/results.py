@@ -49,6 +49,10 @@ class RunResults(Mapping[int, events.Result]):
         self._lost.setdefault((node, what), []).append(rank)
         return "; ".join(f"{name_ranks(ranks)} on {node}: {what}" for (node, what), ranks in self._lost.items())
 
+    def ranks_ok(self) -> list[int]:
+        """Return the ranks that have come to the end."""
+        return [*self._ranks_alike, *(rank for rank, result in self._notable.items() if result.outcome == "ok")]
+
     @property
     def notable(self) -> list[events.Result]:
         """Those of ranks of which there is something to say."""

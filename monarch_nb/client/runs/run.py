@@ -551,7 +551,8 @@ class Run(PrintedOfRun):
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not self._listeners or self._waits_on:
             return None
-        return await self.mesh.core.where(self.left(), self.id, is_urgent=False)
+        finished = [] if self.is_script or self.has_own_world else self.results.ranks_ok()  # they know what they called
+        return await self.mesh.core.where([*self.left(), *finished], self.id, is_urgent=False)
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls or self.has_own_world:
@@ -573,6 +574,10 @@ class Run(PrintedOfRun):
         causes = [failure.rank for failure in self.failures if not failure.is_consequence]
         text = f"{self._named(ranks)} interrupted: {self._named(causes or self._failed_ranks())} failed"
         self.emit(events.Notice(text, key="abort"))
+
+    async def look_before_interrupt(self) -> None:
+        """Learn who waits for whom, for those who read it afterwards."""
+        await self._waits_watch.look_before_interrupt()
 
     def send_interrupt(self) -> None:
         """Interrupt it on all ranks where it goes on; does not wait. On the background loop."""

@@ -22,7 +22,7 @@ class Straggler:
 
     Attributes:
         ranks: mostly one.
-        share: of their time, in `line`.
+        share: of their time, in `line`, where they spend more of it than those that wait.
         kind: what they do there, as `Part` has it; "idle" when they run nothing.
         line: "train.py:41"; empty when it is not known.
         waiting: the ranks that wait. collective: in what, mostly. waiting_share: of their time.
@@ -73,16 +73,31 @@ def straggler_of(ranks: Sequence[RankTop]) -> Straggler | None:
     collectives: defaultdict[str, float] = defaultdict(float)
     for part in (part for rank in waiting for part in rank.parts if part.kind == "collective"):
         collectives[part.what] += part.share
-    places: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for part in (part for rank in late for part in rank.parts if part.kind != "collective"):
-        places[part.kind, part.line] += part.share
-    (kind, line), share = max(places.items(), key=lambda place: place[1])
+    kind, line, share = _slow_part(late, waiting)
     return Straggler(
         ranks=tuple(rank.rank for rank in late),
-        share=share / len(late),
+        share=share,
         kind=kind,
         line=line,
         waiting=tuple(rank.rank for rank in waiting),
         collective=max(collectives, key=lambda name: collectives[name]),
         waiting_share=sum(waits[rank.rank] for rank in waiting) / len(waiting),
     )
+
+
+def _slow_part(late: Sequence[RankTop], waiting: Sequence[RankTop]) -> tuple[str, str, float]:
+    """Return what the late ranks do for longer than the others, at which line mostly, and for which part of their time:
+    what all do makes nobody wait.
+
+    Of each kind a rank tells one line only, and ranks may tell different ones, so kinds are compared first.
+    """
+    places: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for part in (part for rank in late for part in rank.parts if part.kind != "collective"):
+        places[part.kind, part.line] += part.share / len(late)
+
+    def longer(kind: str) -> float:
+        own = sum(share for (of, _), share in places.items() if of == kind)
+        return own - sum(rank.share(kind) for rank in waiting) / len(waiting)
+
+    kind, line = max(places, key=lambda place: (longer(place[0]), places[place]))
+    return kind, line, places[kind, line]

@@ -43,8 +43,8 @@ def prompt(mesh: HeldMesh) -> Left:
 SCREEN = Screen(
     prompt,
     lambda text: show(calm_line(text)),
-    "this cell waits for them: monarch-nb debug {name} in a terminal, or %mesh debug in another notebook, opens the "
-    "debugger again; ■ interrupts them",
+    "this cell waits for {them}: monarch-nb debug {name} in a terminal, or %mesh debug in another notebook, opens the "
+    "debugger again; ■ interrupts {them}",
 )
 """The cell that waits."""
 

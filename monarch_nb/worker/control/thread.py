@@ -341,7 +341,7 @@ class ControlThread(threading.Thread):
             places = [self._place(each, each.frames(), run_id) for each in called]
             return next((place for place in places if place.state == Where.STATE_COLLECTIVE), places[0])
         if active is None or run_id not in ("", active.run_id):
-            return Where(state=Where.STATE_IDLE)
+            return Where(state=Where.STATE_IDLE, calls=self._calls.look((), "")[1])
         return self._place(active, self._frames(active), active.run_id)
 
     def _seen(self) -> Seen | None:

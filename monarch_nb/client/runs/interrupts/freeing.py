@@ -48,6 +48,8 @@ class FreedRun(Protocol):
 
     def left(self) -> list[int]: ...
 
+    async def look_before_interrupt(self) -> None: ...
+
     def send_interrupt(self) -> None: ...
 
     def emit(self, event: events.Event) -> None: ...
@@ -85,6 +87,7 @@ class Freeing:
             elif restarted:
                 await run.mesh.core.restart(restarted)
         else:
+            await run.look_before_interrupt()
             run.send_interrupt()
         await self._wait_stopped(left)
         self._stop_by_s = None

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.proto import run_pb2
 
 _DEFAULT = "the default group"
+_HAS_ONE_PEER = re.compile("i?send|i?recv")
 
 
 def explain_mismatch(where: Mapping[int, run_pb2.Where]) -> str:
     """Return what does not match in the groups in which ranks wait; empty when all is alike, or not known.
 
     Args:
-        where: the ranks are that have not ended the run.
+        where: the ranks are; those that have ended the run are idle.
 
     Example: `call 17 in the default group is all_reduce of float32[1024] on rank 0, all_gather of float32[8] on ranks
     1-3`.
     """
-    return "; ".join(filter(None, (_unlike(name, where) or _ahead(name, where) for name in _groups(where))))
+    told = (_unlike(name, where) or _ahead(name, where) or _over(name, where) for name in _groups(where))
+    return "; ".join(filter(None, told))
 
 
 def are_unlike(where: Mapping[int, run_pb2.Where]) -> bool:
@@ -44,15 +47,10 @@ def _counts(name: str, where: Mapping[int, run_pb2.Where]) -> dict[int, list[int
 
 
 def _unlike(name: str, where: Mapping[int, run_pb2.Where]) -> str:
-    counts = _counts(name, where)
-    called: dict[str, list[int]] = {}
-    for rank, at in sorted(where.items()):
-        if at.call.group == name:
-            called.setdefault(_described(at.call), []).append(rank)
+    counts, called = _counts(name, where), _called(name, where)
     if len(counts) > 1 or len(called) < 2:
         return ""
-    told = ", ".join(f"{call} on {name_ranks(ranks)}" for call, ranks in called.items())
-    return f"call {next(iter(counts), '?')} in {name} is {told}"
+    return f"call {next(iter(counts), '?')} in {name} is {_listed(called)}"
 
 
 def _ahead(name: str, where: Mapping[int, run_pb2.Where]) -> str:
@@ -63,6 +61,29 @@ def _ahead(name: str, where: Mapping[int, run_pb2.Where]) -> str:
     behind = ", ".join(f"{name_ranks(ranks)} {count:,}" for count, ranks in others)
     is_one = len(first) == 1
     return f"{name_ranks(first)} {'is' if is_one else 'are'} ahead in {name}: {counted(most, 'call')}, {behind}"
+
+
+def _over(name: str, where: Mapping[int, run_pb2.Where]) -> str:
+    """Say who waits in a call that ranks have made that have ended the run: Gloo ends it where enough bytes came."""
+    over = [rank for rank, at in sorted(where.items()) if at.state == run_pb2.Where.STATE_IDLE and name in at.calls]
+    called = {call: ranks for call, ranks in _called(name, where).items() if not _HAS_ONE_PEER.match(call)}
+    if not over or not called:
+        return ""
+    number, told = next(iter(_counts(name, where))), _listed(called)
+    return f"call {number} in {name} is {told}, and over on {name_ranks(over)}: shapes or dtypes may differ"
+
+
+def _called(name: str, where: Mapping[int, run_pb2.Where]) -> dict[str, list[int]]:
+    """Return the ranks that wait in a group, by what each has called."""
+    called: dict[str, list[int]] = {}
+    for rank, at in sorted(where.items()):
+        if at.call.group == name:
+            called.setdefault(_described(at.call), []).append(rank)
+    return called
+
+
+def _listed(called: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{call} on {name_ranks(ranks)}" for call, ranks in called.items())
 
 
 def _described(call: run_pb2.Call) -> str:

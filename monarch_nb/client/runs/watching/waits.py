@@ -17,12 +17,17 @@ NOBODY: Mapping[int, str] = {}
 
 @dataclass
 class Standstill:
-    """Looks at where a run's ranks wait, again and again: what comes and goes while they work is no hang."""
+    """Looks at where a run's ranks wait, again and again: what comes and goes while they work is no hang.
 
-    _places: Mapping[int, str] = field(default_factory=dict)
+    Attributes:
+        looks: how many in a row have found the same.
+    """
+
+    looks: int = 0
+    _places: Mapping[int, object] = field(default_factory=dict)
     _since_s: float = 0.0
 
-    def lasts_s(self, waiting: Mapping[int, str], now_s: float) -> float:
+    def lasts_s(self, waiting: Mapping[int, object], now_s: float) -> float:
         """Return how long the ranks that wait now have waited in these places.
 
         Args:
@@ -30,13 +35,20 @@ class Standstill:
             now_s: of any clock that only goes on.
         """
         if waiting != self._places:
-            self._places, self._since_s = waiting, now_s
+            self._places, self._since_s, self.looks = waiting, now_s, 0
+        self.looks += 1
         return now_s - self._since_s
 
 
 def waiting_in(where: Mapping[int, run_pb2.Where]) -> dict[int, str]:
     """Return the ranks that wait, and what each waits in."""
     return {rank: place for rank, at in where.items() if (place := waits_in(at))}
+
+
+def progress_of(where: Mapping[int, run_pb2.Where]) -> dict[int, object]:
+    """Return what changes when ranks go on, though they may wait at the same line at each look: they have called more
+    collectives by then."""
+    return {rank: (at.state, at.collective, at.line, dict(at.calls)) for rank, at in where.items()}
 
 
 def are_apart(waiting: Mapping[int, str], ranks: int) -> bool:

@@ -43,6 +43,11 @@ def test_who_is_left(results: RunResults) -> None:
     assert list(results.left_of(Ranges.of(range(6)))) == [2, 4, 5]
 
 
+def test_who_came_to_the_end(results: RunResults) -> None:
+    results[5] = events.Result(5, "ok", 0.5)
+    assert results.ranks_ok() == [0, 1, 5]
+
+
 def test_a_script_begins_anew(results: RunResults) -> None:
     results.clear()
     assert not results

@@ -59,6 +59,19 @@ def test_the_sentences() -> None:
     )
 
 
+def test_where_all_are_is_not_what_makes_one_late() -> None:
+    step = Part("torch", "", 0.48, "train.py:40")
+    others = [
+        RankTop(number, "node0", "running", (step, Part("collective", "backward", 0.52, ""))) for number in (0, 1)
+    ]
+    late = RankTop(2, "node0", "running", (step, Part("waiting", "", 0.45, "data.py:36"), Part("python", "", 0.07, "")))
+    assert str(straggler_of([*others, late])) == (
+        "rank 2 is waited for: 45% of its time in data.py:36 (waits); ranks 0-1 wait in backward (52%)"
+    )
+    elsewhere = RankTop(2, "node0", "running", (Part("torch", "", 0.5, "train.py:41"), *late.parts[1:]))
+    assert "45% of its time in data.py:36 (waits)" in str(straggler_of([*others, elsewhere])), "torch takes all as long"
+
+
 def test_ranks_that_were_not_looked_at_do_not_count() -> None:
     silent = [RankTop(4, "node1", "no answer"), RankTop(5, "node1", "dead")]
     found = straggler_of([rank(0, 0.9), rank(1, 0.9), rank(2, 0.1), *silent])

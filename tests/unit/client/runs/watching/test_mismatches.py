@@ -36,6 +36,25 @@ def test_who_is_ahead_is_told_and_is_no_hang_by_itself() -> None:
     assert not are_unlike(where)
 
 
+def finished(calls: int = 0) -> run_pb2.Where:
+    return run_pb2.Where(state=run_pb2.Where.STATE_IDLE, calls={DEFAULT: calls} if calls else None)
+
+
+def test_who_waits_in_a_call_that_is_over_elsewhere_is_told() -> None:
+    where = {2: at("all_reduce", 4, "float32[8]"), 0: finished(4), 1: finished(4), 3: finished(4)}
+    assert explain_mismatch(where) == (
+        "call 4 in the default group is all_reduce of float32[8] on rank 2, and over on ranks 0-1,3: shapes or dtypes "
+        "may differ"
+    )
+    assert explain_mismatch({1: at("recv", 4), 0: finished(4)}) == "", "each pair of ranks may have calls of its own"
+    assert explain_mismatch({1: at("all_reduce", 4), 0: finished()}) == "", "its group is gone"
+
+
+def test_who_has_finished_without_the_call_is_behind() -> None:
+    where = {2: at("all_reduce", 5), 0: finished(4)}
+    assert explain_mismatch(where) == "rank 2 is ahead in the default group: 5 calls, rank 0 4"
+
+
 def test_groups_are_compared_each_with_itself() -> None:
     where = {
         0: at("all_reduce", 3, group=PAIR),

@@ -1,22 +1,29 @@
 """What is said of a run whose ranks are looked at again and again."""
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from monarch_nb.client.connections.events import Event, Notice
+from monarch_nb.client.connections.events import Event, Notice, Result
+from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.client.runs.watching.waits_watch import WaitsWatch
 from monarch_nb.proto import run_pb2
 
 INTERVAL_S = 3.0
+GROUP = "the default group"
 
 
-def at(*collectives: str) -> dict[int, run_pb2.Where]:
-    """Where ranks are, from rank 0 on; those without a collective compute."""
+def at(*collectives: str, call: int = 0) -> dict[int, run_pb2.Where]:
+    """Where ranks are, from rank 0 on, in a call of the default group; those without a collective compute."""
     states = run_pb2.Where
     return {
         rank: run_pb2.Where(
-            state=states.STATE_COLLECTIVE if name else states.STATE_RUNNING, collective=name, line=f"a.py:{len(name)}"
+            state=states.STATE_COLLECTIVE if name else states.STATE_RUNNING,
+            collective=name,
+            line=f"a.py:{len(name)}",
+            call=run_pb2.Call(collective=name, group=GROUP) if name and call else None,
+            calls={GROUP: call} if call else None,
         )
         for rank, name in enumerate(collectives)
     }
@@ -28,9 +35,10 @@ APART, TOGETHER = at("recv", "recv", ""), at("recv", "recv", "recv")
 class Looks:
     """Looks of a run on which no rank has ended, one every three seconds."""
 
-    def __init__(self, left_out: Mapping[int, str] | None = None) -> None:
+    def __init__(self, left_out: Mapping[int, str] | None = None, ended: Iterable[int] = ()) -> None:
         self.told: list[str] = []
-        self.watch = WaitsWatch({}, self._never, lambda: left_out or {}, self._note)
+        results = {rank: Result(rank, "ok", 1.0) for rank in ended}
+        self.watch = WaitsWatch(results, self._never, lambda: left_out or {}, self._note)
         self.now_s = 100.0
 
     async def _never(self) -> None:
@@ -87,3 +95,64 @@ def test_ranks_that_all_wait_for_those_that_were_left_out() -> None:
 
 def test_ranks_that_compute_on_their_own_wait_for_nobody() -> None:
     assert Looks({3: "not in this run"}).add(*[at("", "", "")] * 4) == []
+
+
+def steps(*numbers: int) -> list[dict[int, run_pb2.Where]]:
+    """Looks at training whose rank 2 is always seen in its data loader: each rank has made so many calls."""
+    return [at("backward", "backward", "", call=number) for number in numbers]
+
+
+def test_ranks_that_call_more_collectives_go_on_though_they_are_seen_at_the_same_lines() -> None:
+    assert Looks().add(*steps(8, 32, 56, 80, 104)) == []
+    [told, taken_back] = Looks().add(*steps(8, 8, 8, 9, 33))
+    assert "rank 2 is at a.py:0" in told
+    assert taken_back == ""
+
+
+def test_one_that_computes_at_other_lines_goes_on() -> None:
+    looks = [APART | {2: run_pb2.Where(state=run_pb2.Where.STATE_RUNNING, line=f"b.py:{line}")} for line in range(5)]
+    assert Looks().add(*looks) == []
+    [text] = Looks(ended=[3]).add(*looks[:2])
+    assert "rank 3 finished the cell" in text, "the others wait for one that does not come, whatever this one does"
+
+
+def test_after_a_result_ranks_that_call_more_collectives_go_on_too() -> None:
+    assert Looks(ended=[3]).add(*[at("all_reduce", "all_reduce", "all_reduce", call=call) for call in (4, 9, 14)]) == []
+
+
+def test_two_looks_are_enough_when_calls_do_not_match() -> None:
+    unlike = at("all_reduce", "all_gather", "all_gather", call=4)
+    assert Looks().add(unlike) == []
+    [text] = Looks().add(unlike, unlike)
+    assert "call 4 in the default group is all_reduce on rank 0, all_gather on ranks 1-2" in text
+    assert Looks().add(unlike, at("all_reduce", "all_gather", "all_gather", call=5)) == []
+    assert len(Looks().add(unlike, unlike, printed=[0])) == 1, "what was printed before does not end it"
+
+
+class TestBeforeAnInterrupt:
+    async def _past(self, where: dict[int, run_pb2.Where] | None, *, has_looked: bool = True) -> str:
+        async def look() -> dict[int, run_pb2.Where] | None:
+            return where
+
+        watch = WaitsWatch({}, look, dict, lambda _: None)
+        watch._has_looked = has_looked
+        await watch.look_before_interrupt()
+        return watch.past
+
+    async def test_one_look_tells_what_does_not_match(self) -> None:
+        unlike = at("all_reduce", "all_gather", call=4)
+        assert "call 4 in the default group is all_reduce on rank 0, all_gather on rank 1" in await self._past(unlike)
+
+    async def test_what_may_end_by_itself_is_not_said(self) -> None:
+        assert await self._past(APART) == ""
+        assert await self._past(None) == ""
+
+    async def test_a_run_that_has_just_begun_is_not_asked(self) -> None:
+        assert await self._past(at("all_reduce", "all_gather", call=4), has_looked=False) == ""
+
+    async def test_ranks_that_do_not_answer_hold_up_no_interrupt(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(waits_watch, "_LAST_LOOK_S", 0.0)
+        watch = WaitsWatch({}, asyncio.get_running_loop().create_future, dict, lambda _: None)
+        watch._has_looked = True
+        await watch.look_before_interrupt()
+        assert watch.past == ""
