@@ -23,19 +23,25 @@ def watch_lines(found: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return a line for the ranks on which nothing was found.
 
     Example:
-        >>> watch_lines({0: {"steps": 7, "found": ""}, 1: {"steps": 7, "found": ""}})
+        >>> watch_lines({rank: {"steps": 7, "looked_at": 7, "found": ""} for rank in (0, 1)})
         ['--watch: 7 steps on ranks 0-1, all finite']
     """
-    ranks: dict[int, list[int]] = {}
+    ranks: dict[tuple[int, int], list[int]] = {}
     for rank, told in sorted(found.items()):
         if not told["found"]:
-            ranks.setdefault(told["steps"], []).append(rank)
-    return [
-        f"--watch: {counted(steps, 'step')} on {name_ranks(those)}, all finite"
-        if steps
-        else f"--watch: {name_ranks(those)} did no step with an optimizer of torch's, so nothing was looked at"
-        for steps, those in ranks.items()
-    ]
+            ranks.setdefault((told["steps"], told["looked_at"]), []).append(rank)
+    return [f"--watch: {_watched(steps, looked_at, name_ranks(those))}" for (steps, looked_at), those in ranks.items()]
+
+
+def _watched(steps: int, looked_at: int, ranks: str) -> str:
+    if not steps:
+        return f"{ranks} did no step with an optimizer of torch's, so nothing was looked at"
+    if not looked_at:
+        why = "there were no gradients, or a GradScaler left all steps out"
+        return f"{counted(steps, 'step')} on {ranks}, but nothing was looked at: {why}"
+    if looked_at < steps:
+        return f"{looked_at} of {counted(steps, 'step')} on {ranks} looked at, all finite"
+    return f"{counted(steps, 'step')} on {ranks}, all finite"
 
 
 def show_deterministic(run: Run, *, seed: int) -> None:

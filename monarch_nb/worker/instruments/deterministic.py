@@ -116,17 +116,23 @@ class Deterministic:
             name = f"{len(self._record.steps.get(self._steps.done + 1, {}))}.{place}"
             self._record.add(self._steps.done + 1, LOSS, name, loss)
 
-    def _before_step(self, optimizer: Any, parameters: list[Any]) -> None:
+    def _before_step(self, optimizer: Any, parameters: list[Any], has_closure: bool) -> None:
         names = self._steps.names(optimizer)
         if self._steps.done == 0:
             for each in parameters:
                 self._record.add(0, START, names[id(each)], each)
+        if not has_closure:
+            self._add_gradients(self._steps.done + 1, names, parameters)
+
+    def _add_gradients(self, step: int, names: Mapping[int, str], parameters: list[Any]) -> None:
         for each in parameters:
             if each.grad is not None:
-                self._record.add(self._steps.done + 1, GRADIENT, names[id(each)], _dense(each.grad))
+                self._record.add(step, GRADIENT, names[id(each)], _dense(each.grad))
 
-    def _after_step(self, optimizer: Any, parameters: list[Any]) -> None:
+    def _after_step(self, optimizer: Any, parameters: list[Any], has_closure: bool) -> None:
         names = self._steps.names(optimizer)
+        if has_closure:  # it has computed the gradients
+            self._add_gradients(max(self._steps.done, 1), names, parameters)
         for each in parameters:
             self._record.add(max(self._steps.done, 1), PARAMETER, names[id(each)], each)
 
