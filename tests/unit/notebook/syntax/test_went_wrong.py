@@ -32,8 +32,8 @@ def test_nothing_else_can_be_watched(text: str) -> None:
 def test_what_is_compared() -> None:
     assert determined(parse(CELL, "")) is None
     assert determined(parse(CELL, "--deterministic --seed 3")) == {"seed": 3, "compare_with": 0}
-    assert determined(parse(CELL, "--compare-with 12")) == {"seed": 0, "compare_with": 12}
-    assert determined(parse(CELL, "--compare-with last")) == {"seed": 0, "compare_with": "last"}
+    assert determined(parse(CELL, "--compare-with 12")) == {"seed": None, "compare_with": 12}
+    assert determined(parse(CELL, "--compare-with last")) == {"seed": None, "compare_with": "last"}
     with pytest.raises(UsageError, match="--seed belongs to --deterministic"):
         determined(parse(CELL, "--seed 3"))
     with pytest.raises(UsageError, match="is the number of a run"):
