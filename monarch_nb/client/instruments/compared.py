@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 
-if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
-
 _RECORDED = '__import__("monarch_nb.worker.instruments.deterministic", fromlist=["_"]).recorded()'
 
 
-def recorded_on(mesh: Mesh) -> dict[int, list[int]]:
+class _Mesh(Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    def pull(self, expression: str) -> list[Any]: ...
+
+
+def recorded_on(mesh: _Mesh) -> dict[int, list[int]]:
     """Return the numbers of the runs that have left a record, by rank."""
     return dict(zip(mesh.ranks, mesh.pull(_RECORDED), strict=True))
 
