@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from monarch_nb.client.comparing.asking import Asking, check_not_computing
@@ -14,10 +18,13 @@ from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import RunFailed, TargetError, UsageError
+from monarch_nb.errors import MonarchNbError, RunFailed, TargetError, UsageError
 from monarch_nb.ground.rank_sets import listed, name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
+
+_NAMES = "[name for name in list(globals()) if not name.startswith('_')]"
+_UNKNOWN_NAME = re.compile(r"name '(\w+)' is not defined")
 
 
 class _Mesh(HeldMesh, Protocol):
@@ -73,6 +80,7 @@ class Compares:
         """
         if sum(map(bool, (expression, rng, env))) != 1:
             raise UsageError("give one thing to compare: an expression such as model, --rng, or --env")
+        _check_one_expression(expression)
         groups = groups_over(self.extent, self.ranks, over)
         self._check_alive()
         stops: dict[int, StopInfo] = {}
@@ -93,12 +101,38 @@ class Compares:
         try:
             return compare(Asking(self, stops, pull), groups, what, begin, "random state" if rng else "")
         except RunFailed as error:
-            raise _without_ours(error, expression) from None
+            raise _without_ours(error, expression, lambda rank: self.select(rank).pull(_NAMES)[0]) from None
 
 
-def _without_ours(error: RunFailed, expression: str) -> UsageError:
-    """Return what an expression fails with, by rank, without the line of ours that asked for it."""
-    said = [f"{name_ranks(ranks)}: {failure.name}: {failure.message}" for ranks, failure in error.groups()]
+def _check_one_expression(expression: str) -> None:
+    """Raise UsageError if an expression is several, with blanks between them."""
+    words = expression.split()
+    if len(words) > 1 and not _is_expression(expression) and all(map(_is_expression, words)):
+        raise UsageError(f"give one expression to compare, not {len(words)}: ({', '.join(words)})")
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(f"({text}\n)", mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _without_ours(error: RunFailed, expression: str, names_on: Callable[[int], list[str]]) -> UsageError:
+    """Return what an expression fails with, by rank, without the line of ours that asked for it.
+
+    Args:
+        names_on: returns the names of the variables of a rank.
+    """
+    said = []
+    for ranks, failure in error.groups():
+        meant = ""
+        if failure.name == "NameError" and (unknown := _UNKNOWN_NAME.search(failure.message)):
+            with contextlib.suppress(MonarchNbError):
+                near = get_close_matches(unknown[1], names_on(ranks[0]), n=1, cutoff=0.75)
+                meant = "".join(f"; did you mean `{each}`?" for each in near)
+        said.append(f"{name_ranks(ranks)}: {failure.name}: {failure.message}{meant}")
     return UsageError("\n".join([*said, f"%mesh pull {expression} shows where"]))
 
 

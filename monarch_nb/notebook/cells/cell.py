@@ -23,7 +23,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of, show_found
+from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of, on_mesh, show_found
 from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -108,7 +108,7 @@ class CellRunner:
         instruments = instruments_of(parsed)
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
-        instruments = instruments_of(parsed)
+        instruments = on_mesh(instruments, mesh)
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.flames.flames import PYTHON_PROFILE
+from monarch_nb.client.instruments.compared import recorded_on, run_to_compare
 from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
 from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.notebook.cells.flames import show_flames
 from monarch_nb.notebook.cells.profiles import profiled_ranks, show_full_memory, show_history, show_profile
 from monarch_nb.notebook.cells.went_wrong import show_deterministic, show_watch
@@ -19,6 +20,7 @@ from monarch_nb.notebook.syntax.went_wrong import determined, watched
 from monarch_nb.worker.instruments.torch_profile import STEPS
 
 if TYPE_CHECKING:
+    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
 
 
@@ -68,8 +70,7 @@ def _deterministic(parsed: Parsed) -> CellInstrument | None:
     if options is None:
         return None
     flag = "--compare-with" if options["compare_with"] else "--deterministic"
-    show = partial(show_deterministic, seed=int(options["seed"]))
-    return CellInstrument(flag, "deterministic", options, show)
+    return CellInstrument(flag, "deterministic", options, show_deterministic)
 
 
 _READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (
@@ -86,14 +87,43 @@ def instruments_of(parsed: Parsed) -> Sequence[CellInstrument]:
     """Return the instruments that a cell's line asks for.
 
     Raises:
-        UsageError: the cell would return before they have found anything, or runs more than once.
+        UsageError: the cell would return before they have found anything, or runs more than once; or a flag stands
+            without the one that it belongs to.
     """
+    _check_profile_flags(parsed)
     asked = [instrument for read in _READERS if (instrument := read(parsed)) is not None]
     if asked and parsed.switch("noblock"):
         raise UsageError(f"{asked[0].flag} shows what it found when the cell ends: leave --noblock out")
     if asked and parsed.text("scale") is not None:
         raise UsageError(f"{asked[0].flag} looks at one run, and --scale makes several: leave one of them out")
     return asked
+
+
+def _check_profile_flags(parsed: Parsed) -> None:
+    has_torch = parsed.text("profile") == "torch"
+    if parsed.count("profile_steps") is not None and not has_torch:
+        raise UsageError("--profile-steps belongs to --profile: %%mesh --profile --profile-steps 2")
+    if parsed.text("profile_ranks") is not None and not has_torch and not parsed.switch("memory_history"):
+        raise UsageError("--profile-ranks belongs to --profile or --memory-history: %%mesh --profile --profile-ranks 0")
+
+
+def on_mesh(instruments: Sequence[CellInstrument], mesh: Mesh) -> Sequence[CellInstrument]:
+    """Return instruments as the ranks of a mesh are told of them; they are asked for their records where a run is to be
+    compared.
+
+    Raises:
+        UsageError: ranks that are not there, or that have no record of the run.
+    """
+    return [replace(each, options=_options_on(each.options, mesh)) for each in instruments]
+
+
+def _options_on(options: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
+    if absent := [rank for rank in options.get("ranks") or () if rank not in mesh.ranks]:
+        runs_on = name_ranks(mesh.ranks)
+        raise UsageError(f"--profile-ranks names {name_ranks(absent)}, but the cell runs on {runs_on}")
+    if compare_with := options.get("compare_with"):
+        return {**options, "compare_with": run_to_compare(recorded_on(mesh), compare_with)}
+    return options
 
 
 def show_found(instruments: Sequence[CellInstrument], run: Run) -> None:

@@ -15,45 +15,54 @@ if TYPE_CHECKING:
 
 def show_watch(run: Run) -> None:
     """Show below a cell where `--watch` found nothing. What it found, the rank has said itself."""
-    for line in watch_lines(found_on(cast("Any", run.mesh), run, "watch")):
+    for line in watch_lines(found_on(cast("Any", run.mesh), run, "watch"), has_failed=bool(run.failures)):
         show(calm_line(line))
 
 
-def watch_lines(found: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def watch_lines(found: Mapping[int, Mapping[str, Any]], *, has_failed: bool = False) -> list[str]:
     """Return a line for the ranks on which nothing was found.
 
+    Args:
+        has_failed: the run has: why, its traceback says, and not that ranks did no step.
+
     Example:
-        >>> watch_lines({0: {"steps": 7, "found": ""}, 1: {"steps": 7, "found": ""}})
+        >>> watch_lines({rank: {"steps": 7, "looked_at": 7, "found": ""} for rank in (0, 1)})
         ['--watch: 7 steps on ranks 0-1, all finite']
     """
-    ranks: dict[int, list[int]] = {}
+    ranks: dict[tuple[int, int], list[int]] = {}
     for rank, told in sorted(found.items()):
-        if not told["found"]:
-            ranks.setdefault(told["steps"], []).append(rank)
-    return [
-        f"--watch: {counted(steps, 'step')} on {name_ranks(those)}, all finite"
-        if steps
-        else f"--watch: {name_ranks(those)} did no step with an optimizer of torch's, so nothing was looked at"
-        for steps, those in ranks.items()
-    ]
+        if not told["found"] and (told["looked_at"] or not has_failed):
+            ranks.setdefault((told["steps"], told["looked_at"]), []).append(rank)
+    return [f"--watch: {_watched(steps, looked_at, name_ranks(those))}" for (steps, looked_at), those in ranks.items()]
 
 
-def show_deterministic(run: Run, *, seed: int) -> None:
+def _watched(steps: int, looked_at: int, ranks: str) -> str:
+    if not steps:
+        return f"{ranks} did no step with an optimizer of torch's, so nothing was looked at"
+    if not looked_at:
+        why = "there were no gradients, or a GradScaler left all steps out"
+        return f"{counted(steps, 'step')} on {ranks}, but nothing was looked at: {why}"
+    if looked_at < steps:
+        return f"{looked_at} of {counted(steps, 'step')} on {ranks} looked at, all finite"
+    return f"{counted(steps, 'step')} on {ranks}, all finite"
+
+
+def show_deterministic(run: Run) -> None:
     """Show below a cell how many steps it left a record of, or where it parts from another run."""
     found = found_on(cast("Any", run.mesh), run, "deterministic")
-    for line in deterministic_lines(found, run.number, seed):
+    for line in deterministic_lines(found, run.number, has_failed=bool(run.failures)):
         show(calm_line(line))
 
 
-def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, seed: int) -> list[str]:
+def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, *, has_failed: bool = False) -> list[str]:
     """Return a line for each thing that ranks say.
 
     Args:
-        number: of the run. seed: it began with.
+        number: of the run. has_failed: as of `watch_lines`.
 
     Example:
-        >>> of_rank = {"steps": 7, "recorded_steps": 7, "compared_with": 0, "notes": [], "parted": ""}
-        >>> deterministic_lines({0: of_rank}, 12, 0)
+        >>> of_rank = {"seed": 0, "steps": 7, "recorded_steps": 7, "compared_with": 0, "notes": [], "parted": ""}
+        >>> deterministic_lines({0: of_rank}, 12)
         ['run 12: 7 steps recorded on rank 0, seed 0; --compare-with 12 compares a run with it']
     """
     told: dict[str, list[int]] = {}
@@ -62,15 +71,26 @@ def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, see
         if each["parted"]:
             line = f"parts from run {compared_with} on {{}} {each['parted']}"
         elif not each["steps"]:
+            if has_failed:
+                continue
             line = "no optimizer of torch's did a step on {}, so there is nothing to compare"
         elif compared_with:
-            line = f"the same as run {compared_with} on {{}}: {steps}"
+            line = f"the same as run {compared_with} on {{}}: {_common(each)}"
         else:
-            line = f"{steps} recorded on {{}}, seed {seed}; --compare-with {number} compares a run with it"
+            line = f"{steps} recorded on {{}}, seed {each['seed']}; --compare-with {number} compares a run with it"
         told.setdefault(line, []).append(rank)
         for note in _notes(each):
             told.setdefault(f"{{}}: {note}", []).append(rank)
     return [f"run {number}: {line.format(name_ranks(ranks))}" for line, ranks in told.items()]
+
+
+def _common(each: Mapping[str, Any]) -> str:
+    """Return how many steps two runs are the same for, and which of them went on."""
+    steps, before = each["steps"], each["steps_before"]
+    if steps == before:
+        return counted(steps, "step")
+    longer = "this run" if steps > before else f"run {each['compared_with']}"
+    return f"all {counted(min(steps, before), 'step')}; {longer} went on to {max(steps, before)}"
 
 
 def _notes(each: Mapping[str, Any]) -> list[str]:

@@ -119,7 +119,8 @@ class Words:
 @dataclass(frozen=True, slots=True)
 class Command:
     """A magic, or a subcommand of one. `magic` is what stands before `name`: "%mesh " or "". What stands after a -- is
-    another program's when `passes_on` says what that is; `about_unknown` is said of a flag like no other."""
+    another program's when `passes_on` says what that is; `about_unknown` is said of a flag like no other. `elsewhere`
+    says of flags of other magics where they belong."""
 
     name: str
     summary: str
@@ -132,6 +133,7 @@ class Command:
     section: str = ""
     passes_on: str = ""
     about_unknown: str = ""
+    elsewhere: tuple[tuple[str, str], ...] = ()
 
     @property
     def title(self) -> str:
@@ -440,6 +442,8 @@ def _find_flag(command: Command, spelling: str, hint: str = "") -> Flag:
     for flag in command.flags:
         if spelling.replace("_", "-") in flag.spellings:
             return flag
+    if told := dict(command.elsewhere).get(spelling):
+        raise UsageError(f"{command.title} has no flag {spelling}: {told}")
     known = [each for flag in command.flags for each in flag.spellings if each.startswith("--")]
     suggestion = _suggestion(spelling, known)
     if not suggestion and known and not hint:

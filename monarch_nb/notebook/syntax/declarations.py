@@ -88,6 +88,13 @@ RUN = Command(
     "torchrun's other flags (--nnodes, --nproc-per-node, --standalone, …) and PET_ variables are\n"
     "checked against the reservation: docs/scripts.md has a table. -t is --targets.",
     about_unknown=ABOUT_UNKNOWN,
+    elsewhere=tuple(
+        (
+            each.name,
+            f"it belongs to a cell. Call the script there: %%mesh {each.name} …, with import train; train.main()",
+        )
+        for each in (*INSTRUMENTS, *WENT_WRONG)
+    ),
     examples=(
         ("%mesh run train.py --lr 3e-4", "on all ranks"),
         ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),

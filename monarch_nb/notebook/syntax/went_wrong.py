@@ -18,7 +18,12 @@ WENT_WRONG = (
         completes="watched",
     ),
     Flag("--deterministic", "compute as the same cell did before, and keep a digest of each step"),
-    Flag("--seed", "with --deterministic: of all random generators (default: 0)", value="N", kind="number"),
+    Flag(
+        "--seed",
+        "with --deterministic: of all random generators (default: 0)",
+        value="N",
+        kind="number",
+    ),
     Flag(
         "--compare-with",
         "compute likewise, and name the first step and tensor that differ",
@@ -27,7 +32,7 @@ WENT_WRONG = (
 )
 
 
-def determined(parsed: Parsed) -> dict[str, int | str] | None:
+def determined(parsed: Parsed) -> dict[str, int | str | None] | None:
     """Return what `--deterministic` is told; None where a line asks for neither it nor `--compare-with`.
 
     Raises:
@@ -41,7 +46,7 @@ def determined(parsed: Parsed) -> dict[str, int | str] | None:
             raise UsageError("--seed belongs to --deterministic or --compare-with: %%mesh --deterministic --seed 1")
         return None
     compare_with = LAST if with_run == LAST else int(with_run or 0)
-    return {"seed": parsed.count("seed") or 0, "compare_with": compare_with}
+    return {"seed": parsed.count("seed"), "compare_with": compare_with}
 
 
 def watched(text: str) -> tuple[str, ...]:

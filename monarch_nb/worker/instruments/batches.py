@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -134,11 +136,12 @@ class Batches:
 
     # ---- where a batch stops being finite ----
 
-    def origin(self, parameters: list[Any]) -> str:
+    def origin(self, parameters: list[Any], *, is_loss_finite: bool | None) -> str:
         """Return a clause that says which module's output was the first to be not finite.
 
         Args:
             parameters: those whose gradients are not finite; none: whatever the module that was called last has.
+            is_loss_finite: of the last backward pass; None where that is not known.
         """
         wanted = set(map(id, parameters))
         module = next((each for each in self._kept if wanted & set(map(id, each.parameters()))), None)
@@ -147,13 +150,13 @@ class Batches:
             return "which module was the first can not be told: no batch of a module that trains was kept"
         kept = self._kept[module]
         try:
-            return self._origin(module, kept)
+            return self._origin(module, kept, is_loss_finite)
         except _CannotTellError as why:
             return f"which module was the first can not be told: {why}"
         except Exception as error:  # noqa: BLE001 -- the user's forward
             return f"which module was the first can not be told: run again, the batch fails: {_brief(error)}"
 
-    def _origin(self, module: Any, kept: Batch) -> str:
+    def _origin(self, module: Any, kept: Batch, is_loss_finite: bool | None) -> str:
         if any(kind.__name__ in _SHARDED for each in module.modules() for kind in type(each).__mro__):
             raise _CannotTellError("its weights are sharded, and all ranks would have to compute")
         if kept.steps != self.steps:
@@ -165,12 +168,18 @@ class Batches:
             return "the batch itself is not finite"
         found = _first_output(module, kept)
         if found:
-            return f"the first output that is not finite is {found}"
+            return found
+        if is_loss_finite is False:
+            return "all outputs of the modules are finite here: it arose in the loss"
         before = self._calls.get(module, 1) - 1
-        places = ["in the loss", "in backward"]
-        places += [f"with one of the {before} batches before it of this step"] * bool(before)
+        earlier = "the batch" if before == 1 else f"one of the {before} batches"
+        places = ["in the loss"] * (is_loss_finite is None)
+        places += ["in backward"]
+        places += [f"with {earlier} before it of this step"] * bool(before)
         places += ["on another rank"] * _has_peers()
-        return f"all outputs of the modules are finite here: it arose {', '.join(places[:-1])} or {places[-1]}"
+        finite = "the loss and all outputs" if is_loss_finite else "all outputs"
+        arose = " or ".join(filter(None, [", ".join(places[:-1]), places[-1]]))
+        return f"{finite} of the modules are finite here: it arose {arose}"
 
 
 class _CannotTellError(Exception):
@@ -182,27 +191,84 @@ class _FoundError(BaseException):
 
 
 def _first_output(module: Any, kept: Batch) -> str:
-    """Run a batch again, and return "that of layers.2 (Linear)", or "" when all are finite. Parameters, buffers
-    and random states are afterwards as they were."""
+    """Run a batch again, and return a clause that says which output was the first that is not finite, or "" when all
+    are finite. Parameters, buffers and random states are afterwards as they were."""
     import torch
 
     module = _inner(module)
-    names = {id(each): name for name, each in module.named_modules()}
-
-    def look(each: Any, _: Any, output: Any) -> None:
-        if id(each) in names and not_finite(list(tensors_in(output))):
-            name, kind = names[id(each)], type(each).__name__
-            raise _FoundError(f"that of {name} ({kind})" if name else f"that of {kind}")
-
-    hook = torch.nn.modules.module.register_module_forward_hook(look)
-    try:
-        with _as_it_was(module, kept):
-            module(*kept.args, **kept.kwargs)
-    except _FoundError as found:
-        return str(found)
-    finally:
-        hook.remove()
+    search = _Search(module)
+    modules = torch.nn.modules.module
+    with ExitStack() as hooks:
+        hooks.callback(modules.register_module_forward_pre_hook(search.before).remove)
+        hooks.callback(modules.register_module_forward_hook(search.after).remove)
+        try:
+            with _as_it_was(module, kept):
+                module(*kept.args, **kept.kwargs)
+        except _FoundError as found:
+            return str(found)
     return ""
+
+
+@dataclass
+class _Call:
+    """A module that computes.
+
+    Attributes:
+        has_bad_input: what it was called with is not finite.
+        last_done: of the modules that it has called, the last that is done.
+    """
+
+    module: Any
+    has_bad_input: bool
+    last_done: Any = None
+
+
+class _Search:
+    """Looks at what goes into and out of the modules of a forward pass, and ends it at the first output that is not
+    finite."""
+
+    def __init__(self, root: Any) -> None:
+        self._names = {id(each): name for name, each in root.named_modules()}
+        self._calls: list[_Call] = []
+
+    def before(self, module: Any, args: tuple[Any, ...]) -> None:
+        """A module is called."""
+        if id(module) in self._names:
+            inputs = list(tensors_in((args, sys._getframe(1).f_locals.get("kwargs") or {})))
+            bad = [inputs[place] for place in not_finite(inputs)]
+            self._calls.append(_Call(module, not all(map(_is_mask, bad))))
+
+    def after(self, module: Any, _: Any, output: Any) -> None:
+        """It returns.
+
+        Raises:
+            _FoundError: what is not finite.
+        """
+        if id(module) not in self._names:
+            return
+        if not_finite(list(tensors_in(output))):
+            raise _FoundError(self._told())
+        self._calls.pop()
+        if self._calls:
+            self._calls[-1].last_done = module
+
+    def _told(self) -> str:
+        for caller, call in pairwise(self._calls):
+            if call.has_bad_input:
+                name, last = self._named(call.module), caller.last_done
+                where = f"after {self._named(last)}" if last is not None else "before it"
+                arose = f"it arose in {type(caller.module).__name__}.forward {where}"
+                return f"the input of {name} is not finite already: {arose}"
+        return f"the first output that is not finite is that of {self._named(self._calls[-1].module)}"
+
+    def _named(self, module: Any) -> str:
+        name, kind = self._names[id(module)], type(module).__name__
+        return f"{name} ({kind})" if name else kind
+
+
+def _is_mask(tensor: Any) -> bool:
+    """Return whether a tensor has zeros and negative infinities only: attention leaves places out with it."""
+    return bool(((tensor == 0) | (tensor == -math.inf)).all())
 
 
 @contextmanager

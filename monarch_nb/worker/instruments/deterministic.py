@@ -53,21 +53,28 @@ _records: dict[int | str, Record] = {}
 """Of this rank's last runs, by number, the one that was asked for or made last at the end."""
 
 
+def recorded() -> list[int]:
+    """Return the numbers of the runs that have a record on this rank."""
+    return [int(number) for number in _records]
+
+
 class Deterministic:
     """Sets what makes torch compute alike each time, seeds all random generators, and takes digests of each step. At
     the end all settings and generators are as they were.
 
     Args:
-        seed: the same on all ranks.
+        seed: the same on all ranks; None for that of the run to compare with, or 0.
         compare_with: the number of a run that was deterministic, too; "last" for the newest one, 0 for none.
     """
 
-    def __init__(self, seed: int = 0, compare_with: int | str = 0) -> None:
+    def __init__(self, seed: int | None = None, compare_with: int | str = 0) -> None:
         newest = next(reversed(_records), "last")
-        self._seed, self._compare_with = seed, newest if compare_with == "last" else compare_with
+        self._compare_with = newest if compare_with == "last" else compare_with
+        before = _records.get(self._compare_with)
+        self._seed = seed if seed is not None else before.seed if before is not None else 0
         self._steps = Steps(self._before_step, self._after_step)
         self._losses = Losses(self._before_backward)
-        self._record = Record(seed)
+        self._record = Record(self._seed)
         self._notes: list[str] = []
         self._has_begun = False
         self._undo = ExitStack()
@@ -100,11 +107,15 @@ class Deterministic:
         before = _records.pop(self._compare_with, None) if self._compare_with else None
         if before is not None:
             _records[self._compare_with] = before  # the newest again: it is asked for
+            if before.seed != self._seed:
+                self._notes.append(f"seed {self._seed}, run {self._compare_with} had seed {before.seed}")
         _records[instruments.running_number()] = self._record
         while len(_records) > KEPT_RUNS:
             del _records[next(iter(_records))]
         return {
+            "seed": self._seed,
             "steps": self._record.done,
+            "steps_before": before.done if before is not None else 0,
             "compared_with": self._compare_with,
             "recorded_steps": len([step for step in self._record.steps if step]),
             "notes": self._notes,
@@ -116,33 +127,39 @@ class Deterministic:
             name = f"{len(self._record.steps.get(self._steps.done + 1, {}))}.{place}"
             self._record.add(self._steps.done + 1, LOSS, name, loss)
 
-    def _before_step(self, optimizer: Any, parameters: list[Any]) -> None:
+    def _before_step(self, optimizer: Any, parameters: list[Any], has_closure: bool) -> None:
         names = self._steps.names(optimizer)
         if self._steps.done == 0:
             for each in parameters:
                 self._record.add(0, START, names[id(each)], each)
+        if not has_closure:
+            self._add_gradients(self._steps.done + 1, names, parameters)
+
+    def _add_gradients(self, step: int, names: Mapping[int, str], parameters: list[Any]) -> None:
         for each in parameters:
             if each.grad is not None:
-                self._record.add(self._steps.done + 1, GRADIENT, names[id(each)], _dense(each.grad))
+                self._record.add(step, GRADIENT, names[id(each)], _dense(each.grad))
 
-    def _after_step(self, optimizer: Any, parameters: list[Any]) -> None:
+    def _after_step(self, optimizer: Any, parameters: list[Any], has_closure: bool) -> None:
         names = self._steps.names(optimizer)
+        if has_closure:  # it has computed the gradients
+            self._add_gradients(max(self._steps.done, 1), names, parameters)
         for each in parameters:
             self._record.add(max(self._steps.done, 1), PARAMETER, names[id(each)], each)
 
 
 def parting(before: Record, now: Record) -> str:
     """Return where two runs part: "step 3: the gradients of 2 of 14 parameters: layers.0.weight, layers.0.bias"; empty
-    when they do not."""
+    when they do not, as far as both went."""
+    done_by_both = min(before.done, now.done)
     for step in sorted(before.steps.keys() & now.steps.keys()):
         ours, theirs = now.steps[step], before.steps[step]
         for kind in (START, LOSS, GRADIENT, PARAMETER):
             here, there = _of_kind(ours, kind), _of_kind(theirs, kind)
-            others = [name for name in here | there if here.get(name) != there.get(name)]
+            names = here | there if step <= done_by_both else here.keys() & there.keys()  # one was interrupted in it
+            others = [name for name in names if here.get(name) != there.get(name)]
             if others:
                 return _told(step, kind, others, len(here | there))
-    if before.done != now.done:
-        return f"after step {min(before.done, now.done)}: that run did {before.done} steps, this one {now.done}"
     return ""
 
 

@@ -41,7 +41,10 @@ class Losses:
 
         def backward(tensors: Any, *arguments: Any, **options: Any) -> Any:
             __tracebackhide__ = True
-            self._notice([tensors] if hasattr(tensors, "grad_fn") else list(tensors))
+            if not hasattr(tensors, "grad_fn") and not isinstance(tensors, tuple):
+                tensors = list(tensors)  # an iterator can be read once
+            losses = [tensors] if hasattr(tensors, "grad_fn") else tensors
+            self._notice([each for each in losses if hasattr(each, "grad_fn")])  # a GradientEdge has none
             return self._plain(tensors, *arguments, **options)
 
         autograd.backward = backward

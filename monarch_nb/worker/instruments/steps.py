@@ -9,19 +9,22 @@ from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter
 from monarch_nb.worker.imports import after_import
 from monarch_nb.worker.instruments.batches import Batches
 
+Notice = Callable[[Any, list[Any], bool], None]
+
 
 class Steps:
     """Notices steps from `begin` to `end`. Those in `torch.compile` are not seen.
 
     Args:
-        before, after: called with each optimizer and its parameters, before and after its step.
+        before, after: called with each optimizer, its parameters, and whether its step has a closure, before and after
+            its step. A closure computes the gradients within the step.
 
     Attributes:
         done: how many steps the training has done, as StepCounter counts.
         batches: what modules were called with.
     """
 
-    def __init__(self, before: Callable[[Any, list[Any]], None], after: Callable[[Any, list[Any]], None]) -> None:
+    def __init__(self, before: Notice, after: Notice) -> None:
         self._before, self._after = before, after
         self._counter, self._names = StepCounter(), OptimizerNames()
         self._hooks: list[Any] = []
@@ -59,18 +62,23 @@ class Steps:
         self._hooks.append(module.register_optimizer_step_pre_hook(self._before_step))
         self._hooks.append(module.register_optimizer_step_post_hook(self._after_step))
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if not self._torch.compiler.is_compiling():
-            self._before(optimizer, _parameters(optimizer))
+            self._before(optimizer, _parameters(optimizer), _has_closure(arguments, options))
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         __tracebackhide__ = True
         if self._torch.compiler.is_compiling():
             return
         self.batches.stepped()
         self.done += self._counter.completes(self._names.of(optimizer))
-        self._after(optimizer, _parameters(optimizer))
+        self._after(optimizer, _parameters(optimizer), _has_closure(arguments, options))
+
+
+def _has_closure(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether a step was called with a closure; the first argument is the optimizer."""
+    return any(map(callable, [*arguments[1:2], options.get("closure")]))
 
 
 def _parameters(optimizer: Any) -> list[Any]:

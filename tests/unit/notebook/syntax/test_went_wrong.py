@@ -6,7 +6,7 @@ import pytest
 
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.syntax.command_line import parse
-from monarch_nb.notebook.syntax.declarations import CELL
+from monarch_nb.notebook.syntax.declarations import CELL, MESH
 from monarch_nb.notebook.syntax.went_wrong import determined, watched
 
 
@@ -32,9 +32,15 @@ def test_nothing_else_can_be_watched(text: str) -> None:
 def test_what_is_compared() -> None:
     assert determined(parse(CELL, "")) is None
     assert determined(parse(CELL, "--deterministic --seed 3")) == {"seed": 3, "compare_with": 0}
-    assert determined(parse(CELL, "--compare-with 12")) == {"seed": 0, "compare_with": 12}
-    assert determined(parse(CELL, "--compare-with last")) == {"seed": 0, "compare_with": "last"}
+    assert determined(parse(CELL, "--compare-with 12")) == {"seed": None, "compare_with": 12}
+    assert determined(parse(CELL, "--compare-with last")) == {"seed": None, "compare_with": "last"}
     with pytest.raises(UsageError, match="--seed belongs to --deterministic"):
         determined(parse(CELL, "--seed 3"))
     with pytest.raises(UsageError, match="is the number of a run"):
         determined(parse(CELL, "--compare-with first"))
+
+
+@pytest.mark.parametrize("line", ["--watch nan train.py", "--profile train.py", "--deterministic train.py"])
+def test_a_script_is_looked_into_from_a_cell(line: str) -> None:
+    with pytest.raises(UsageError, match=r"has no flag --[a-z]+: it belongs to a cell.*train\.main"):
+        parse(MESH.find("run"), line)

@@ -36,8 +36,10 @@ def test_the_first_that_is_another_is_named(others: dict[str, str], said: str) -
     assert parting(record(**others), record()) == said
 
 
-def test_a_run_of_other_length_is_told() -> None:
+def test_a_run_that_was_interrupted_in_a_step_does_not_part_there() -> None:
     shorter = record()
     shorter.done = 1
-    del shorter.steps[2]
-    assert parting(record(), shorter) == "after step 1: that run did 2 steps, this one 1"
+    shorter.steps[2] = {(LOSS, "0"): "x"}
+    assert parting(record(), shorter) == parting(shorter, record()) == ""
+    shorter.steps[2] = {(LOSS, "0"): "y"}
+    assert parting(record(), shorter) == "in step 2: the loss is another"

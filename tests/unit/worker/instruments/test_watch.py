@@ -49,9 +49,15 @@ def watch() -> Iterator[Callable[..., Watch]]:
     assert torch.autograd.backward.__module__ == "torch.autograd"
 
 
-def step(net: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer | None = None, **options: Any) -> None:
+def step(
+    net: nn.Module,
+    x: torch.Tensor,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss_of: Callable[[torch.Tensor], torch.Tensor] = torch.sum,
+    **options: Any,
+) -> None:
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
-    net(x, **options).sum().backward()
+    loss_of(net(x, **options)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
@@ -102,7 +108,10 @@ def test_an_earlier_batch_of_an_accumulated_step(watch: Callable[..., Watch]) ->
     watch()
     net(torch.full((8, 4), INF)).sum().backward()
     told = found(lambda: step(net, torch.randn(8, 4), optimizer))
-    assert "in the loss, in backward or with one of the 1 batches before it of this step" in told
+    assert (
+        "; the loss and all outputs of the modules are finite here: it arose in backward or with the batch before it"
+        in told
+    )
 
 
 def test_what_a_scaler_leaves_out_is_no_fault(watch: Callable[..., Watch]) -> None:
@@ -149,6 +158,80 @@ def test_forward_passes_that_wait_for_others_are_not_run_again(watch: Callable[.
         assert told.endswith("can not be told: its forward pass waits for other ranks")
     finally:
         dist.destroy_process_group()
+
+
+def test_gradients_of_a_closure(watch: Callable[..., Watch]) -> None:
+    """They arise within the step. A step without gradients is not called finite."""
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+
+    def closure(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        return torch.as_tensor(loss)
+
+    looked = watch()
+    optimizer.step(lambda: closure(torch.randn(8, 4)))
+    assert looked.end() == {"steps": 1, "looked_at": 1, "found": ""}
+    watch()
+    told = found(lambda: optimizer.step(closure=lambda: closure(torch.full((8, 4), NAN))))  # type: ignore[arg-type]
+    assert told.startswith("the gradients of 2 of 2 parameters are not finite in step 1: weight, bias; the loss is nan")
+    looked = watch()
+    torch.optim.SGD(nn.Linear(4, 1).parameters()).step()
+    assert looked.end() == {"steps": 1, "looked_at": 0, "found": ""}
+
+
+@pytest.mark.parametrize("what", ["grad", "loss"])
+def test_it_arose_in_the_loss(watch: Callable[..., Watch], what: str) -> None:
+    net = nn.Linear(4, 1)
+    watch(what)
+    told = found(lambda: step(net, torch.randn(8, 4), loss_of=lambda output: (output * NAN).sum()))
+    assert told.endswith("; all outputs of the modules are finite here: it arose in the loss")
+    assert ("the loss is nan here; all outputs" in told) == (what == "grad")
+
+
+class Blown(nn.Module):
+    """Divides by nothing between two modules."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4) if first else nn.Identity()
+        self.b = nn.Sequential(nn.Linear(4, 4))
+        self._first = first
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.a(x) if self._first else x
+        return torch.as_tensor(self.b(x / x.sub(x)))
+
+
+def test_an_input_that_is_not_finite_already(watch: Callable[..., Watch]) -> None:
+    """The innocent module is not accused, nor a mask."""
+    watch()
+    told = found(lambda: step(Blown(first=True), torch.randn(8, 4)))
+    assert told.endswith(
+        "the input of b (Sequential) is not finite already: it arose in Blown.forward after a (Linear)"
+    )
+    watch()
+    told = found(lambda: step(Blown(first=False), torch.randn(8, 4)))
+    assert told.endswith("the input of b (Sequential) is not finite already: it arose in Blown.forward before it")
+    attention = nn.TransformerEncoderLayer(4, 1, 4)
+    nn.init.constant_(attention.linear2.weight, 3e38)
+    nn.init.ones_(attention.linear1.bias)
+    inner = nn.Sequential(attention)
+    mask = torch.triu(torch.full((8, 8), -INF), 1)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = inner[0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.layer(x, src_mask=mask))
+
+    watch()
+    told = found(lambda: step(Outer(), torch.randn(8, 1, 4)))
+    assert told.endswith("the first output that is not finite is that of layer.linear2 (Linear)")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""Which run a cell with `--compare-with` is compared with: one and the same on all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from monarch_nb.errors import UsageError
+from monarch_nb.ground.rank_sets import name_ranks
+
+_RECORDED = '__import__("monarch_nb.worker.instruments.deterministic", fromlist=["_"]).recorded()'
+
+
+class _Mesh(Protocol):
+    """What is needed of a `Mesh`, which says what each of these is."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    def pull(self, expression: str) -> list[Any]: ...
+
+
+def recorded_on(mesh: _Mesh) -> dict[int, list[int]]:
+    """Return the numbers of the runs that have left a record, by rank."""
+    return dict(zip(mesh.ranks, mesh.pull(_RECORDED), strict=True))
+
+
+def run_to_compare(records: Mapping[int, Collection[int]], wanted: int | str) -> int:
+    """Return the number of the run to compare with.
+
+    Args:
+        records: the numbers of the runs that have left a record, by rank.
+        wanted: a number, or "last" for the greatest that any rank has.
+
+    Raises:
+        UsageError: some ranks have no record of it.
+
+    Example:
+        >>> run_to_compare({0: [65, 67], 1: [65, 67]}, "last")
+        67
+    """
+    known = {number for numbers in records.values() for number in numbers}
+    first = "run a cell with --deterministic there first (records are kept until ranks are restarted)"
+    if not known:
+        what = f"run {wanted}" if wanted != "last" else "a run"
+        raise UsageError(f"{name_ranks(sorted(records))} have no record of {what}: {first}")
+    number = max(known) if wanted == "last" else int(wanted)
+    without = sorted(rank for rank, numbers in records.items() if number not in numbers)
+    if not without:
+        return number
+    verb = "has" if len(without) == 1 else "have"
+    common = sorted(number for number in known if all(number in numbers for numbers in records.values()))
+    instead = f"--compare-with {common[-1]} is the newest that all ranks of the cell have" if common else first
+    raise UsageError(f"{name_ranks(without)} {verb} no record of run {number}: {instead}")

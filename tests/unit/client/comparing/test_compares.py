@@ -1,0 +1,21 @@
+"""What is said of an expression that ranks can not compare."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.client.comparing.compares import _check_one_expression, _without_ours
+from monarch_nb.errors import RankFailure, RunFailed, UsageError
+
+
+def test_several_expressions_are_one_tuple() -> None:
+    with pytest.raises(UsageError, match=r"^give one expression to compare, not 2: \(model, opt\)$"):
+        _check_one_expression("model opt")
+    for text in ("model", "model, opt", "a + b", "[x for x in y]", "a +", "a if b else c"):
+        _check_one_expression(text)
+
+
+def test_a_name_that_is_nearly_there() -> None:
+    failure = RankFailure(rank=1, host="a", kind="error", name="NameError", message="name 'modle' is not defined")
+    told = str(_without_ours(RunFailed("", [failure]), "modle", lambda rank: ["step", "model"]))
+    assert told.startswith("rank 1: NameError: name 'modle' is not defined; did you mean `model`?")

@@ -1,0 +1,50 @@
+"""What stands below a cell that looked for what went wrong, and which flags it takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.errors import UsageError
+from monarch_nb.notebook.cells.instruments import instruments_of, on_mesh
+from monarch_nb.notebook.cells.went_wrong import deterministic_lines, watch_lines
+from monarch_nb.notebook.syntax.command_line import parse
+from monarch_nb.notebook.syntax.declarations import CELL
+
+
+def test_only_what_was_looked_at_is_finite() -> None:
+    found = {
+        0: {"steps": 3, "looked_at": 0, "found": ""},
+        1: {"steps": 3, "looked_at": 2, "found": ""},
+        2: {"steps": 0, "looked_at": 0, "found": ""},
+    }
+    nothing, some, no_step = watch_lines(found)
+    assert "nothing was looked at" in nothing
+    assert some == "--watch: 2 of 3 steps on rank 1 looked at, all finite"
+    assert "rank 2 did no step" in no_step
+    assert watch_lines(found, has_failed=True) == [some]
+
+
+def test_a_run_that_went_further_does_not_part() -> None:
+    of_rank: dict[str, Any] = {"seed": 0, "recorded_steps": 5, "compared_with": 128, "notes": [], "parted": ""}
+    shorter, longer = {**of_rank, "steps": 5, "steps_before": 38}, {**of_rank, "steps": 5, "steps_before": 1}
+    none = {**of_rank, "steps": 0, "steps_before": 5, "recorded_steps": 0}
+    assert deterministic_lines({0: shorter, 1: longer, 2: none}, 129, has_failed=True) == [
+        "run 129: the same as run 128 on rank 0: all 5 steps; run 128 went on to 38",
+        "run 129: the same as run 128 on rank 1: all 1 step; this run went on to 5",
+    ]
+
+
+@pytest.mark.parametrize("line", ["--profile-steps 2", "--profile-ranks 0", "--profile=python --profile-steps 2"])
+def test_a_flag_without_the_one_that_it_belongs_to(line: str) -> None:
+    with pytest.raises(UsageError, match="belongs to --profile"):
+        instruments_of(parse(CELL, line))
+
+
+def test_ranks_that_are_not_there() -> None:
+    asked = instruments_of(parse(CELL, "--memory-history --profile-ranks 2,7"))
+    mesh: Any = SimpleNamespace(ranks=(0, 1, 2, 3))
+    with pytest.raises(UsageError, match="--profile-ranks names rank 7, but the cell runs on ranks 0-3"):
+        on_mesh(asked, mesh)
