@@ -19,7 +19,7 @@ from monarch_nb.errors import MonarchNbError, RunFailed, SaveError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
-from monarch_nb.worker.saving.changing import STOPPED
+from monarch_nb.worker.saving.changing import NOT_KNOWN, STOPPED, UNCHANGED
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
 _INTERRUPTED = {
@@ -90,7 +90,7 @@ def ask(
     except RunFailed as error:
         if not (died := [rank for rank, failure in error.failures.items() if failure.kind == "died"]):
             raise
-        became = "nothing was saved; earlier saves are whole"
+        became = "earlier saves are whole; %mesh saves lists this one if it is whole, too"
         if what == "load":
             living = [rank for rank in mesh.ranks if rank not in died]
             said = {**heard.lines(), **_refusals(error.run, living)}
@@ -177,14 +177,14 @@ def became_of_load(ranks: Sequence[int], failed: Collection[int], lines: Mapping
         ranks: those that live. failed: those that did not end it. lines: what ranks said when they stopped.
 
     Example:
-        >>> became_of_load([0, 1, 2], [1, 2], {1: "model may be half loaded; load again"})
-        'rank 0: all is loaded, rank 1: model may be half loaded; load again, rank 2: nothing has changed'
+        >>> became_of_load([0, 1, 2], [1, 2], {1: "nothing has changed"})
+        'rank 0: all is loaded, rank 1: nothing has changed, rank 2: what is loaded is not known; load again'
     """
     said: dict[str, list[int]] = {}
     for rank in ranks:
-        what = lines.get(rank, "nothing has changed") if rank in failed else "all is loaded"
+        what = lines.get(rank, NOT_KNOWN) if rank in failed else "all is loaded"
         said.setdefault(what, []).append(rank)
-    if list(said) == ["nothing has changed"]:
+    if list(said) == [UNCHANGED]:
         return "nothing has changed on the others"
     return ", ".join(f"{name_ranks(those)}: {what}" for what, those in said.items())
 
@@ -198,7 +198,7 @@ def _refusals(run: Run, ranks: Sequence[int]) -> dict[int, str]:
 
 def _left(text: str) -> str:
     """Return what a load that stopped has left, of what a rank says of it."""
-    return text.rpartition(": ")[2] if STOPPED in text else "nothing has changed"
+    return text.rpartition(": ")[2] if STOPPED in text else UNCHANGED
 
 
 def _values(

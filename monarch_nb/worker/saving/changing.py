@@ -9,6 +9,9 @@ from monarch_nb.ground.rank_sets import listed
 STOPPED = "the load stopped in the middle: "
 """How the line begins that an interrupted rank prints."""
 AGAIN = "load again"
+UNCHANGED = "nothing has changed"
+NOT_KNOWN = f"what is loaded is not known; {AGAIN}"
+"""Of a rank that did not say how far it was: its silence tells nothing."""
 
 
 class Change:
@@ -49,6 +52,8 @@ class Change:
 
     def describe(self) -> str:
         """Return what each name holds, and what to do."""
+        if not self.began:
+            return UNCHANGED
         half = [name for name in self._names if name in self._half]
         loaded = [name for name in self._names if name in self._loaded]
         before = [name for name in self._names if name not in self._half | self._loaded]

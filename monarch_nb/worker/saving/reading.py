@@ -105,8 +105,7 @@ def load(
             )
             return _told(exchange, report)
     except KeyboardInterrupt:
-        if change.began:
-            sys.stderr.write(f"{STOPPED}{change.describe()}\n")
+        sys.stderr.write(f"{STOPPED}{change.describe()}\n")
         raise
     except SaveError as error:
         if not change.began:
