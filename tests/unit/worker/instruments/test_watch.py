@@ -172,10 +172,10 @@ def test_gradients_of_a_closure(watch: Callable[..., Watch]) -> None:
         return torch.as_tensor(loss)
 
     looked = watch()
-    optimizer.step(lambda: closure(torch.randn(8, 4)))
+    optimizer.step(lambda: closure(torch.randn(8, 4)))  # type: ignore[no-untyped-call]
     assert looked.end() == {"steps": 1, "looked_at": 1, "found": ""}
     watch()
-    told = found(lambda: optimizer.step(closure=lambda: closure(torch.full((8, 4), NAN))))  # type: ignore[arg-type]
+    told = found(lambda: optimizer.step(closure=lambda: closure(torch.full((8, 4), NAN))))  # type: ignore[no-untyped-call]
     assert told.startswith("the gradients of 2 of 2 parameters are not finite in step 1: weight, bias; the loss is nan")
     looked = watch()
     torch.optim.SGD(nn.Linear(4, 1).parameters()).step()
