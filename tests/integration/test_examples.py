@@ -23,12 +23,13 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tes
 NEED_MORE = {
     "attach",
     "list_ended",
+    "list_saves",
     "reserve",
     "load_ipython_extension",
     "unload_ipython_extension",
     "shutdown_context",
 }
-"""Their examples are of a notebook, of a reservation that is made or given back, or end this program's actors."""
+"""Their examples are of a notebook, of saves, of a reservation that begins or ends, or end this program's actors."""
 NAMES = [
     (module, name)
     for module in (monarch_nb, monarch_nb.actor)
