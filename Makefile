@@ -121,7 +121,7 @@ ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 
 itest: install panel  ## Tests against real allocators and ranks, the notebooks among them
 	@$(say) 'Integration tests'
-	@$(PYTEST) -n 4 tests/integration  # of 2 cores: a test waits for half of its time
+	@$(PYTEST) -n 3 tests/integration  # on 2 cores: a test waits for half of its time
 
 gpu: install  ## Tests on a real GPU of this machine; skipped where there is none
 	@$(say) 'Tests on a GPU'
