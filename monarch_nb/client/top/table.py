@@ -141,6 +141,11 @@ class TopTable:
         object.__setattr__(self, "rows", tuple(_rows(self.ranks, late)))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all ranks have been looked at, and none does anything."""
+        return self.sentence == IDLE and all(rank.is_seen for rank in self.ranks)
+
+    @property
     def sentence(self) -> str:
         """What there is to say of all."""
         seen = [rank for rank in self.ranks if rank.is_seen]
@@ -154,7 +159,9 @@ class TopTable:
             return f"{name_ranks([rank.rank for rank in seen])} was looked at"
         if min(rank.share("collective") for rank in seen) >= _STUCK_SHARE:
             return ALL_WAIT
-        return "no rank is waited for"
+        dead = [rank.rank for rank in self.ranks if rank.state == "dead"]
+        died = f"; {name_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else ""
+        return f"no rank is waited for{died}"
 
     def cells(self) -> list[list[str]]:
         """Return the texts of all rows, below HEADERS."""

@@ -63,7 +63,7 @@ async def _look(core: MeshRanks, ranks: tuple[int, ...], look_s: float) -> TopTa
     loop = asyncio.get_running_loop()
     until_s = loop.time() + look_s
     table = await look_at(core, ranks)
-    while (left_s := until_s - loop.time()) > 0:
+    while not table.is_idle and (left_s := until_s - loop.time()) > 0:
         await asyncio.sleep(min(EVERY_S, left_s))
         table = await look_at(core, ranks)
     return table

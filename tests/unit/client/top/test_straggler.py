@@ -112,3 +112,7 @@ def test_what_is_said_where_nobody_is_late() -> None:
     assert TopTable((RankTop(0, "node0", "running"),)).sentence == "looking where the ranks are"
     assert TopTable((rank(0, 1.0), rank(1, 1.0))).sentence == "all ranks wait in collectives"
     assert TopTable((rank(0, 0.1), rank(1, 0.1))).sentence == "no rank is waited for"
+    dead = RankTop(2, "node0", "dead")
+    assert TopTable((rank(0, 0.1), rank(1, 0.1), dead)).sentence == "no rank is waited for; rank 2 is dead"
+    assert TopTable(idle).is_idle, "who looks once need look no longer"
+    assert not TopTable((*idle, RankTop(2, "node0", "idle"))).is_idle, "of the third nothing is known yet"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from monarch_nb.worker.memory import failures, held
+from monarch_nb.worker.memory import answers, failures, held
 from monarch_nb.worker.memory.figures import GpuFigures, gpu_figures
 from monarch_nb.worker.memory.held import Held
 
@@ -78,6 +80,14 @@ def test_a_tensor_that_has_no_name_is_found() -> None:
     kept = torch.zeros(12345)
     found = Held().look({"closure": lambda: kept}).found()
     assert any(each.name == "" and each.size_bytes == 4 * 12345 for each in found.largest)
+
+
+def test_what_only_garbage_holds_is_not_told() -> None:
+    cycle: list[Any] = [torch.ones(3, 5, 7, 11)]
+    cycle.append(cycle)
+    del cycle
+    told = pickle.loads(zlib.decompress(answers.now({})))
+    assert not [facts for _, facts, *_ in told["held"][0] if "[3, 5, 7, 11]" in facts]
 
 
 def test_the_search_ends_in_time_and_calls_nothing_of_the_users() -> None:
