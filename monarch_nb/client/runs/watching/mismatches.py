@@ -58,6 +58,8 @@ def _ahead(name: str, where: Mapping[int, run_pb2.Where]) -> str:
     if len(counts) < 2:
         return ""
     (most, first), *others = sorted(counts.items(), reverse=True)
+    if [count for count, _ in others] == [most - 1] and all(_has_ended(where[rank]) for rank in others[0][1]):
+        return ""  # that they have ended the run without this call says it all
     behind = ", ".join(f"{name_ranks(ranks)} {count:,}" for count, ranks in others)
     is_one = len(first) == 1
     return f"{name_ranks(first)} {'is' if is_one else 'are'} ahead in {name}: {counted(most, 'call')}, {behind}"
@@ -65,12 +67,17 @@ def _ahead(name: str, where: Mapping[int, run_pb2.Where]) -> str:
 
 def _over(name: str, where: Mapping[int, run_pb2.Where]) -> str:
     """Say who waits in a call that ranks have made that have ended the run: Gloo ends it where enough bytes came."""
-    over = [rank for rank, at in sorted(where.items()) if at.state == run_pb2.Where.STATE_IDLE and name in at.calls]
+    counts = _counts(name, where)
+    over = [rank for ranks in counts.values() for rank in ranks if _has_ended(where[rank])]
     called = {call: ranks for call, ranks in _called(name, where).items() if not _HAS_ONE_PEER.match(call)}
-    if not over or not called:
+    if len(counts) != 1 or not over or not called:
         return ""
-    number, told = next(iter(_counts(name, where))), _listed(called)
+    number, told = next(iter(counts)), _listed(called)
     return f"call {number} in {name} is {told}, and over on {name_ranks(over)}: shapes or dtypes may differ"
+
+
+def _has_ended(at: run_pb2.Where) -> bool:
+    return at.state == run_pb2.Where.STATE_IDLE
 
 
 def _called(name: str, where: Mapping[int, run_pb2.Where]) -> dict[str, list[int]]:
