@@ -53,8 +53,12 @@ class Program:
 
     def go_on(self) -> None:
         """Answer its `input()`."""
+        self.tell("")
+
+    def tell(self, line: str) -> None:
+        """Give it a line to read."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
     def kill(self) -> None:
