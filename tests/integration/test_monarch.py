@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,9 @@ class Trainer(Actor):
     @endpoint
     def here(self): return os.getcwd(), os.environ.get("RANK"), os.environ.get("ADDED"), current_rank().rank
     @endpoint
-    def hang(self): time.sleep(1000)
+    def hang(self):
+        print("hangs")
+        time.sleep(1000)
     @endpoint
     def fail(self): raise ValueError("no data")
 """
@@ -130,11 +133,15 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "event loop" not in shown
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
+    assert "node1: Monarch has 2 processes with trainers (Trainer)" in kernel.run("%mesh status --mesh monarch")
     assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
-    hanging = kernel.start("print('begun', flush=True); trainers.hang.call().get()")
-    kernel.wait(hanging, "begun")
+    hanging = kernel.start("trainers.hang.call().get()")
+    kernel.wait(hanging, "[0-3] hangs")
     kernel.interrupt()
-    assert "KeyboardInterrupt" in kernel.wait(hanging)
+    shown = kernel.wait(hanging)
+    assert "KeyboardInterrupt" in shown
+    assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
+    assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
     died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.config import MONARCH_CLIENT_VARIABLE
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
@@ -44,6 +44,9 @@ class Attached(Protocol):
 
     def said_of_dead(self) -> str:
         """Return what is to be said of workers that died; empty when all live."""
+
+    def said_of_running(self) -> str:
+        """Ask what actors execute, and return it for people; empty when that is nothing."""
 
 
 def load() -> Any:
@@ -166,8 +169,12 @@ def _patch() -> None:
         try:
             with _no_loop():
                 return get(self, timeout)
+        except KeyboardInterrupt:
+            if said := _said(lambda each: each.said_of_running()):
+                tell(said)
+            raise
         except Exception as error:
-            if said := _dead_workers():
+            if said := _said(lambda each: each.said_of_dead()):
                 error.add_note(said)
             raise
 
@@ -222,13 +229,18 @@ def _tag(title: str) -> None:
         process().outside.tag(mesh_ids, title).left()
 
 
-def _dead_workers() -> str:
-    return "\n".join(said for each in _meshes.values() if not each.is_over() and (said := each.said_of_dead()))
+def _said(of: Callable[[Attached], str]) -> str:
+    """Return what is to be said of all meshes; what can not be learnt is missing."""
+    lines = []
+    for each in _meshes.values():
+        with contextlib.suppress(MonarchNbError):
+            lines += [of(each)] if not each.is_over() else []
+    return "\n".join(filter(None, lines))
 
 
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _dead_workers()))))
+    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _said(lambda each: each.said_of_dead())))))
 
 
 def tell(text: str) -> None:

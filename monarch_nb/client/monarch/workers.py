@@ -15,15 +15,18 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.times import duration
 from monarch_nb.trust.passing import passing_certificate
 
 _SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank)"
 _CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
 SERVE_TIMEOUT_S = 60.0
+ASK_S = 1.0
 PER_HOST = {"workers": 1}
 
 
@@ -130,6 +133,44 @@ class AttachedMesh:
         lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
         again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
         return "\n".join([*lines, again]).rstrip()
+
+    def said_of_running(self) -> str:
+        """Ask what actors execute, and return it for people; empty when that is nothing."""
+        mesh = self._mesh
+        living = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
+        replies = call(mesh.core.control(living, timeout_s=ASK_S, actors=True))
+        infos = [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]
+        return said_of_running(infos, {rank: mesh.core.connection_of(rank).name for rank in living})
+
+
+def said_of_running(infos: Sequence[ActorInfo], nodes: Mapping[int, str]) -> str:
+    """Return what actors execute, and where; empty when they execute nothing.
+
+    Args:
+        infos: the actors of the workers. nodes: their names, by the rank of the worker.
+
+    Example:
+        trainers.step goes on at train.py:41 (node0: pids 71, 72; node1: pid 90) for 12 s
+    """
+    alike: dict[tuple[str, str], list[ActorInfo]] = {}
+    for info in infos:
+        if info.running:
+            alike.setdefault((f"{info.name}.{info.running}", info.where), []).append(info)
+    lines = []
+    for (title, where), those in alike.items():
+        pids: dict[str, list[int]] = {}
+        for info in those:
+            pids.setdefault(nodes[info.rank], []).append(info.pid)
+        places = "; ".join(f"{node}: {name_pids(sorted(set(of_node)))}" for node, of_node in pids.items())
+        at = f" at {where}" if where else ""
+        lines.append(f"{title} goes on{at} ({places}) for {duration(max(info.running_s for info in those))}")
+    ends = f"stop() of its ProcMesh ends its processes, and %mesh restart --mesh {MONARCH_MESH} ends all"
+    return "\n".join([*lines, f"Monarch has no interrupt: {ends}"]) if lines else ""
+
+
+def name_pids(pids: Sequence[int]) -> str:
+    """Return "pid 3" or "pids 3, 4"."""
+    return f"pid{'' if len(pids) == 1 else 's'} {', '.join(map(str, pids))}"
 
 
 def tell_deaths(mesh: Mesh) -> None:

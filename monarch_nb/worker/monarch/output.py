@@ -25,6 +25,11 @@ MOST_HELD_CHARACTERS = 64 << 10
 """Of a line that does not end, so much is written at a time."""
 
 
+def private_directory(runs: str | os.PathLike[str]) -> Path:
+    """Return where the mesh whose outputs lie in a directory has what is for this user alone; it lies beside that."""
+    return Path(runs).parent / "monarch"
+
+
 class Files:
     """The output files of one rank of a mesh, those of its newest run.
 

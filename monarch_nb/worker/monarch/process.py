@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 
 from monarch_nb.config import MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
-from monarch_nb.worker.monarch.output import Files, install
+from monarch_nb.worker.monarch import census, output
 
 BOOTSTRAP = "monarch._src.actor.bootstrap_main"
 
@@ -59,7 +59,8 @@ def main() -> None:
         end_with_client(told)
     if told := os.environ.get(MONARCH_OUTPUT_VARIABLE, ""):
         rank, _, runs = told.partition(":")
-        install(Files(Path(runs), int(rank)), label)
+        output.install(output.Files(Path(runs), int(rank)), label)
+        census.install(output.private_directory(runs) / census.DIRECTORY)
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
 
