@@ -435,16 +435,20 @@ class Calls(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     cell_number: _builtins.int
     """as in Cell"""
+    client: _builtins.str
+    """The process that calls, in letters and digits: what Monarch's own engine has started for it prints in its newest run."""
     def __init__(
         self,
         *,
         cell_number: _builtins.int = ...,
+        client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "client", b"client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

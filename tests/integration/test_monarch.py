@@ -184,3 +184,30 @@ def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program
     with ending(told["workers"]):
         program.go_on()
         assert program.told() == {"held": 2, "meshes": ["main"]}
+
+
+CLIENT = (
+    USE
+    + """
+trainers = dev.monarch().spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
+print(json.dumps({"workers": [info.pid for info in dev.meshes["monarch"].status()]}), flush=True)
+for line in sys.stdin:
+    trainers.step.call(line.strip()).get()
+    print(json.dumps({"called": line}), flush=True)
+"""
+).replace("import json", "import sys, json")
+
+
+def test_two_clients_at_once_see_what_their_own_actors_print(start: Callable[..., Program]) -> None:
+    start(RESERVE + "print(json.dumps({}), flush=True)").told()
+    clients = [start(CLIENT), start(CLIENT)]
+    first, second = (each.told() for each in clients)
+    assert first["workers"] == second["workers"]
+    for word in ("one", "two", "three"):
+        for number, each in enumerate(clients):
+            each.tell(f"{word}-{number}")
+            each.told()
+    for number, each in enumerate(clients):
+        printed = each.end()
+        assert all(f"step {word}-{number}" in printed for word in ("one", "two", "three"))
+        assert f"-{1 - number}" not in printed

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,11 @@ def call():
 
 print(json.dumps({"pid": os.getpid()}), flush=True)
 for line in sys.stdin:
-    print(json.dumps(eval(line)), flush=True)
+    try:
+        told = eval(line)
+    except Exception as error:
+        told = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(told), flush=True)
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 + 60 * ROUNDS)]
@@ -70,7 +75,7 @@ class Rounds:
         self.home, self.path, self.chance = home, tmp_path, chance
         self.client = self.started()
         began_s = time.monotonic()
-        self.told = self.ask("use()")
+        self.use()
         self.whole_s = time.monotonic() - began_s
 
     def started(self) -> Program:
@@ -78,62 +83,74 @@ class Rounds:
         program.told()
         return program
 
-    def ask(self, what: str) -> dict[str, list[int]]:
+    def ask(self, what: str) -> dict[str, Any]:
         self.client.tell(what)
         return self.client.told()
 
-    def killed(self, kind: str) -> str:
-        """Kill something; return what became of it."""
-        after_s = self.chance.uniform(0, 1.5 * self.whole_s)
-        return {"client": self.client_killed, "worker": self.worker_killed, "allocator": self.allocator_killed}[kind](
-            after_s
-        )
+    def use(self) -> None:
+        """A client uses the workers, and so it can."""
+        self.told = self.ask("use()")
+        assert "error" not in self.told, self.told
 
-    def client_killed(self, after_s: float) -> str:
-        """What it has started ends. The next one finds the workers."""
-        workers = self.told["workers"]
-        doomed, self.client = self.client, self.started()
-        doomed.kill()
-        self.client.tell("use()")
-        time.sleep(after_s)
+    def another(self) -> None:
+        """The client is killed: what it has started ends. The next one finds the workers."""
         self.client.kill()
         eventually(lambda: not self.processes())
         self.client = self.started()
-        self.told = self.ask("use()")
+        self.use()
+
+    def killed(self, kind: str) -> str:
+        """Kill something; return what became of it."""
+        after_s = self.chance.uniform(0, 1.2 * self.whole_s)
+        how = {"client": self.client_killed, "worker": self.worker_killed, "allocator": self.allocator_killed}[kind]
+        return f"{how(after_s)} after {after_s:.2f} s"
+
+    def client_killed(self, after_s: float) -> str:
+        workers = self.told["workers"]
+        self.client.kill()
+        self.client = self.started()
+        self.client.tell("use()")
+        time.sleep(after_s)
+        self.another()
         assert self.told["workers"] == workers
-        return f"found after {after_s:.2f} s"
+        return "the same workers"
 
     def worker_killed(self, after_s: float) -> str:
         """Its processes end, it is started again, and the other worker is the one from before."""
         number = self.chance.choice([0, 1])
         worker, other = self.told["workers"][number], self.told["workers"][1 - number]
         with_it = self.told["pids"][2 * number : 2 * number + 2]
-        self.client.tell("call()")
-        self.client.told()
+        in_the_middle = self.chance.choice([True, False])
+        if in_the_middle:
+            self.client.tell("use()")
+            time.sleep(after_s)
         kill(worker)
         eventually(lambda: not set(with_it) & set(self.processes()))
-        if self.chance.choice([True, False]):  # a client that was there, or another
-            self.client.kill()
-            eventually(lambda: not self.processes())
-            self.client = self.started()
-        self.told = self.ask("use()")
+        if in_the_middle:  # it may wait for a minute
+            self.another()
+        else:
+            self.use()
         assert self.told["workers"][1 - number] == other
         assert self.told["workers"][number] != worker
-        return f"worker {number} again"
+        return f"another worker {number}, {'in the middle' if in_the_middle else 'between calls'},"
 
     def allocator_killed(self, after_s: float) -> str:
         """The next one adopts the worker. What the client has started goes on."""
         before = self.told
-        number = self.chance.choice([0, 1])
-        node = LocalProvisioner().nodes()[number]
+        node = LocalProvisioner().nodes()[self.chance.choice([0, 1])]
         assert node.pid is not None
+        in_the_middle = self.chance.choice([True, False])
+        if in_the_middle:
+            self.client.tell("use()")
+            time.sleep(after_s)
         kill(node.pid)
-        time.sleep(min(after_s, 1))
         LocalProvisioner().up()
-        assert self.ask("call()")["pids"] == before["pids"]
-        self.told = self.ask("use()")
+        became = self.client.told().get("error", "done") if in_the_middle else "between calls"
+        if not in_the_middle:
+            assert self.ask("call()")["pids"] == before["pids"]
+        self.use()
         assert self.told["workers"] == before["workers"]
-        return f"allocator {number} again"
+        return f"the same workers, {became},"
 
     def processes(self) -> list[int]:
         """Those that workers have started for clients."""

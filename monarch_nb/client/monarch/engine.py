@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
-from monarch_nb.config import MONARCH_CLIENT_VARIABLE
+from monarch_nb.client.runs.calls_run import this_client
+from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 
@@ -125,11 +126,12 @@ def _with_our_processes(hosts: Any, python: str) -> Any:
 
 
 def _whose_processes() -> dict[str, str]:
-    """Return what tells processes to end with this one, where they can see it."""
+    """Return what tells processes in whose runs they print, and to end with this one, where they can see it."""
+    caller = {MONARCH_CALLER_VARIABLE: this_client()}
     try:
-        return {MONARCH_CLIENT_VARIABLE: f"{os.getpid()}:{os.stat('/proc/self/ns/pid').st_ino}"}
+        return caller | {MONARCH_CLIENT_VARIABLE: f"{os.getpid()}:{os.stat('/proc/self/ns/pid').st_ino}"}
     except OSError:  # no Linux: Monarch misses us after a minute
-        return {}
+        return caller
 
 
 def _stop(hosts: Any) -> None:

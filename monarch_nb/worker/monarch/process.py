@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from monarch_nb.config import MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
+from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
 from monarch_nb.worker.monarch import census, output
 
 BOOTSTRAP = "monarch._src.actor.bootstrap_main"
@@ -59,7 +59,7 @@ def main() -> None:
         end_with_client(told)
     if told := os.environ.get(MONARCH_OUTPUT_VARIABLE, ""):
         rank, _, runs = told.partition(":")
-        output.install(output.Files(Path(runs), int(rank)), label)
+        output.install(output.Files(Path(runs), int(rank), os.environ.get(MONARCH_CALLER_VARIABLE, "")), label)
         census.install(output.private_directory(runs) / census.DIRECTORY)
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
