@@ -180,7 +180,7 @@ def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program
     told = program.told()
     assert len(set(told["pids"])) == 2
     assert told["sizes"] == {"hosts": 1}
-    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow 3 holds more"
+    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow --nodes 3 holds more"
     with ending(told["workers"]):
         program.go_on()
         assert program.told() == {"held": 2, "meshes": ["main"]}
@@ -211,3 +211,31 @@ def test_two_clients_at_once_see_what_their_own_actors_print(start: Callable[...
         printed = each.end()
         assert all(f"step {word}-{number}" in printed for word in ("one", "two", "three"))
         assert f"-{1 - number}" not in printed
+
+
+SHUT_DOWN = (
+    RESERVE
+    + """
+def use():
+    procs = dev.monarch().spawn_procs(per_host={"gpus": 1})
+    actors = procs.spawn("trainers", Trainer)
+    return actors, list(actors.here.call().get(60).values())
+
+dev.monarch().shutdown().get()
+trainers, told = use()
+dev.stop_mesh("monarch")
+said = ""
+try:
+    trainers.here.call().get(0.5)
+except Exception as error:
+    said = error.__notes__[0]
+print(json.dumps({"ranks": [each[3] for each in told], "said": said, "again": len(use()[1])}), flush=True)
+"""
+)
+
+
+def test_workers_that_were_shut_down_or_stopped_are_started_again(start: Callable[..., Program]) -> None:
+    told = start(SHUT_DOWN).told()
+    assert told["ranks"] == [0, 1]
+    assert told["said"] == "the Monarch workers of dev were stopped: their actors are gone"
+    assert told["again"] == 2

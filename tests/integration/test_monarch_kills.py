@@ -71,8 +71,9 @@ def held(without_torch: None, pool_home: Path) -> Iterator[Reservation]:
 class Rounds:
     """One fault after the other, at any moment from the first `monarch()` to a call of an actor."""
 
-    def __init__(self, home: Path, tmp_path: Path, chance: random.Random) -> None:
-        self.home, self.path, self.chance = home, tmp_path, chance
+    def __init__(self, held: Reservation, home: Path, tmp_path: Path, chance: random.Random) -> None:
+        self.held, self.home, self.path, self.chance = held, home, tmp_path, chance
+        self.doomed: list[int] = []
         self.client = self.started()
         began_s = time.monotonic()
         self.use()
@@ -93,9 +94,11 @@ class Rounds:
         assert "error" not in self.told, self.told
 
     def another(self) -> None:
-        """The client is killed: what it has started ends. The next one finds the workers."""
+        """The client is killed: what it has started ends, and the workers live. The next one finds them."""
         self.client.kill()
         eventually(lambda: not self.processes())
+        died = [info for info in self.held.meshes["monarch"].status() if not info.is_alive]
+        assert [info.pid for info in died] == self.doomed, died
         self.client = self.started()
         self.use()
 
@@ -124,12 +127,14 @@ class Rounds:
         if in_the_middle:
             self.client.tell("use()")
             time.sleep(after_s)
+        self.doomed = [worker]
         kill(worker)
         eventually(lambda: not set(with_it) & set(self.processes()))
         if in_the_middle:  # it may wait for a minute
             self.another()
         else:
             self.use()
+        self.doomed = []
         assert self.told["workers"][1 - number] == other
         assert self.told["workers"][number] != worker
         return f"another worker {number}, {'in the middle' if in_the_middle else 'between calls'},"
@@ -158,7 +163,7 @@ class Rounds:
 
 
 def test_anything_is_killed_at_any_moment(held: Reservation, pool_home: Path, tmp_path: Path) -> None:
-    rounds = Rounds(pool_home, tmp_path, random.Random(int(os.environ.get("MONARCH_NB_KILL_SEED", "7"))))
+    rounds = Rounds(held, pool_home, tmp_path, random.Random(int(os.environ.get("MONARCH_NB_KILL_SEED", "7"))))
     try:
         for number in range(ROUNDS):
             kind = KINDS[number % len(KINDS)]

@@ -33,6 +33,7 @@ _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
+_patched: list[bool] = []
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
 
@@ -44,7 +45,7 @@ class Attached(Protocol):
         """Return whether it has ended."""
 
     def said_of_dead(self) -> str:
-        """Return what is to be said of workers that died; empty when all live."""
+        """Return what is to be said of workers that died or were stopped; empty when all live."""
 
     def said_of_running(self) -> str:
         """Ask what actors execute, and return it for people; empty when that is nothing."""
@@ -143,8 +144,11 @@ def _stop(hosts: Any) -> None:
 def call_in_cells(mesh_id: str, attached: Attached) -> None:
     """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
     that has the workers."""
-    if not _meshes:
+    if not _patched:
         _patch()
+        _patched.append(True)
+    for over in [known for known, each in _meshes.items() if each.is_over()]:
+        del _meshes[over]
     _meshes[mesh_id] = attached
 
 
@@ -236,7 +240,7 @@ def _said(of: Callable[[Attached], str]) -> str:
     lines = []
     for each in _meshes.values():
         with contextlib.suppress(MonarchNbError):
-            lines += [of(each)] if not each.is_over() else []
+            lines.append(of(each))
     return "\n".join(filter(None, lines))
 
 

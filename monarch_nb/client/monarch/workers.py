@@ -6,7 +6,7 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,7 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.times import duration
 from monarch_nb.trust.passing import passing_certificate
 
-_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank)"
+_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank, {version!r})"
 _CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
 SERVE_TIMEOUT_S = 60.0
 ASK_S = 1.0
@@ -75,8 +75,12 @@ async def stay_while_used(mesh: Mesh, linger_s: float) -> None:
     await using(nodes, mesh.reservation.id, mesh.id, linger_s)
 
 
-def serve(mesh: Mesh) -> Workers:
+def serve(mesh: Mesh, over: Collection[str] = ()) -> Workers:
     """Have every rank of the mesh run its loop. A rank that died is started again.
+
+    Args:
+        over: addresses of loops that this process has shut down: their ranks are started again. They may serve for a
+            moment yet.
 
     Raises:
         UsageError: a node has no torchmonarch, or another version than this process.
@@ -87,11 +91,16 @@ def serve(mesh: Mesh) -> Workers:
         mesh.restart(dead)
     places, certificates = _places(mesh)
     try:
-        told = mesh.run(_SERVE.format(places=places), sync=False, timeout_s=SERVE_TIMEOUT_S).values
+        told = mesh.run(
+            _SERVE.format(places=places, version=engine.version()), sync=False, timeout_s=SERVE_TIMEOUT_S
+        ).values
     except RunFailed as error:
         raise SpawnError(f"Monarch's workers could not be started: {error}") from error
     names = {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks}
     check(told, [names[rank] for rank in mesh.ranks])
+    if ended := [rank for rank, one in zip(mesh.ranks, told, strict=True) if one["address"] in over]:
+        mesh.restart(ended)
+        return serve(mesh)
     pythons = {one["python"] for one in told}
     addresses = tuple(one["address"] for one in told)
     return Workers(mesh, addresses, pythons.pop() if len(pythons) == 1 else "", certificates)
@@ -117,6 +126,20 @@ def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
         )
 
 
+def chosen(addresses: Sequence[str], nodes: Iterable[int] | None) -> tuple[str, ...]:
+    """Return the addresses of some nodes, by default of all.
+
+    Raises:
+        UsageError: there is no such node.
+    """
+    if nodes is None:
+        return tuple(addresses)
+    numbers = tuple(nodes)
+    if not numbers or not all(number in range(len(addresses)) for number in numbers):
+        raise UsageError(f"nodes are numbers from 0 to {len(addresses) - 1}, such as nodes=[0], not {list(numbers)}")
+    return tuple(addresses[number] for number in numbers)
+
+
 class AttachedMesh:
     """The mesh, as Monarch's calls in this process know it."""
 
@@ -128,8 +151,10 @@ class AttachedMesh:
         return self._mesh.core.is_over
 
     def said_of_dead(self) -> str:
-        """Return which workers have died, and why; empty when all live."""
+        """Return which workers have died, and why, or that all have ended; empty when all live."""
         mesh = self._mesh
+        if self.is_over():
+            return f"the Monarch workers of {mesh.reservation.name} were stopped: their actors are gone"
         lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
         again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
         return "\n".join([*lines, again]).rstrip()
@@ -137,6 +162,8 @@ class AttachedMesh:
     def said_of_running(self) -> str:
         """Ask what actors execute, and return it for people; empty when that is nothing."""
         mesh = self._mesh
+        if self.is_over():
+            return ""
         living = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
         replies = call(mesh.core.control(living, timeout_s=ASK_S, actors=True))
         infos = [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]

@@ -57,22 +57,27 @@ def certificates() -> dict[str, str]:
     return {kind: Path(os.environ[variable]).read_text() for kind, variable in TLS_VARIABLES.items()}
 
 
-def serve(place: Mapping[str, str], rank: int) -> dict[str, str]:
+def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
     """Have the worker loop run here, and return where.
 
     Args:
         place: on a local pool `directory`, for a Unix socket; else `host`, the interface to listen on, and with it
             `cert`, `key` and `ca`, in PEM, of the connections.
         rank: this rank.
+        wanted: the version of torchmonarch that the client has. With another one nothing is started: they do not
+            understand each other.
 
     Returns:
-        `address`, `version` and `python`; or `missing`, when torchmonarch is not installed here.
+        `address`, `version` and `python`; without an address when the version is another one; or `missing`, when
+        torchmonarch is not installed here.
     """
     try:
+        version = importlib.metadata.version("torchmonarch")
+        if version != wanted:
+            return {"version": version}
         monarch: Any = importlib.import_module("monarch.actor")
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError as error:  # PackageNotFoundError is one
         return {"missing": error.name or "monarch"}
-    version = importlib.metadata.version("torchmonarch")
     if not (_loops and _loops[0].thread.is_alive()):
         _loops[:] = [_start(monarch, place, rank)]
     loop = _loops[0]

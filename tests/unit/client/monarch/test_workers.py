@@ -40,6 +40,14 @@ def info(rank: int, pid: int, running: str = "step", where: str = "train.py:41")
     )
 
 
+def test_nodes_are_chosen_by_number() -> None:
+    assert workers.chosen(["a", "b"], None) == ("a", "b")
+    assert workers.chosen(["a", "b"], [1]) == ("b",)
+    for wrong in ([], [2], [-1], ["node1"]):
+        with pytest.raises(UsageError, match=r"nodes are numbers from 0 to 1, such as nodes=\[0\], not"):
+            workers.chosen(["a", "b"], wrong)  # type: ignore[arg-type]
+
+
 def test_an_interrupt_says_what_goes_on_and_where() -> None:
     infos = [info(0, 72), info(0, 71), info(1, 90), info(1, 91, running="")]
     said = workers.said_of_running(infos, {0: "node0", 1: "node1"})
