@@ -54,6 +54,8 @@ MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
 MONARCH_CLIENT_VARIABLE = "MONARCH_NB_ENGINE_CLIENT"
 """Tells it whose it is, to end with that: PID:NAMESPACE, the latter of pids."""
+MONARCH_CALLER_VARIABLE = "MONARCH_NB_ENGINE_CALLER"
+"""Tells it in whose runs it prints: `client` of run.proto's Calls."""
 LOG_LINES = 50
 """How many of the last lines of each rank are shown when nobody says."""
 MAX_SOCKET_PATH_BYTES = 103
@@ -353,6 +355,11 @@ class NodePaths:
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
     """Return the path of a rank's "out", "err", "marks", "run" or "dropped" file of output `number`."""
     return Path(runs) / str(number) / f"{rank}.{kind}"
+
+
+def caller_file(runs: str | os.PathLike[str], client: str) -> Path:
+    """Return where the number of a client's newest run of calls is, of a mesh whose outputs lie in a directory."""
+    return Path(runs).parent / "callers" / client
 
 
 def archive_file(runs: Path) -> Path:

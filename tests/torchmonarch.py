@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+TIMEOUT_S = 60.0
+
 
 @cache
 def _found() -> Path | None:
@@ -32,6 +34,7 @@ class Program:
     """A program of Monarch's, in the Python that has it."""
 
     def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
+        self._said: list[str] = []
         self.process = subprocess.Popen(
             [str(monarch_python()), "-c", code.replace("LINGER", linger)],
             cwd=directory,
@@ -45,6 +48,7 @@ class Program:
         """What it prints as JSON next, past what actors print."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            self._said.append(line)
             if line.startswith("{"):
                 told: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]  # behind it an actor may print at once
                 return told
@@ -53,9 +57,18 @@ class Program:
 
     def go_on(self) -> None:
         """Answer its `input()`."""
+        self.tell("")
+
+    def tell(self, line: str) -> None:
+        """Give it a line to read."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
+
+    def end(self) -> str:
+        """Let it read to the end; return all that it has printed."""
+        rest, _ = self.process.communicate(timeout=TIMEOUT_S)
+        return "".join([*self._said, rest])
 
     def kill(self) -> None:
         self.process.kill()

@@ -435,16 +435,20 @@ class Calls(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     cell_number: _builtins.int
     """as in Cell"""
+    client: _builtins.str
+    """The process that calls, in letters and digits: what Monarch's own engine has started for it prints in its newest run."""
     def __init__(
         self,
         *,
         cell_number: _builtins.int = ...,
+        client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "client", b"client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,6 +725,8 @@ class ActorStatus(_message.Message):
     CALLER_FIELD_NUMBER: _builtins.int
     CALLED_FIELD_NUMBER: _builtins.int
     ENDING_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     class_name: _builtins.str
     uid: _builtins.str
@@ -737,6 +743,10 @@ class ActorStatus(_message.Message):
     """messages executed so far"""
     ending: _builtins.bool
     """it was stopped or replaced and does not answer any more, but has not ended yet"""
+    pid: _builtins.int
+    """of the process of Monarch's own engine that has it; 0 when that is the rank"""
+    memory_bytes: _builtins.int
+    """PSS of that process"""
     @_builtins.property
     def where(self) -> Global___Where:
         """when one is"""
@@ -755,10 +765,12 @@ class ActorStatus(_message.Message):
         caller: _builtins.str = ...,
         called: _builtins.int = ...,
         ending: _builtins.bool = ...,
+        pid: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "ending", b"ending", "failure", b"failure", "name", b"name", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "ending", b"ending", "failure", b"failure", "memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

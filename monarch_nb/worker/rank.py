@@ -52,6 +52,7 @@ from monarch_nb.worker.mail.outside import RankOutside
 from monarch_nb.worker.mail.post import Post
 from monarch_nb.worker.memory import answers
 from monarch_nb.worker.memory import failures as memory_failures
+from monarch_nb.worker.monarch import held
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import cells, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
@@ -127,7 +128,7 @@ class Rank:
             post=self._post,
             activities=self._activities,
             executions=self._executions,
-            actors=lambda: made.actors() if (made := engine.installed()) else (),
+            actors=lambda: [*(made.actors() if (made := engine.installed()) else ()), *held.actors()],
             withdraw=lambda run_id: made.withdraw(run_id) if (made := engine.installed()) else None,
             interrupter=self._interrupter,
             user_code=self._user_code,

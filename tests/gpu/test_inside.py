@@ -54,6 +54,19 @@ def test_memory_of_the_gpu_and_of_a_failed_allocation(mesh: Mesh) -> None:
     assert (rank.held.largest[0].name, rank.held.largest[0].size_bytes) == ("grow(): batch", GIB)
 
 
+def test_memory_without_tensors_is_given_back_and_variables_stay(mesh: Mesh) -> None:
+    mesh.run(f"{TRAIN}\ntrain(1)\nkept = torch.empty({GIB}, dtype=torch.uint8, device=device)\ndel kept")
+    (before,) = mesh.memory().ranks
+    report = mesh.memory(release_gpus=True)
+    (after,) = report.ranks
+    assert before.gpu is not None
+    assert after.gpu is not None
+    assert after.released >= GIB
+    assert after.gpu.free >= before.gpu.free + GIB
+    assert "rank 0 gave back" in str(report)
+    mesh.run("train(1)")
+
+
 def test_the_history_of_memory_is_a_snapshot(mesh: Mesh, tmp_path: Path) -> None:
     run = mesh.run(f"{TRAIN}\ntrain(2)", instruments={"memory-history": {}})
     ((path,), problems) = mesh.memory_history_of(run, to=tmp_path)

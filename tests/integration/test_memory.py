@@ -111,6 +111,7 @@ def test_what_was_held_when_an_allocation_failed(mesh: Mesh) -> None:
 
 def test_a_notebook_shows_it(kernel: Kernel) -> None:
     kernel.run("%%mesh\nimport torch\nbig = torch.zeros(3_000_000)")
+    assert "no rank that answered uses a GPU" in kernel.run("%mesh memory --release-gpus")
     shown = kernel.run("%mesh memory")
     assert "11 MiB" in shown
     assert "[3000000] float32 cpu" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,9 @@ class Trainer(Actor):
     @endpoint
     def here(self): return os.getcwd(), os.environ.get("RANK"), os.environ.get("ADDED"), current_rank().rank
     @endpoint
-    def hang(self): time.sleep(1000)
+    def hang(self):
+        print("hangs")
+        time.sleep(1000)
     @endpoint
     def fail(self): raise ValueError("no data")
 """
@@ -130,11 +133,15 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "event loop" not in shown
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
+    assert "node1: Monarch has 2 processes with trainers (Trainer)" in kernel.run("%mesh status --mesh monarch")
     assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
-    hanging = kernel.start("print('begun', flush=True); trainers.hang.call().get()")
-    kernel.wait(hanging, "begun")
+    hanging = kernel.start("trainers.hang.call().get()")
+    kernel.wait(hanging, "[0-3] hangs")
     kernel.interrupt()
-    assert "KeyboardInterrupt" in kernel.wait(hanging)
+    shown = kernel.wait(hanging)
+    assert "KeyboardInterrupt" in shown
+    assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
+    assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
     died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
@@ -173,7 +180,62 @@ def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program
     told = program.told()
     assert len(set(told["pids"])) == 2
     assert told["sizes"] == {"hosts": 1}
-    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow 3 holds more"
+    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow --nodes 3 holds more"
     with ending(told["workers"]):
         program.go_on()
         assert program.told() == {"held": 2, "meshes": ["main"]}
+
+
+CLIENT = (
+    USE
+    + """
+trainers = dev.monarch().spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
+print(json.dumps({"workers": [info.pid for info in dev.meshes["monarch"].status()]}), flush=True)
+for line in sys.stdin:
+    trainers.step.call(line.strip()).get()
+    print(json.dumps({"called": line}), flush=True)
+"""
+).replace("import json", "import sys, json")
+
+
+def test_two_clients_at_once_see_what_their_own_actors_print(start: Callable[..., Program]) -> None:
+    start(RESERVE + "print(json.dumps({}), flush=True)").told()
+    clients = [start(CLIENT), start(CLIENT)]
+    first, second = (each.told() for each in clients)
+    assert first["workers"] == second["workers"]
+    for word in ("one", "two", "three"):
+        for number, each in enumerate(clients):
+            each.tell(f"{word}-{number}")
+            each.told()
+    for number, each in enumerate(clients):
+        printed = each.end()
+        assert all(f"step {word}-{number}" in printed for word in ("one", "two", "three"))
+        assert f"-{1 - number}" not in printed
+
+
+SHUT_DOWN = (
+    RESERVE
+    + """
+def use():
+    procs = dev.monarch().spawn_procs(per_host={"gpus": 1})
+    actors = procs.spawn("trainers", Trainer)
+    return actors, list(actors.here.call().get(60).values())
+
+dev.monarch().shutdown().get()
+trainers, told = use()
+dev.stop_mesh("monarch")
+said = ""
+try:
+    trainers.here.call().get(0.5)
+except Exception as error:
+    said = error.__notes__[0]
+print(json.dumps({"ranks": [each[3] for each in told], "said": said, "again": len(use()[1])}), flush=True)
+"""
+)
+
+
+def test_workers_that_were_shut_down_or_stopped_are_started_again(start: Callable[..., Program]) -> None:
+    told = start(SHUT_DOWN).told()
+    assert told["ranks"] == [0, 1]
+    assert told["said"] == "the Monarch workers of dev were stopped: their actors are gone"
+    assert told["again"] == 2

@@ -207,6 +207,8 @@ class ActorState:
         running: what it executes now; several when endpoints are concurrent.
         failure: why it does not answer any more; empty while it does.
         is_ending: whether it was stopped or replaced and has not ended yet.
+        pid, memory_bytes: of its process, where that is one of Monarch's own engine and not this one.
+        line: where it is in what it executes, where that is known by others only.
     """
 
     name: str
@@ -218,6 +220,9 @@ class ActorState:
     running: Sequence[Execution]
     failure: str
     is_ending: bool
+    pid: int = 0
+    memory_bytes: int = 0
+    line: str = ""
 
 
 @dataclass(frozen=True)

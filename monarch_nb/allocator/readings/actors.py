@@ -55,6 +55,12 @@ class RankActors:
         since_s = time.monotonic() - asked.replied_s
         return [_shortened(actor, since_s) for actor in told[:MAX_ACTORS]], max(0, len(told) - MAX_ACTORS)
 
+    def memory_bytes(self, pid: int) -> int:
+        """Return the memory of the processes that a process has its actors in, as it said last."""
+        asked = self._asking.of(pid)
+        told = asked.reply.actors if asked is not None and asked.reply is not None else ()
+        return sum({actor.pid: actor.memory_bytes for actor in told}.values())
+
 
 def _shortened(actor: run_pb2.ActorStatus, since_s: float) -> run_pb2.ActorStatus:
     """Return an actor with the line of its failure that says most, and as long at work as it is by now."""

@@ -199,6 +199,7 @@ class Description:
             if with_actors:
                 actors, message.more_actors = self._actors.of(pid)
                 message.actors.extend(actors)
+                message.memory_bytes += self._actors.memory_bytes(pid)
             described.append(message)
         return described
 

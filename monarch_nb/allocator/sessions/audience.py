@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from pathlib import Path
 
 from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, caller_file
 from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -51,6 +52,8 @@ class Audience:
         else:
             with contextlib.suppress(OSError):  # a full disk: the ranks try again and say what they lose
                 directory.mkdir()
+                if client := run.submit.run.calls.client:
+                    _note_caller(directory.parent, client, run.output)
 
     def follow(
         self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, is_new: bool = False
@@ -146,3 +149,14 @@ class Audience:
 
     def _interested(self, run_id: str) -> list[Session]:
         return [session for session in self._sessions if run_id in session.run_ids]
+
+
+def _note_caller(runs: Path, client: str, number: int) -> None:
+    """Have what Monarch's own engine has started for a client print in a run of its."""
+    if not (client.isalnum() and client.isascii()):
+        return
+    path = caller_file(runs, client)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    begun = path.with_suffix(".new")
+    begun.write_text(str(number))
+    begun.replace(path)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from monarch_nb.client.comparing.asking import Asking
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import StopInfo
-from monarch_nb.client.memory.report import MemoryReport, RankMemory
+from monarch_nb.client.memory.report import MemoryReport, RankMemory, released_line
 from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
@@ -32,7 +32,7 @@ class _Mesh(HeldMesh, Protocol):
 class TellsMemory:
     """A part of `Mesh`: where the memory of its ranks is."""
 
-    def memory(self: _Mesh, *, when_idle: bool = False) -> MemoryReport:
+    def memory(self: _Mesh, *, when_idle: bool = False, release_gpus: bool = False) -> MemoryReport:
         """Return how much memory each rank uses, and its largest tensors with the names that hold them.
 
         On ranks that have stopped at a breakpoint, the names are those that are seen there. Of ranks that compute only
@@ -40,6 +40,8 @@ class TellsMemory:
 
         Args:
             when_idle: wait until the ranks have finished what they compute, so that their tensors are known, too.
+            release_gpus: have the ranks give the GPU memory back in which no tensors are, to others on the same GPU.
+                Ranks that compute give nothing back.
 
         Example:
             >>> print(mesh.memory())  # doctest: +SKIP
@@ -55,7 +57,7 @@ class TellsMemory:
             spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=code))
             return dict(zip(ranks, self.select(ranks)._finish_quietly(spec, "memory"), strict=True))
 
-        told = Asking(self, stops, pull, _ANSWERS).ask(asked, f"now({_NAMES})") if asked else {}
+        told = Asking(self, stops, pull, _ANSWERS).ask(asked, f"now({_NAMES}, release={release_gpus})") if asked else {}
         ranks = [
             RankMemory.told(rank, told[rank]) if rank in told else RankMemory(rank, infos[rank].memory_bytes)
             for rank in sorted(infos)
@@ -68,6 +70,8 @@ class TellsMemory:
             problems.append(
                 f"{name_ranks(computing)} {verb}: their tensors are not known; --when-idle waits for the end"
             )
+        if release_gpus:
+            problems.append(released_line(ranks))
         return MemoryReport(tuple(ranks), tuple(problems))
 
     def memory_of(self: _Mesh, run: Run) -> MemoryReport:

@@ -31,6 +31,7 @@ class RankMemory:
         greatest_rss: what it used at most so far, with all of the shared pages; 0 where nobody knows.
         gpu: of its GPU; None if it has none, or has not used it.
         held: the tensors; None if the rank computes.
+        released: what it gave back of its GPU, if it was to.
     """
 
     rank: int
@@ -38,13 +39,15 @@ class RankMemory:
     greatest_rss: int = 0
     gpu: GpuFigures | None = None
     held: Found | None = None
+    released: int = 0
 
     @classmethod
     def told(cls, rank: int, answer: Mapping[str, Any]) -> RankMemory:
         """Return what a rank has answered."""
         gpu, (tensors, *rest) = answer["gpu"], answer["held"]
         found = Found(tuple(Tensor(*each) for each in tensors), *rest)
-        return cls(rank, answer["pss"], answer["greatest_rss"], None if gpu is None else GpuFigures(*gpu), found)
+        figures = None if gpu is None else GpuFigures(*gpu)
+        return cls(rank, answer["pss"], answer["greatest_rss"], figures, found, answer.get("released", 0))
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,26 @@ class MemoryReport:
             key = None if each.held is None else (each.gpu is None, each.held.largest, each.held.tensors)
             groups.setdefault(key, []).append(each)
         return list(groups.values())
+
+
+def released_line(ranks: Sequence[RankMemory]) -> str:
+    """Return what ranks gave back of their GPUs, and what holds the rest.
+
+    Example:
+        ranks 0-3 gave back 12 GiB of GPU memory. Tensors hold 5.1 GiB: …
+    """
+    using = [each for each in ranks if each.gpu is not None]
+    if not using:
+        return "no rank that answered uses a GPU: there is no GPU memory to give back"
+    names = name_ranks(each.rank for each in using)
+    gave = f"{names} gave back {_span([each.released for each in using])} of GPU memory"
+    kept = [each.gpu.reserved for each in using if each.gpu is not None and each.gpu.reserved]
+    if not kept:
+        return f"{gave}; no tensors are left there. %mesh restart also gives back what CUDA itself takes"
+    return (
+        f"{gave}. Blocks with tensors hold {_span(kept)}: del what you do not need, and give back again. "
+        "%mesh restart gives back all, and loses all variables"
+    )
 
 
 def size(size_bytes: float) -> str:

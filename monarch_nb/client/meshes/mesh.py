@@ -27,7 +27,7 @@ from monarch_nb.client.meshes.printed import Printed
 from monarch_nb.client.meshes.scales import Scales
 from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
-from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.client.runs.calls_run import CallsRun, this_client
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.packing import pack_variables
 from monarch_nb.client.runs.run import Listener, OnError, Run
@@ -426,7 +426,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         """
         alive = [rank for rank in range(self.extent.size) if rank not in self.core.dead]
         run_id = uuid.uuid4().hex
-        calls = run_pb2.Calls(cell_number=cell_number)
+        calls = run_pb2.Calls(cell_number=cell_number, client=this_client())
         run = CallsRun(self, run_id, alive, title, cell_number=cell_number, listener=listener)
         self.core.add(run)
         post(run.submit, run_pb2.RunSpec(run_id=run_id, calls=calls))

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
-from monarch_nb.config import MONARCH_CLIENT_VARIABLE
-from monarch_nb.errors import UsageError
+from monarch_nb.client.runs.calls_run import this_client
+from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
+from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
@@ -32,6 +33,7 @@ _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
+_patched: list[bool] = []
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
 
@@ -43,7 +45,10 @@ class Attached(Protocol):
         """Return whether it has ended."""
 
     def said_of_dead(self) -> str:
-        """Return what is to be said of workers that died; empty when all live."""
+        """Return what is to be said of workers that died or were stopped; empty when all live."""
+
+    def said_of_running(self) -> str:
+        """Ask what actors execute, and return it for people; empty when that is nothing."""
 
 
 def load() -> Any:
@@ -122,11 +127,12 @@ def _with_our_processes(hosts: Any, python: str) -> Any:
 
 
 def _whose_processes() -> dict[str, str]:
-    """Return what tells processes to end with this one, where they can see it."""
+    """Return what tells processes in whose runs they print, and to end with this one, where they can see it."""
+    caller = {MONARCH_CALLER_VARIABLE: this_client()}
     try:
-        return {MONARCH_CLIENT_VARIABLE: f"{os.getpid()}:{os.stat('/proc/self/ns/pid').st_ino}"}
+        return caller | {MONARCH_CLIENT_VARIABLE: f"{os.getpid()}:{os.stat('/proc/self/ns/pid').st_ino}"}
     except OSError:  # no Linux: Monarch misses us after a minute
-        return {}
+        return caller
 
 
 def _stop(hosts: Any) -> None:
@@ -138,8 +144,11 @@ def _stop(hosts: Any) -> None:
 def call_in_cells(mesh_id: str, attached: Attached) -> None:
     """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
     that has the workers."""
-    if not _meshes:
+    if not _patched:
         _patch()
+        _patched.append(True)
+    for over in [known for known, each in _meshes.items() if each.is_over()]:
+        del _meshes[over]
     _meshes[mesh_id] = attached
 
 
@@ -166,8 +175,12 @@ def _patch() -> None:
         try:
             with _no_loop():
                 return get(self, timeout)
+        except KeyboardInterrupt:
+            if said := _said(lambda each: each.said_of_running()):
+                tell(said)
+            raise
         except Exception as error:
-            if said := _dead_workers():
+            if said := _said(lambda each: each.said_of_dead()):
                 error.add_note(said)
             raise
 
@@ -222,13 +235,18 @@ def _tag(title: str) -> None:
         process().outside.tag(mesh_ids, title).left()
 
 
-def _dead_workers() -> str:
-    return "\n".join(said for each in _meshes.values() if not each.is_over() and (said := each.said_of_dead()))
+def _said(of: Callable[[Attached], str]) -> str:
+    """Return what is to be said of all meshes; what can not be learnt is missing."""
+    lines = []
+    for each in _meshes.values():
+        with contextlib.suppress(MonarchNbError):
+            lines.append(of(each))
+    return "\n".join(filter(None, lines))
 
 
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _dead_workers()))))
+    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _said(lambda each: each.said_of_dead())))))
 
 
 def tell(text: str) -> None:

@@ -42,7 +42,7 @@ class MonarchHosts:
             linger: how long the workers stay when the last client is gone: "10m", "2h", a timedelta or seconds.
 
         Raises:
-            UsageError: torchmonarch is not installed here or on a node, or the versions differ.
+            UsageError: torchmonarch is not installed here or on a node, the versions differ, or there is no such node.
             SpawnError: a worker could not start.
             NodeUnreachable: a node does not answer.
 
@@ -55,10 +55,13 @@ class MonarchHosts:
         engine.load()
         mesh = call(workers.mesh_of(self.meshes))
         call(workers.stay_while_used(mesh, linger_s))
-        serving = workers.serve(mesh)
-        addresses = serving.addresses if nodes is None else tuple(serving.addresses[node] for node in nodes)
+        over = {addresses: hosts for addresses, hosts in self._attached.items() if hosts._inner_host_mesh is None}
+        serving = workers.serve(mesh, {address for addresses in over for address in addresses})
+        for shut_down in over:
+            del self._attached[shut_down]
+        addresses = workers.chosen(serving.addresses, nodes)
         hosts = self._attached.get(addresses)
-        if hosts is None or hosts._inner_host_mesh is None:  # it was shut down
+        if hosts is None:
             if serving.certificates:
                 engine.join(serving.addresses[0], serving.certificates)
             workers.tell_deaths(mesh)

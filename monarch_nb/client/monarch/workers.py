@@ -6,7 +6,7 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,15 +15,18 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.times import duration
 from monarch_nb.trust.passing import passing_certificate
 
-_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank)"
+_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank, {version!r})"
 _CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
 SERVE_TIMEOUT_S = 60.0
+ASK_S = 1.0
 PER_HOST = {"workers": 1}
 
 
@@ -72,8 +75,12 @@ async def stay_while_used(mesh: Mesh, linger_s: float) -> None:
     await using(nodes, mesh.reservation.id, mesh.id, linger_s)
 
 
-def serve(mesh: Mesh) -> Workers:
+def serve(mesh: Mesh, over: Collection[str] = ()) -> Workers:
     """Have every rank of the mesh run its loop. A rank that died is started again.
+
+    Args:
+        over: addresses of loops that this process has shut down: their ranks are started again. They may serve for a
+            moment yet.
 
     Raises:
         UsageError: a node has no torchmonarch, or another version than this process.
@@ -84,11 +91,16 @@ def serve(mesh: Mesh) -> Workers:
         mesh.restart(dead)
     places, certificates = _places(mesh)
     try:
-        told = mesh.run(_SERVE.format(places=places), sync=False, timeout_s=SERVE_TIMEOUT_S).values
+        told = mesh.run(
+            _SERVE.format(places=places, version=engine.version()), sync=False, timeout_s=SERVE_TIMEOUT_S
+        ).values
     except RunFailed as error:
         raise SpawnError(f"Monarch's workers could not be started: {error}") from error
     names = {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks}
     check(told, [names[rank] for rank in mesh.ranks])
+    if ended := [rank for rank, one in zip(mesh.ranks, told, strict=True) if one["address"] in over]:
+        mesh.restart(ended)
+        return serve(mesh)
     pythons = {one["python"] for one in told}
     addresses = tuple(one["address"] for one in told)
     return Workers(mesh, addresses, pythons.pop() if len(pythons) == 1 else "", certificates)
@@ -114,6 +126,20 @@ def check(told: Sequence[dict[str, str]], names: Sequence[str]) -> None:
         )
 
 
+def chosen(addresses: Sequence[str], nodes: Iterable[int] | None) -> tuple[str, ...]:
+    """Return the addresses of some nodes, by default of all.
+
+    Raises:
+        UsageError: there is no such node.
+    """
+    if nodes is None:
+        return tuple(addresses)
+    numbers = tuple(nodes)
+    if not numbers or not all(number in range(len(addresses)) for number in numbers):
+        raise UsageError(f"nodes are numbers from 0 to {len(addresses) - 1}, such as nodes=[0], not {list(numbers)}")
+    return tuple(addresses[number] for number in numbers)
+
+
 class AttachedMesh:
     """The mesh, as Monarch's calls in this process know it."""
 
@@ -125,11 +151,53 @@ class AttachedMesh:
         return self._mesh.core.is_over
 
     def said_of_dead(self) -> str:
-        """Return which workers have died, and why; empty when all live."""
+        """Return which workers have died, and why, or that all have ended; empty when all live."""
         mesh = self._mesh
+        if self.is_over():
+            return f"the Monarch workers of {mesh.reservation.name} were stopped: their actors are gone"
         lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
         again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
         return "\n".join([*lines, again]).rstrip()
+
+    def said_of_running(self) -> str:
+        """Ask what actors execute, and return it for people; empty when that is nothing."""
+        mesh = self._mesh
+        if self.is_over():
+            return ""
+        living = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
+        replies = call(mesh.core.control(living, timeout_s=ASK_S, actors=True))
+        infos = [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]
+        return said_of_running(infos, {rank: mesh.core.connection_of(rank).name for rank in living})
+
+
+def said_of_running(infos: Sequence[ActorInfo], nodes: Mapping[int, str]) -> str:
+    """Return what actors execute, and where; empty when they execute nothing.
+
+    Args:
+        infos: the actors of the workers. nodes: their names, by the rank of the worker.
+
+    Example:
+        trainers.step goes on at train.py:41 (node0: pids 71, 72; node1: pid 90) for 12 s
+    """
+    alike: dict[tuple[str, str], list[ActorInfo]] = {}
+    for info in infos:
+        if info.running:
+            alike.setdefault((f"{info.name}.{info.running}", info.where), []).append(info)
+    lines = []
+    for (title, where), those in alike.items():
+        pids: dict[str, list[int]] = {}
+        for info in those:
+            pids.setdefault(nodes[info.rank], []).append(info.pid)
+        places = "; ".join(f"{node}: {name_pids(sorted(set(of_node)))}" for node, of_node in pids.items())
+        at = f" at {where}" if where else ""
+        lines.append(f"{title} goes on{at} ({places}) for {duration(max(info.running_s for info in those))}")
+    ends = f"stop() of its ProcMesh ends its processes, and %mesh restart --mesh {MONARCH_MESH} ends all"
+    return "\n".join([*lines, f"Monarch has no interrupt: {ends}"]) if lines else ""
+
+
+def name_pids(pids: Sequence[int]) -> str:
+    """Return "pid 3" or "pids 3, 4"."""
+    return f"pid{'' if len(pids) == 1 else 's'} {', '.join(map(str, pids))}"
 
 
 def tell_deaths(mesh: Mesh) -> None:

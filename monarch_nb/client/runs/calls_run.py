@@ -4,6 +4,8 @@ number, files and followers as a cell's output has."""
 from __future__ import annotations
 
 import asyncio
+import functools
+import uuid
 from typing import Any
 
 from monarch_nb.branches.folding import ranges_of
@@ -21,6 +23,12 @@ from monarch_nb.proto import run_pb2
 
 LOOK_S = 0.1
 """So often it is asked whether endpoints have ended after an interrupt: nothing tells that to who did not call them."""
+
+
+@functools.cache
+def this_client() -> str:
+    """Return how this process is called in its runs of calls (`client` of run.proto's Calls)."""
+    return uuid.uuid4().hex
 
 
 class CallsRun(Run):

@@ -16,7 +16,7 @@ def memory(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
     with Progress(is_notebook(shell)) as progress:
         progress.soon("looking at tensors")
-        report = mesh.memory(when_idle=parsed.switch("when_idle"))
+        report = mesh.memory(when_idle=parsed.switch("when_idle"), release_gpus=parsed.switch("release_gpus"))
         progress.done("")
     for view in memory_view(report):
         show(view)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -119,6 +119,7 @@ def status_table(
         way_on: what to do about nodes that do not answer, if there are any.
         saves: what there is to say of saves that ranks make by themselves.
     """
+    ranks = with_processes(ranks, actors)
     titles = run_names(runs)
     at_work = {info.rank: info for info in sorted(actors, key=lambda info: info.running_s) if info.running}
     groups: dict[tuple[str, str], list[RankInfo]] = {}
@@ -149,7 +150,7 @@ def status_table(
     notes += [*(_other_line(other) for other in others), *bare]
     if waiting:
         notes.append(line_sentence(waiting))
-    notes += saves.splitlines()
+    notes += [*saves.splitlines(), *_process_notes(ranks, actors)]
     alive = sum(rank.is_alive for rank in ranks)
     reservation = mesh.reservation
     whose = "" if reservation.is_mine else f" of {reservation.owner}"
@@ -164,6 +165,27 @@ def status_table(
     if price_per_hour:
         title += f" · {priced(price_per_hour)}"
     return table(title, headers, rows, notes)
+
+
+def with_processes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> list[RankInfo]:
+    """Return ranks with the memory of the processes that they have started for Monarch's own engine."""
+    memory = {(info.rank, info.pid): info.memory_bytes for info in actors if info.pid}
+    more = {rank: sum(size for (of, _), size in memory.items() if of == rank) for rank, _ in memory}
+    return [replace(info, memory_bytes=info.memory_bytes + more.get(info.rank, 0)) for info in ranks]
+
+
+def _process_notes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> list[str]:
+    """Return what Monarch's own processes hold, node by node."""
+    notes = []
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        mine = [info for info in actors if info.rank == rank.rank and info.pid]
+        if mine:
+            memory = {info.pid: info.memory_bytes for info in mine}
+            names = ", ".join(sorted({f"{info.name} ({info.class_label})" for info in mine}))
+            processes = f"{len(memory)} process{'' if len(memory) == 1 else 'es'}"
+            size_mib = f"{sum(memory.values()) / 2**20:,.0f}"
+            notes.append(f"{rank.host}: Monarch has {processes} with {names}; they take {size_mib} MiB of the memory")
+    return notes
 
 
 def _other_line(mesh: Mesh) -> str:

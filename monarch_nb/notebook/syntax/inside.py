@@ -44,15 +44,20 @@ INSTRUMENTS = (
 MEMORY = Command(
     "memory",
     "how much memory ranks use, and which tensors hold it",
-    usage="[--when-idle] [-t T]",
+    usage="[--when-idle] [--release-gpus] [-t T]",
     magic="%mesh ",
     section="Look",
     flags=(
         Flag("--when-idle", "wait until the ranks have finished what they compute"),
+        Flag("--release-gpus", "first give the GPU memory back in which no tensors are; no variable is lost"),
         TARGETS,
         MESH_NAME,
     ),
     notes="Ranks that hold the same are one. Memory that several tensors share is counted once. Works on ranks\n"
     "that stand at a breakpoint() too. After an out-of-memory error the cell shows this table by itself.",
-    examples=(("%mesh memory", ""), ("%mesh memory -t 3", "rank 3 alone")),
+    examples=(
+        ("%mesh memory", ""),
+        ("%mesh memory -t 3", "rank 3 alone"),
+        ("%mesh memory --release-gpus", "before other processes use the same GPUs"),
+    ),
 )

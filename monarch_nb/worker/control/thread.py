@@ -376,11 +376,14 @@ class ControlThread(threading.Thread):
             called=actor.called,
             failure="" if actor.is_ending else encodable(actor.failure),
             ending=actor.is_ending,
+            pid=actor.pid,
+            memory_bytes=actor.memory_bytes,
         )
         if actor.running:
             oldest = min(actor.running, key=lambda execution: execution.started_s)
             status.running, status.caller = encodable(oldest.endpoint), encodable(oldest.caller)
             status.running_s = time.monotonic() - oldest.started_s
+            status.where.line = encodable(actor.line)
             for each in self._executions:
                 if each.execution is oldest:
                     status.where.CopyFrom(self._place(each, each.frames(), each.run_id))

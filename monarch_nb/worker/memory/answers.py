@@ -14,11 +14,16 @@ from monarch_nb.worker.memory.figures import kilobytes
 from monarch_nb.worker.memory.held import Held
 
 
-def now(namespace: Mapping[str, Any]) -> bytes:
+def now(namespace: Mapping[str, Any], *, release: bool = False) -> bytes:
     """Answer with the figures, and with the largest tensors that a namespace holds. What only garbage holds goes first:
-    it would look like a leak."""
+    it would look like a leak.
+
+    Args:
+        release: give the memory of the GPU back before that in which no tensors are.
+    """
     gc.collect()
-    return _packed(figures() | {"held": tuple(Held().look(namespace).found())})
+    released = {"released": gpus.release()} if release else {}
+    return _packed(figures() | released | {"held": tuple(Held().look(namespace).found())})
 
 
 def at_failure(run_id: str) -> bytes:

@@ -25,6 +25,19 @@ def figures() -> GpuFigures | None:
     return gpu_figures(torch.cuda.memory_stats(), torch.cuda.memory_snapshot(), *torch.cuda.mem_get_info())
 
 
+def release() -> int:
+    """Give back what torch keeps of the GPU for tensors to come, and what others have let go that this process shared
+    with them; return how many bytes."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    torch.cuda.synchronize()
+    free_before, _ = torch.cuda.mem_get_info()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    return max(0, int(torch.cuda.mem_get_info()[0] - free_before))
+
+
 def record_history() -> None:
     """Have torch note what is allocated and freed, and where in the code."""
     sys.modules["torch"].cuda.memory._record_memory_history(max_entries=_HISTORY_ENTRIES)

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import os
 import re
+import shutil
 import socket
 import sys
 import threading
@@ -23,6 +24,8 @@ from typing import Any
 
 from monarch_nb import config
 from monarch_nb.config import MONARCH_OUTPUT_VARIABLE
+from monarch_nb.worker.monarch import census, held
+from monarch_nb.worker.monarch.output import private_directory
 from monarch_nb.worker.shell import streams
 
 TRUST_ALL = "trust_all_connections"
@@ -54,22 +57,27 @@ def certificates() -> dict[str, str]:
     return {kind: Path(os.environ[variable]).read_text() for kind, variable in TLS_VARIABLES.items()}
 
 
-def serve(place: Mapping[str, str], rank: int) -> dict[str, str]:
+def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
     """Have the worker loop run here, and return where.
 
     Args:
         place: on a local pool `directory`, for a Unix socket; else `host`, the interface to listen on, and with it
             `cert`, `key` and `ca`, in PEM, of the connections.
         rank: this rank.
+        wanted: the version of torchmonarch that the client has. With another one nothing is started: they do not
+            understand each other.
 
     Returns:
-        `address`, `version` and `python`; or `missing`, when torchmonarch is not installed here.
+        `address`, `version` and `python`; without an address when the version is another one; or `missing`, when
+        torchmonarch is not installed here.
     """
     try:
+        version = importlib.metadata.version("torchmonarch")
+        if version != wanted:
+            return {"version": version}
         monarch: Any = importlib.import_module("monarch.actor")
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError as error:  # PackageNotFoundError is one
         return {"missing": error.name or "monarch"}
-    version = importlib.metadata.version("torchmonarch")
     if not (_loops and _loops[0].thread.is_alive()):
         _loops[:] = [_start(monarch, place, rank)]
     loop = _loops[0]
@@ -102,6 +110,12 @@ def _prepare_environment(rank: int) -> None:
     if source not in known.split(os.pathsep):  # last: what the user has comes first
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (known, source)))
     os.environ[MONARCH_OUTPUT_VARIABLE] = f"{rank}:{streams.newest_output().directory}"
+    private = private_directory(streams.newest_output().directory)
+    private.mkdir(mode=0o700, exist_ok=True)
+    directory = private / census.DIRECTORY
+    shutil.rmtree(directory, ignore_errors=True)  # of a rank before this one, which has died
+    directory.mkdir(mode=0o700)
+    held.look_in(directory)
 
 
 def _listen_at(place: Mapping[str, str]) -> tuple[str, str]:
@@ -123,9 +137,8 @@ def _listen_at(place: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _write_certificates(place: Mapping[str, str]) -> None:
-    """Put them where Monarch's processes read them: files for this user alone, beside the mesh's outputs."""
-    directory = Path(streams.newest_output().directory).parent / "monarch"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    """Put them where Monarch's processes read them: files for this user alone."""
+    directory = private_directory(streams.newest_output().directory)
     for kind, variable in TLS_VARIABLES.items():
         path = directory / f"{kind}.pem"
         path.unlink(missing_ok=True)

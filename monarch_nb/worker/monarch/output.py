@@ -1,4 +1,5 @@
-"""Where a process of Monarch's prints: the files of the newest run of the mesh `monarch`, as its rank on this node.
+"""Where a process of Monarch's prints: the files of its client's newest run of the mesh `monarch`, as the rank of its
+node.
 
 A client opens a run of calls in the name of each cell that calls an actor (`monarch_nb.client.actors.calls`). Its
 directory on the node is there before the message is. So what is printed next belongs to it.
@@ -14,10 +15,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.config import run_file
+from monarch_nb.config import caller_file, run_file
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _KINDS = ("out", "err")
@@ -25,18 +27,25 @@ MOST_HELD_CHARACTERS = 64 << 10
 """Of a line that does not end, so much is written at a time."""
 
 
+def private_directory(runs: str | os.PathLike[str]) -> Path:
+    """Return where the mesh whose outputs lie in a directory has what is for this user alone; it lies beside that."""
+    return Path(runs).parent / "monarch"
+
+
 class Files:
-    """The output files of one rank of a mesh, those of its newest run.
+    """The output files of one rank of a mesh, those of the newest run of a client.
 
     Args:
         runs: holds one directory per run number.
         rank: the rank whose files they are.
+        client: as in run.proto's Calls. Where it is not known, as by an older allocator, the newest of all is meant.
     """
 
-    def __init__(self, runs: Path, rank: int) -> None:
+    def __init__(self, runs: Path, rank: int, client: str = "") -> None:
         self._runs, self._rank = runs, rank
+        self._newest = caller_file(runs, client) if client else None
         self._lock = threading.Lock()
-        self._seen = -1
+        self._seen: object = None
         self._number = 0
         self._descriptors: dict[str, int] = {}
 
@@ -49,11 +58,10 @@ class Files:
             pass
 
     def _descriptor(self, kind: str) -> int:
-        changed = os.stat(self._runs).st_mtime_ns
+        changed = self._when_changed()
         if changed != self._seen:
             self._seen = changed
-            number = max((int(name) for name in os.listdir(self._runs) if name.isdecimal()), default=0)
-            if number != self._number:
+            if (number := self._newest_number()) != self._number:
                 self._number = number
                 for old in self._descriptors.values():
                     os.close(old)
@@ -62,6 +70,21 @@ class Files:
             path = run_file(self._runs, self._number, self._rank, kind)
             self._descriptors[kind] = os.open(path, _FLAGS, 0o600)
         return self._descriptors[kind]
+
+    def _when_changed(self) -> object:
+        if self._newest is not None:
+            with suppress(FileNotFoundError):
+                told = os.stat(self._newest)
+                return told.st_ino, told.st_mtime_ns
+        return os.stat(self._runs).st_mtime_ns
+
+    def _newest_number(self) -> int:
+        if self._newest is not None:
+            with suppress(FileNotFoundError):
+                number = int(self._newest.read_text())
+                if (self._runs / str(number)).is_dir():  # else it is old, and in the archive
+                    return number
+        return max((int(name) for name in os.listdir(self._runs) if name.isdecimal()), default=0)
 
 
 class LabelledStream(io.TextIOBase):

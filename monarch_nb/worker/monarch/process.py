@@ -3,7 +3,7 @@
     python -m monarch_nb.worker.monarch.process
 
 It is Monarch's own bootstrap, in a process whose output is ours. The loop's environment says where that goes. The
-process ends with the client that it belongs to: at once when that is on this machine, else when Monarch misses it.
+process ends with the client that it belongs to: soon when that is on this machine, else when Monarch misses it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import runpy
 import select
 import sys
 import threading
+import time
 from pathlib import Path
 
-from monarch_nb.config import MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
-from monarch_nb.worker.monarch.output import Files, install
+from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
+from monarch_nb.worker.monarch import census, output
 
 BOOTSTRAP = "monarch._src.actor.bootstrap_main"
+GRACE_S = 5.0
+"""Messages that were under way when the client ended have come by then, also on a busy machine."""
 
 
 def label() -> str:
@@ -33,7 +36,10 @@ def label() -> str:
 
 
 def end_with_client(told: str) -> None:
-    """End this process when its client has ended, if that is to be seen from here.
+    """End this process a little after its client has ended, if that is to be seen from here.
+
+    Not sooner: what the client has sent last would find nobody. Monarch's 0.7 returns that to the client, finds nobody
+    there either, and ends the worker, with the processes of all other clients.
 
     Args:
         told: PID:NAMESPACE of the client.
@@ -44,10 +50,12 @@ def end_with_client(told: str) -> None:
     try:
         client = os.pidfd_open(int(pid))
     except ProcessLookupError:
-        os._exit(0)
+        client = None
 
     def watch() -> None:
-        select.select([client], [], [])
+        if client is not None:
+            select.select([client], [], [])
+        time.sleep(GRACE_S)
         os._exit(0)
 
     threading.Thread(target=watch, name="monarch_nb client", daemon=True).start()
@@ -59,7 +67,8 @@ def main() -> None:
         end_with_client(told)
     if told := os.environ.get(MONARCH_OUTPUT_VARIABLE, ""):
         rank, _, runs = told.partition(":")
-        install(Files(Path(runs), int(rank)), label)
+        output.install(output.Files(Path(runs), int(rank), os.environ.get(MONARCH_CALLER_VARIABLE, "")), label)
+        census.install(output.private_directory(runs) / census.DIRECTORY)
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
 

@@ -22,6 +22,8 @@ class ActorInfo:
         caller: whose message is executed, for people.
         failure: why it does not answer any more; empty while it does.
         is_ending: it was stopped or replaced, but has not ended yet.
+        pid: its process, where that is one of Monarch's own engine; else 0, and it is in the rank.
+        memory_bytes: of that process.
     """
 
     mesh: str
@@ -38,6 +40,8 @@ class ActorInfo:
     caller: str = ""
     failure: str = ""
     is_ending: bool = False
+    pid: int = 0
+    memory_bytes: int = 0
 
     @classmethod
     def of(cls, mesh: str, rank: int, told: run_pb2.ActorStatus) -> ActorInfo:
@@ -59,6 +63,8 @@ class ActorInfo:
             caller=told.caller,
             failure=told.failure,
             is_ending=told.ending,
+            pid=told.pid,
+            memory_bytes=told.memory_bytes,
         )
 
     @property
@@ -105,7 +111,7 @@ def grouped(infos: Iterable[ActorInfo]) -> list[ActorGroup]:
     return [
         ActorGroup(
             info=alike[0],
-            ranks=tuple(info.rank for info in alike),
+            ranks=tuple(sorted({info.rank for info in alike})),
             waiting=max(info.waiting for info in alike),
             running_s=max(info.running_s for info in alike),
         )

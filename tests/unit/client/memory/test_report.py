@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_nb.client.memory.report import MemoryReport, RankMemory
+from monarch_nb.client.memory.report import MemoryReport, RankMemory, released_line
+from monarch_nb.worker.memory.figures import GpuFigures
 
 GB = 1 << 30
 HELD: tuple[Any, ...] = (
@@ -65,3 +66,15 @@ def test_many_groups_are_told_together() -> None:
     assert [row[0] for row in report.figure_rows()] == ["rank", "0-19", "20"]
     assert [rows[1][1] for _, rows in report.tensor_tables()] == ["x0", "x1", "x2", "x3"]
     assert report.notes() == ["16 groups of ranks more, with other tensors: mesh.memory().ranks has all"]
+
+
+def test_what_ranks_gave_back_and_what_holds_the_rest() -> None:
+    gpu = GpuFigures(3 * GB, 4 * GB, GB // 2, 5 * GB, 60 * GB, 80 * GB)
+    empty = GpuFigures(0, 0, 0, 5 * GB, 60 * GB, 80 * GB)
+    holding = [RankMemory(rank, GB, gpu=gpu, released=(rank + 1) * GB) for rank in range(2)]
+    assert released_line([*holding, RankMemory(2, GB)]).startswith(
+        "ranks 0-1 gave back 1.0 GiB to 2.0 GiB of GPU memory. Blocks with tensors hold 4.0 GiB: del what you"
+    )
+    said = released_line([RankMemory(0, GB, gpu=empty, released=GB)])
+    assert said.startswith("rank 0 gave back 1.0 GiB of GPU memory; no tensors are left there")
+    assert released_line([RankMemory(0, GB)]) == "no rank that answered uses a GPU: there is no GPU memory to give back"

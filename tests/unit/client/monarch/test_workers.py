@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_nb.client.monarch import engine, workers
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.errors import UsageError
 
 NODES = ["node0", "node1"]
@@ -31,3 +32,26 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     workers.check([{"version": "0.7.0"}, {"version": "0.7.0"}], NODES)
     with pytest.raises(UsageError, match=r"torchmonarch is 0\.7\.0 here and 0\.6\.1 on node0"):
         workers.check([{"version": "0.6.1"}, {"version": "0.7.0"}], NODES)
+
+
+def info(rank: int, pid: int, running: str = "step", where: str = "train.py:41") -> ActorInfo:
+    return ActorInfo(
+        "monarch", rank, "trainers", "__main__.Trainer", "t", running=running, running_s=12, where=where, pid=pid
+    )
+
+
+def test_nodes_are_chosen_by_number() -> None:
+    assert workers.chosen(["a", "b"], None) == ("a", "b")
+    assert workers.chosen(["a", "b"], [1]) == ("b",)
+    for wrong in ([], [2], [-1], ["node1"]):
+        with pytest.raises(UsageError, match=r"nodes are numbers from 0 to 1, such as nodes=\[0\], not"):
+            workers.chosen(["a", "b"], wrong)  # type: ignore[arg-type]
+
+
+def test_an_interrupt_says_what_goes_on_and_where() -> None:
+    infos = [info(0, 72), info(0, 71), info(1, 90), info(1, 91, running="")]
+    said = workers.said_of_running(infos, {0: "node0", 1: "node1"})
+    goes_on, way_on = said.splitlines()
+    assert goes_on == "trainers.step goes on at train.py:41 (node0: pids 71, 72; node1: pid 90) for 12 s"
+    assert way_on.startswith("Monarch has no interrupt: stop() of its ProcMesh ends its processes")
+    assert workers.said_of_running([info(0, 71, running="")], {0: "node0"}) == ""

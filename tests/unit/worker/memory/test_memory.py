@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_nb.worker.memory import answers, failures, held
+from monarch_nb.worker.memory import answers, failures, gpus, held
 from monarch_nb.worker.memory.figures import GpuFigures, gpu_figures
 from monarch_nb.worker.memory.held import Held
 
@@ -133,3 +133,19 @@ def test_what_frames_hold_is_noted_when_an_allocation_fails() -> None:
     failures.note(ValueError("no"), {}, "run", dict)
     assert failures.take("run") is None
     assert failures.is_out_of_memory("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+def test_memory_of_the_gpu_in_which_no_tensors_are_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "released" not in pickle.loads(zlib.decompress(answers.now({})))
+    assert pickle.loads(zlib.decompress(answers.now({}, release=True)))["released"] == 0
+    free = [3 * MB]
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        synchronize=lambda: None,
+        ipc_collect=lambda: free.append(free[-1] + MB),
+        empty_cache=lambda: free.append(free[-1] + 4 * MB),
+        mem_get_info=lambda: (free[-1], 80 * MB),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    assert gpus.release() == 5 * MB

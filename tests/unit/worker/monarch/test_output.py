@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import run_file
+from monarch_nb.config import caller_file, run_file
 from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    (tmp_path / "9").mkdir()
-    return tmp_path
+    (tmp_path / "runs" / "9").mkdir(parents=True)
+    return tmp_path / "runs"
 
 
 def text(runs: Path, number: int, kind: str = "out") -> str:
@@ -59,3 +59,21 @@ def test_a_line_without_end_is_not_kept_for_ever(runs: Path) -> None:
 
 def test_what_can_not_be_written_raises_nothing(tmp_path: Path) -> None:
     assert LabelledStream(0, Files(tmp_path / "gone", 1), str).write("lost\n") == 5
+
+
+def test_a_client_has_what_its_own_processes_print(runs: Path) -> None:
+    mine = Files(runs, 1, "mine")
+    out = LabelledStream(0, mine, str)
+    print("nobody knows", file=out)
+    assert text(runs, 9) == "nobody knows\n"
+    note = caller_file(runs, "mine")
+    note.parent.mkdir(exist_ok=True)
+    for number in (10, 11):
+        (runs / str(number)).mkdir()
+    note.write_text("10")
+    print("in mine", file=out)
+    assert text(runs, 10) == "in mine\n"
+    note.with_suffix(".new").write_text("12")  # its directory is in the archive by now
+    note.with_suffix(".new").replace(note)
+    print("in the newest", file=out)
+    assert text(runs, 11) == "in the newest\n"

@@ -1,0 +1,191 @@
+"""What a process of Monarch's holds and executes: it tells the rank of its node, over a socket, when that asks.
+
+It looks at Monarch's `_Actor`, which handles every message of an actor, and sees each begin and end. Standard library
+only: a process imports this before anything of the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakSet
+
+DIRECTORY = "processes"
+"""In the private directory of the mesh."""
+_HELD = "_monarch_nb_held"
+_SYSTEM = "monarch."
+"""Classes of Monarch's own modules: each process has a few, which nobody asked for."""
+_NOT_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
+Message = tuple[str, float, Callable[[], list[FrameType]]]
+"""An endpoint, when it began (of the monotonic clock, which a node's processes have in common), and its frames,
+innermost first."""
+
+
+class Held:
+    """An actor.
+
+    Attributes:
+        instance: Monarch's, which knows its name, class and rank; None until its first message.
+        running: what it executes, by number.
+        called: how many messages it has got.
+    """
+
+    def __init__(self) -> None:
+        self.instance: Any = None
+        self.running: dict[int, Message] = {}
+        self.called = 0
+
+    def begin(self, instance: Any, endpoint: str, frames: Callable[[], list[FrameType]]) -> int:
+        """A message begins; return its number."""
+        self.instance = instance
+        self.called = number = self.called + 1
+        self.running[number] = (endpoint, time.monotonic(), frames)
+        return number
+
+
+class Census:
+    """The actors of this process."""
+
+    def __init__(self) -> None:
+        self._held: WeakSet[Held] = WeakSet()
+
+    def watch(self, kind: Any) -> None:
+        """From now on know of all that objects of this class, Monarch's `_Actor`, do."""
+        handle, handle_sync = kind.handle, kind.handle_sync
+
+        @functools.wraps(handle)
+        def watched(actor: Any, context: Any, method: Any, *arguments: Any) -> Coroutine[Any, Any, None]:
+            coroutine = handle(actor, context, method, *arguments)
+            held = self._of(actor)
+            number = held.begin(context.actor_instance, method.name, functools.partial(_awaited, coroutine))
+            return _ending(coroutine, held, number)
+
+        @functools.wraps(handle_sync)
+        def watched_sync(actor: Any, context: Any, method: Any, *arguments: Any) -> None:
+            held = self._of(actor)
+            frames = functools.partial(_frames_of, threading.get_ident())
+            number = held.begin(context.actor_instance, method.name, frames)
+            try:
+                handle_sync(actor, context, method, *arguments)
+            finally:
+                del held.running[number]
+
+        kind.handle, kind.handle_sync = watched, watched_sync
+
+    def _of(self, actor: Any) -> Held:
+        held: Held | None = getattr(actor, _HELD, None)
+        if held is None:
+            held = Held()
+            setattr(actor, _HELD, held)
+            self._held.add(held)
+        return held
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return the actors of users, as JSON."""
+        return [told for held in list(self._held) if (told := _told(held)) is not None]
+
+
+async def _ending(coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
+    try:
+        await coroutine
+    finally:
+        del held.running[number]
+
+
+def _told(held: Held) -> dict[str, Any] | None:
+    instance = held.instance
+    kind = str(instance.class_name or "")
+    if not kind or kind.startswith(_SYSTEM):
+        return None
+    running = [
+        {"endpoint": endpoint, "started_s": began_s, "line": _line(frames())}
+        for endpoint, began_s, frames in list(held.running.values())
+    ]
+    uid = str(instance.actor_id).partition(".")[0]
+    return {
+        "name": str(instance.name),
+        "class_name": kind,
+        "uid": uid,
+        "rank": int(instance.rank.rank),
+        "called": held.called,
+        "running": running,
+    }
+
+
+def _frames_of(thread: int) -> list[FrameType]:
+    return list(_outwards(sys._current_frames().get(thread)))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _awaited(coroutine: Any) -> list[FrameType]:
+    """Return the frames of a coroutine and of what it awaits, innermost first."""
+    frames = []
+    while coroutine is not None and (frame := getattr(coroutine, "cr_frame", None)) is not None:
+        frames.append(frame)
+        coroutine = coroutine.cr_await
+    return frames[::-1]
+
+
+def _line(frames: list[FrameType]) -> str:
+    """Return where the user's code is: "train.py:41"; empty when it is nowhere."""
+    for frame in frames:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_USERS) and "/monarch/_src/" not in path and path != __file__:
+            name = os.path.basename(path)
+            return (
+                f"{name}:{frame.f_lineno}"
+                if name.endswith(".py") and "ipykernel" not in path
+                else (f"line {frame.f_lineno} of its cell")
+            )
+    return ""
+
+
+def serve(census: Census, directory: Path) -> None:
+    """Tell whoever may enter the directory, from a thread, until the process ends."""
+    listener = socket.socket(socket.AF_UNIX)
+    with short_name(directory) as short:
+        listener.bind(f"{short}/{os.getpid()}")
+    listener.listen(8)
+
+    def answer() -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError):
+                connection.sendall(json.dumps(census.told()).encode())
+
+    threading.Thread(target=answer, name="monarch_nb census", daemon=True).start()
+
+
+@contextmanager
+def short_name(directory: Path) -> Iterator[str]:
+    """Name a directory so that the path of a socket in it is short enough."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def install(directory: Path) -> None:
+    """Have the actors of this process known to whoever may enter the directory."""
+    census = Census()
+    census.watch(importlib.import_module("monarch._src.actor.actor_mesh")._Actor)
+    with suppress(OSError):  # else nobody can ask, and all goes on
+        serve(census, directory)
