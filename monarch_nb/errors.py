@@ -652,9 +652,6 @@ class BufferFailed(MonarchNbError, RuntimeError):
         reason: why it failed.
     """
 
-    def __init__(self, transfer: str = "", owner: str = "", reason: str = "", message: str = "") -> None:
+    def __init__(self, message: str = "", transfer: str = "", owner: str = "", reason: str = "") -> None:
         super().__init__(message or f"the {transfer} failed: {reason}")
         self.transfer, self.owner, self.reason = transfer, owner, reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.transfer, self.owner, self.reason, str(self))

@@ -155,9 +155,11 @@ class Transfer:
         except StopIteration:
             self._done(number, None)
         except ActorError as error:
-            self._done(number, _failed(operation, error))
+            steps.close()
+            failure = error.failures.get(0)
+            self._done(number, _failed(operation, str(failure.exception) if failure is not None else error.message))
         except Gone as error:
-            self._done(number, BufferFailed(transfer=operation.title, owner=operation.remote.owner, reason=str(error)))
+            self._done(number, _failed(operation, str(error)))
         except Exception as error:  # noqa: BLE001 -- for who waits
             self._done(number, error)
         else:
@@ -187,18 +189,8 @@ def _copy_here(source: Memory, target: Memory) -> None:
     target.write(source.read())
 
 
-def _failed(operation: Operation, error: ActorError) -> Exception:
-    """Return what a question that was not answered means."""
-    failure = error.failures[0] if error.failures else None
-    if failure is None:
-        return BufferFailed(operation.title, operation.remote.owner, error.message)
-    text = str(failure.exception)
-    at = (
-        f" ({failure.host})"
-        if failure.kind == "died" and failure.host not in ("", *operation.remote.owner.split())
-        else ""
-    )
-    return BufferFailed(operation.title, operation.remote.owner + at, text)
+def _failed(operation: Operation, reason: str) -> BufferFailed:
+    return BufferFailed(transfer=operation.title, owner=operation.remote.owner, reason=reason)
 
 
 def _finish(errors: list[Exception]) -> None:
