@@ -227,6 +227,10 @@ class TrustPaths:
         return self.directory / "job.log"
 
 
+SOCKETS = "s"
+"""The directory of a node's sockets, in its own: short, as their paths have to be."""
+
+
 @dataclass(frozen=True)
 class NodePaths:
     """Every path of one node. Sockets move to a short directory when the node's own is too long for them."""
@@ -235,7 +239,7 @@ class NodePaths:
 
     @property
     def sockets(self) -> Path:
-        own = self.directory / "s"
+        own = self.directory / SOCKETS
         if len(os.fsencode(own)) + 24 <= MAX_SOCKET_PATH_BYTES:
             return own
         return _temporary_root() / hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:12]

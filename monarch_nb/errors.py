@@ -641,3 +641,17 @@ class SupervisionError(ActorError, RuntimeError):
         ... except SupervisionError as error:
         ...     print("spawn them again:", error)
     """
+
+
+class BufferFailed(MonarchNbError, RuntimeError):
+    """A read or a write of an RDMABuffer failed: its owner died, was restarted, or dropped it.
+
+    Attributes:
+        transfer: "read of 64 MB from rank 3 on node0".
+        owner: whose memory it is: "rank 3 on node0".
+        reason: why it failed.
+    """
+
+    def __init__(self, message: str = "", transfer: str = "", owner: str = "", reason: str = "") -> None:
+        super().__init__(message or f"the {transfer} failed: {reason}")
+        self.transfer, self.owner, self.reason = transfer, owner, reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,15 +45,26 @@ class Executed:
         return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss (\d+\.\d+)", self.text(code))}
 
 
-def execute(name: str, folder: Path, without: str | None = None, nodes: int | None = None) -> Executed:
+def execute(
+    name: str,
+    folder: Path,
+    without: str | None = None,
+    nodes: int | None = None,
+    instead: Mapping[str, str] | None = None,
+    python: Path | None = None,
+) -> Executed:
     """Run a copy of a notebook in a folder, in a kernel of its own.
 
     Args:
         without: a cell with this text is left out.
         nodes: so many instead of 4, wherever it says how many.
+        instead: cells with these texts have others.
+        python: the kernel's, where it is another one than the test's; such a notebook is not kept.
     """
     notebook = nbformat.read(Path(shutil.copy(NOTEBOOKS / f"{name}.ipynb", folder)), as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.source != without]
+    for cell in notebook.cells:
+        cell.source = (instead or {}).get(cell.source, cell.source)
     if nodes is not None:
         for cell in notebook.cells:
             cell.source = re.sub(r"(--n?nodes[ =])4\b", rf"\g<1>{nodes}", cell.source)
@@ -62,6 +74,9 @@ def execute(name: str, folder: Path, without: str | None = None, nodes: int | No
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )
+    if python is not None:
+        client.create_kernel_manager().kernel_spec.argv[0] = str(python)
+        return Executed(client.execute())
     executed = Executed(client.execute())
     keep(name, executed.notebook)
     return executed

@@ -101,6 +101,9 @@ class Runner:
         sender, call: who is told when it ends.
         old: the runner of the actor that it replaces, for which it waits a moment.
         set_up: of its process, for which it waits.
+
+    Attributes:
+        at_end: called when it has ended: what it leaves in its process goes. None of them raises.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Runner:
         self.ended = threading.Event()
         self.sets_up = SettingUp() if birth.is_first else None
         self.children: dict[str, Handle] = {}
+        self.at_end: list[Callable[[], object]] = []
         self.called = 0
         self.refuses: Failed | None = None
         self.is_noted = False  # by the process, that it has ended
@@ -513,6 +517,8 @@ class Runner:
             self.sets_up.end(self.refuses)
         has_failed = self.process.note_end(self)
         self.instance = None
+        for leave in self.at_end:
+            leave()
         if problem is not None:
             failed = describe("stopped", problem)
             self.process.reply_to(self._owner, self._call, self.rank, FAILED, failed)

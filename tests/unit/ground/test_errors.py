@@ -27,6 +27,7 @@ FACTS = {
     "by": "in the panel",
     "ended_at": 1e9,
     "waiting_helps": True,
+    "transfer": "read of 64 MB from rank 3 on node0",
     "who": "vision",
     "limit": "gpus",
     "most": 8.0,

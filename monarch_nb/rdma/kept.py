@@ -1,0 +1,115 @@
+"""The buffers that this process owns, and what others ask of it, beside its actors (`Process.ask`)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import threading
+from collections.abc import Callable
+
+from monarch_nb.rdma.kernel import Mark, Place, copy
+from monarch_nb.rdma.memory import Memory
+
+
+class Gone(Exception):
+    """This process does not have the buffer; the text says why."""
+
+
+class _Kept:
+    """A buffer of this process, until it is dropped."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.mark, self.lock = memory, Mark(), threading.Lock()
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        with self.lock:
+            self.is_dropped = True
+            self.mark.remove()
+
+
+class _Owned:
+    """All of a process.
+
+    Attributes:
+        life: differs from that of every other process, also of the one that had this address before.
+    """
+
+    def __init__(self) -> None:
+        self.pid, self.life = os.getpid(), secrets.token_hex(8)
+        self.kept: dict[bytes, _Kept] = {}
+
+
+_owned: list[_Owned] = []
+_owning = threading.Lock()
+
+
+def _own() -> _Owned:
+    if not _owned or _owned[0].pid != os.getpid():  # a fork owns nothing
+        with _owning:
+            if not _owned or _owned[0].pid != os.getpid():
+                _owned[:] = [_Owned()]
+    return _owned[0]
+
+
+def life() -> str:
+    """Return what tells this process from those before it."""
+    return _own().life
+
+
+def keep(memory: Memory) -> Place:
+    """Own a buffer from now on; return where it is."""
+    kept = _Kept(memory)
+    _own().kept[kept.mark.text] = kept
+    return kept.mark.place(memory.address)
+
+
+def use(owner: str, key: bytes, what: Callable[[Memory], object]) -> None:
+    """Call `what` with the memory of a buffer of this process, which stays until it returns.
+
+    Args:
+        owner: the life of the process that made it.
+        key: its mark.
+
+    Raises:
+        Gone: it is not there any more.
+    """
+    if owner != life():
+        raise Gone("its process was restarted, and does not have the buffer any more: make another one")
+    kept = _own().kept.get(key)
+    if kept is not None:
+        with kept.lock:
+            if not kept.is_dropped:
+                what(kept.memory)
+                return
+    raise Gone("the buffer was dropped, or the actor that made it has ended: make another one")
+
+
+# What others ask, by the names of these functions.
+
+
+def answer_read(owner: str, key: bytes) -> pickle.PickleBuffer:
+    """Return the bytes of a buffer. Raises Gone."""
+    found: list[memoryview] = []
+    use(owner, key, lambda memory: found.append(memory.read()))
+    return pickle.PickleBuffer(found[0])
+
+
+def answer_fetch(owner: str, key: bytes, source: Place, size_bytes: int) -> bool:
+    """Fill a buffer from the memory of who asks; return whether that works here. Raises Gone."""
+    done: list[bool] = []
+    use(owner, key, lambda memory: done.append(copy(source, memory.address, size_bytes)))
+    return done[0]
+
+
+def answer_write(owner: str, key: bytes, content: memoryview) -> None:
+    """Fill a buffer. Raises Gone."""
+    use(owner, key, lambda memory: memory.write(content))
+
+
+def answer_drop(owner: str, key: bytes) -> None:
+    """Let a buffer go; fine when it has gone."""
+    kept = _own().kept.pop(key, None) if owner == life() else None
+    if kept is not None:
+        kept.drop()

@@ -1,0 +1,202 @@
+"""Buffers that others read and write: by the kernel, by mail, and what goes wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from monarch_nb.actor import Actor, endpoint
+from monarch_nb.actor.engine import process as engine
+from monarch_nb.errors import BufferFailed
+from monarch_nb.rdma import (
+    RDMAAction,
+    RDMABuffer,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+    kept,
+    kernel,
+)
+from monarch_nb.rdma import transfer as transfers
+from monarch_nb.rdma.memory import Memory
+from unit.actor.network import TIMEOUT_S, Network
+
+
+class Owner(Actor):
+    def __init__(self) -> None:
+        self.weights = torch.arange(4, dtype=torch.float32)
+        self.buffer = RDMABuffer(self.weights)
+
+    @endpoint
+    def give(self) -> RDMABuffer:
+        return self.buffer
+
+    @endpoint
+    def read(self) -> list[float]:
+        return list(self.weights.tolist())
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """Its processes are one, and would copy without asking."""
+    network = Network()
+    monkeypatch.setattr(engine, "_installed", [network.client])
+    monkeypatch.setattr(transfers, "life", lambda: "another")
+    yield network
+    network.close()
+
+
+@pytest.fixture(params=["kernel", "mail"])
+def buffer(request: pytest.FixtureRequest, network: Network, monkeypatch: pytest.MonkeyPatch) -> RDMABuffer:
+    """Of a rank, and how others come to its bytes."""
+    if request.param == "mail":
+        monkeypatch.setattr(kernel, "_process_vm_readv", lambda: None)
+    network.owners = network.mesh(gpus=1).spawn("owners", Owner)  # type: ignore[attr-defined]
+    given: RDMABuffer = network.owners.give.call_one().get(TIMEOUT_S)  # type: ignore[attr-defined]
+    return given
+
+
+def is_by_mail() -> bool:
+    return kernel._process_vm_readv() is None
+
+
+def block(network: Network) -> Callable[[], object]:
+    """Have the owner's process answer no questions, until what this returns is called."""
+    held = threading.Event()
+    (rank,) = network.processes.values()
+    rank.aside(held.wait)
+    return held.set
+
+
+def test_bytes_are_read_and_written_where_they_are(network: Network, buffer: RDMABuffer) -> None:
+    weights = torch.zeros(5)
+    assert buffer.size() == 16
+    buffer.read_into(weights.view(torch.uint8)).get(TIMEOUT_S)
+    assert weights.tolist() == [0, 1, 2, 3, 0]
+    buffer.write_from(torch.tensor([7.0, 8.0])).get(TIMEOUT_S)
+    assert network.owners.read.call_one().get(TIMEOUT_S) == [7, 8, 2, 3]  # type: ignore[attr-defined]
+    buffer.write_from(memoryview(bytes(4))).get(TIMEOUT_S)
+    assert network.owners.read.call_one().get(TIMEOUT_S) == [0, 8, 2, 3]  # type: ignore[attr-defined]
+
+
+async def test_transfers_are_awaited_together(buffer: RDMABuffer) -> None:
+    targets = [bytearray(16) for _ in range(3)]
+    action = RDMAAction()
+    for target in targets:
+        action.read_remote(memoryview(target), buffer)
+    await action.submit(timeout=60)
+    await action.submit()
+    assert {bytes(target) for target in targets} == {torch.arange(4, dtype=torch.float32).numpy().tobytes()}
+    await RDMAAction().submit()
+
+
+def test_the_kernel_needs_nothing_of_the_owner(network: Network) -> None:
+    given = network.mesh(gpus=1).spawn("owners", Owner).give.call_one().get(TIMEOUT_S)
+    release = block(network)
+    target = bytearray(16)
+    given.read_into(memoryview(target)).get(TIMEOUT_S)
+    assert torch.frombuffer(target, dtype=torch.float32).tolist() == [0, 1, 2, 3]
+    release()
+
+
+def test_what_was_dropped_is_told(buffer: RDMABuffer) -> None:
+    mark, target = kept._own().kept[buffer._remote.place.mark].mark, bytearray(16)
+    assert kernel.copy(buffer._remote.place, Memory(memoryview(target)).address, 16) == (not is_by_mail())
+    buffer.drop().get(TIMEOUT_S)
+    buffer.drop().get(TIMEOUT_S)
+    assert not kernel.copy(buffer._remote.place, Memory(memoryview(target)).address, 16)
+    assert mark.text  # its memory is there still
+    for future in (buffer.read_into(memoryview(bytearray(16))), buffer.write_from(memoryview(bytes(16)))):
+        with pytest.raises(BufferFailed, match=r"of 16 B (from|to) rank 0 of mesh0 on \S+ failed: the buffer was drop"):
+            future.get(TIMEOUT_S)
+    action = RDMAAction().read_remote(memoryview(bytearray(16)), buffer).write_remote(buffer, memoryview(b"1"))
+    with pytest.raises(BufferFailed, match="read of 16 B") as raised:
+        action.submit().get(TIMEOUT_S)
+    assert "write of 1 B" in raised.value.__notes__[0]
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_a_buffer_goes_with_the_actor_that_made_it(network: Network, buffer: RDMABuffer) -> None:
+    network.owners.stop().get(TIMEOUT_S)  # type: ignore[attr-defined]
+    with pytest.raises(BufferFailed, match="the actor that made it has ended"):
+        buffer.read_into(memoryview(bytearray(16))).get(TIMEOUT_S)
+
+
+def test_a_process_that_came_after_the_owner_says_so(buffer: RDMABuffer) -> None:
+    buffer._remote = buffer._remote._replace(life="before", place=buffer._remote.place._replace(mark=bytes(16)))
+    with pytest.raises(BufferFailed, match="its process was restarted"):
+        buffer.read_into(memoryview(bytearray(16))).get(TIMEOUT_S)
+
+
+def test_the_death_of_the_owner_is_told(network: Network, buffer: RDMABuffer) -> None:
+    buffer._remote = buffer._remote._replace(place=buffer._remote.place._replace(address=0))
+    release = block(network)
+    reading = buffer.read_into(memoryview(bytearray(16)))
+    network.kill(*network.processes)
+    with pytest.raises(BufferFailed, match=r"read of 16 B from rank 0 of mesh0 on \S+ failed: it died .*SIGKILL"):
+        reading.get(TIMEOUT_S)
+    release()
+
+
+def test_what_comes_too_late_touches_nothing(network: Network, buffer: RDMABuffer) -> None:
+    buffer._remote = buffer._remote._replace(place=buffer._remote.place._replace(address=0))
+    release, target = block(network), bytearray(16)
+    with pytest.raises(TimeoutError, match=r"the read of 16 B from rank 0 of mesh0 on \S+ took longer than 0 s"):
+        buffer.read_into(memoryview(target), timeout=0).get(TIMEOUT_S)
+    release()
+    buffer.read_into(memoryview(bytearray(16))).get(TIMEOUT_S)  # behind it
+    assert target == bytes(16)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "text"),
+    [
+        (torch.zeros(2, 2), ValueError, r"tensor of one dimension, and this one has 2 dimensions: see \.view"),
+        (torch.zeros(4)[::2], ValueError, "has gaps between its elements"),
+        (memoryview(bytearray(4))[::2], ValueError, "contiguous memoryview"),
+        (torch.zeros(0), ValueError, "this memory is empty"),
+        (b"bytes", TypeError, "not of bytes"),
+    ],
+)
+def test_what_can_not_be_a_buffer(network: Network, data: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        RDMABuffer(data)
+
+
+def test_sizes_and_times_that_do_not_fit_are_refused_at_once(network: Network) -> None:
+    buffer = RDMABuffer(memoryview(bytearray(16)))
+    with pytest.raises(ValueError, match="dst has 8 bytes, too few for the 16 of the notebook on"):
+        buffer.read_into(torch.zeros(2))
+    with pytest.raises(ValueError, match="src has 24 bytes, too many for the 16 of"):
+        buffer.write_from(torch.zeros(6))
+    with pytest.raises(ValueError, match="dst is read-only"):
+        buffer.read_into(memoryview(bytes(16)))
+    with pytest.raises(ValueError, match="invalid timeout -1"):
+        buffer.read_into(memoryview(bytearray(16)), timeout=-1)
+    with pytest.raises(NotImplementedError):
+        RDMAAction().fetch_add(buffer, memoryview(bytearray(8)), 1)
+
+
+def test_nothing_is_copied_from_where_the_mark_is_not() -> None:
+    memory, target, mark = Memory(memoryview(bytearray(b"abcd"))), ctypes.create_string_buffer(4), kernel.Mark()
+    place = mark.place(memory.address)
+    assert not kernel.copy(place._replace(pid=2**22 - 1), ctypes.addressof(target), 4)
+    assert not kernel.copy(place._replace(mark=bytes(16)), ctypes.addressof(target), 4)
+    assert not kernel.copy(place._replace(mark_address=8), ctypes.addressof(target), 4)
+    assert target.raw == bytes(4)
+    assert kernel.copy(place, ctypes.addressof(target), 4)
+    assert (target.raw, place.pid) == (b"abcd", os.getpid())
+    mark.remove()
+    assert not kernel.copy(place, ctypes.addressof(target), 4)
+
+
+def test_the_module_says_what_hardware_there_is() -> None:
+    assert get_rdma_backend() == "monarch_nb"
+    with pytest.warns(DeprecationWarning, match="is_ibverbs_available"):
+        assert is_rdma_available() is is_ibverbs_available() is False
