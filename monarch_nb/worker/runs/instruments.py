@@ -12,7 +12,7 @@ import json
 import os
 import pickle
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
@@ -44,12 +44,25 @@ class Instrument(Protocol):
         """Switch it on. What this raises, the run raises: its code is not executed."""
 
     def end(self) -> Any:
-        """Switch it off; return what it found: plain data."""
+        """Switch it off; return what it found: plain data, or `Later`."""
+
+
+class Later:
+    """What an instrument found, where it takes long to put together: that is done when somebody asks for it, so that
+    the run can end. It may take much memory: it is kept until the next run with instruments begins.
+
+    Args:
+        find: returns plain data.
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self.find = find
 
 
 @contextmanager
 def switched_on(spec: RunSpec) -> Iterator[None]:
     """Have the instruments of a run switched on while the block executes its code."""
+    _drop_later()
     with ExitStack() as stack:
         _running.append(spec)
         stack.callback(_running.pop)
@@ -72,7 +85,14 @@ def is_chosen(ranks: Sequence[int] | None) -> bool:
 
 def found(run_id: str, name: str) -> bytes:
     """Return what an instrument found in a run, packed; None, packed, when it never began. It is kept no longer."""
-    return zlib.compress(pickle.dumps(_found.get(run_id, {}).pop(name, None)), 1)
+    told = _found.get(run_id, {}).pop(name, None)
+    return zlib.compress(pickle.dumps(told.find() if isinstance(told, Later) else told), 1)
+
+
+def _drop_later() -> None:
+    for kept in _found.values():
+        for name in [name for name, told in kept.items() if isinstance(told, Later)]:
+            del kept[name]
 
 
 def _end(run_id: str, name: str, instrument: Instrument) -> None:
