@@ -355,6 +355,11 @@ def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) ->
     return Path(runs) / str(number) / f"{rank}.{kind}"
 
 
+def found_blob(run_id: str, rank: int, instrument: str) -> str:
+    """Return the name of the blob with what an instrument found in a script, on a rank of the mesh."""
+    return f"{run_id}-{rank}.found-{instrument}"
+
+
 def archive_file(runs: Path) -> Path:
     """Return the path of the archive of a mesh whose outputs lie in a directory; it lies beside that, because whoever
     follows a log watches the directory."""

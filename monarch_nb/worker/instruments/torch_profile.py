@@ -27,7 +27,7 @@ from typing import Any
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.instruments import traces
 from monarch_nb.worker.instruments.shares import Collected
-from monarch_nb.worker.runs.instruments import Later, is_chosen
+from monarch_nb.worker.runs.instruments import Later, is_chosen, running
 
 STEPS = 5
 """So many steps are recorded."""
@@ -107,7 +107,7 @@ class TorchProfile:
             "boot": _boot_id(),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         }
-        rank = int(os.environ.get("RANK", "0"))
+        rank = running().rank
         return Later(lambda: facts | self._found(rank))
 
     # ---- while the run goes on ----
