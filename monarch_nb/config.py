@@ -366,6 +366,11 @@ def caller_file(runs: str | os.PathLike[str], client: str) -> Path:
     return Path(runs).parent / "callers" / client
 
 
+def found_blob(run_id: str, rank: int, instrument: str) -> str:
+    """Return the name of the blob with what an instrument found in a script, on a rank of the mesh."""
+    return f"{run_id}-{rank}.found-{instrument}"
+
+
 def archive_file(runs: Path) -> Path:
     """Return the path of the archive of a mesh whose outputs lie in a directory; it lies beside that, because whoever
     follows a log watches the directory."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from monarch_nb.errors import UsageError
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)", re.IGNORECASE | re.ASCII)
 
 
@@ -33,8 +35,21 @@ def bytes_of(given: str, what: str) -> int:
 
 def size(size_bytes: float) -> str:
     """Return "12 kB", "3.4 MB" or "1.2 GB": powers of 1000, as disks are sold and networks are measured."""
-    value, units = float(size_bytes), list(_UNITS)
-    while value >= 999.5 and len(units) > 1:
-        value /= 1000
-        del units[0]
-    return f"{value:.0f} {units[0]}" if value >= 9.95 or units[0] == "B" else f"{value:.1f} {units[0]}"
+    return _told(size_bytes, 1000, _UNITS)
+
+
+def binary_size(size_bytes: float) -> str:
+    """Return "12 KiB" or "3.4 GiB": powers of 1024, in which torch tells memory.
+
+    Example:
+        >>> binary_size(0), binary_size(1536), binary_size(12 * 2**30)
+        ('0 B', '1.5 KiB', '12 GiB')
+    """
+    return _told(size_bytes, 1024, _BINARY_UNITS)
+
+
+def _told(size_bytes: float, base: int, units: Sequence[str]) -> str:
+    value, power = float(size_bytes), 0
+    while value >= 999.5 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    return f"{value:.0f} {units[power]}" if value >= 9.95 or not power else f"{value:.1f} {units[power]}"

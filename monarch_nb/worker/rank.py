@@ -54,7 +54,7 @@ from monarch_nb.worker.memory import answers
 from monarch_nb.worker.memory import failures as memory_failures
 from monarch_nb.worker.monarch import held
 from monarch_nb.worker.reload.changed_modules import Reloader
-from monarch_nb.worker.runs import cells, lone_training, script, values
+from monarch_nb.worker.runs import cells, instruments, lone_training, script, values
 from monarch_nb.worker.runs.actors import LiveActors
 from monarch_nb.worker.runs.import_times import ImportTimes
 from monarch_nb.worker.runs.results import Results
@@ -289,6 +289,8 @@ class Rank:
             error = self._context.run(self._execute, spec)
         if os.getpid() != self._pid:
             self._context.run(_leave_forked_child, error)
+        if spec.instruments:
+            self._context.run(self._leave_found, spec)
         error = error and _behind_exit(error)
         status = self._context.run(script.exit_status, error)  # it may print, which is the run's
         if isinstance(error, SystemExit):
@@ -301,9 +303,16 @@ class Rank:
     def _execute(self, spec: RunSpec) -> BaseException | None:
         try:
             self._reloader.follow(spec.tree)
+            with instruments.of_run(spec, self._spec.rank, self._user_code):
+                return script.Program(spec.script, self._spec.directory).run()
         except BaseException as error:  # noqa: BLE001 -- of a module of the user's that is executed again
             return error
-        return script.Program(spec.script, self._spec.directory).run()
+
+    def _leave_found(self, spec: RunSpec) -> None:
+        try:
+            instruments.leave_found(spec.run_id, self._spec.rank, self._spec.blob_directory)
+        except OSError as error:
+            sys.stderr.write(f"what {', '.join(spec.instruments)} found can not be written: {error}\n")
 
     def _output_of(self, spec: RunSpec) -> streams.RunOutput:
         """Return the run's output, now the current one: new files, unless it is told to use the untouched ones."""

@@ -116,5 +116,5 @@ def test_a_notebook_shows_it(kernel: Kernel) -> None:
     assert "11 MiB" in shown
     assert "[3000000] float32 cpu" in shown
     shown = kernel.run(f"%%mesh\n{GROW}")
-    assert "the memory as it was before the allocation that failed:" in shown
+    assert "the memory as it was before the allocation of 4096 TiB that failed:" in shown
     assert shown.index("grow(): huge") < shown.index("DefaultCPUAllocator: can't allocate memory")

@@ -186,3 +186,26 @@ def test_a_notebook_shows_tables_and_links_the_trace(kernel: Kernel, tmp_path: P
     assert "ZeroDivisionError" in shown
     for line in ("--profile --noblock", "--profile --scale 1,2", "--profile --profile-ranks x"):
         assert "UsageError" in kernel.run(f"%%mesh {line}\n1")
+
+
+def test_a_script_is_looked_into(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(9):\n    model(torch.full((4, 8), float(sys.argv[1]))).sum().backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\nif sys.argv[1] == '2': os._exit(0)"
+    )
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
+    script = tmp_path / "train.py"
+    shown = kernel.run(f"%mesh run -t 1,5 --profile --profile-steps 3 {script} 1")
+    assert "profile of ranks 1,5: 3 steps of" in shown  # the first of each node, by their numbers in the mesh
+    assert "aten::addmm" in shown
+    assert "trace: traces/run" in shown
+    shown = kernel.run(f"%mesh run -t 1,5 --watch nan --profile=python --profile-ranks 5 {script} nan")
+    assert ": --profile-ranks belongs to --profile or --memory-history" in shown
+    shown = kernel.run(f"%mesh run -t 1,5 --watch nan --on-breakpoint error --profile=python {script} nan")
+    assert ": the gradients of 1 of 2 parameters are not finite in step 1: weight" in shown
+    assert "speedscope" in shown
+    shown = kernel.run(f"%mesh run -t 1 --profile {script} 2")
+    assert "no rank that was to record has left anything" in shown
+    shown = kernel.run("%mesh run -t 1 --profile --no-python echo")
+    assert "echo need not be one" in shown

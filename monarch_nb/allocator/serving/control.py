@@ -169,6 +169,7 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
         case "debug":
             return wire.ControlRequest(debug=request.debug)
         case "abort_groups":
-            abort = wire.AbortGroups(reason=request.abort_groups, last_run=request.last_run)
+            reason, last_run, if_torn = request.abort_groups, request.last_run, request.if_torn
+            abort = wire.AbortGroups(reason=reason, last_run=last_run, if_torn=if_torn)
             return wire.ControlRequest(abort_groups=abort)
     raise UsageError("an empty control request")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from monarch_nb.client.instruments.asked import Instruments
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 
+DETERMINISTIC, LAST = "deterministic", "last"
 _RECORDED = '__import__("monarch_nb.worker.instruments.deterministic", fromlist=["_"]).recorded()'
 
 
@@ -23,6 +25,20 @@ class _Mesh(Protocol):
 def recorded_on(mesh: _Mesh) -> dict[int, list[int]]:
     """Return the numbers of the runs that have left a record, by rank."""
     return dict(zip(mesh.ranks, mesh.pull(_RECORDED), strict=True))
+
+
+def with_run(instruments: Instruments | None, mesh: _Mesh) -> Instruments | None:
+    """Return instruments as the ranks of a mesh are told of them: "last" is one and the same run on all of them, also
+    where the newest run was on some ranks only. Waits until the ranks are idle if they are to be asked.
+
+    Raises:
+        UsageError: some ranks have no record of that run.
+    """
+    options = (instruments or {}).get(DETERMINISTIC, {})
+    if not instruments or options.get("compare_with") != LAST:
+        return instruments
+    number = run_to_compare(recorded_on(mesh), LAST)
+    return {**instruments, DETERMINISTIC: {**options, "compare_with": number}}
 
 
 def run_to_compare(records: Mapping[int, Collection[int]], wanted: int | str) -> int:
@@ -42,9 +58,9 @@ def run_to_compare(records: Mapping[int, Collection[int]], wanted: int | str) ->
     known = {number for numbers in records.values() for number in numbers}
     first = "run a cell with --deterministic there first (records are kept until ranks are restarted)"
     if not known:
-        what = f"run {wanted}" if wanted != "last" else "a run"
+        what = f"run {wanted}" if wanted != LAST else "a run"
         raise UsageError(f"{name_ranks(sorted(records))} have no record of {what}: {first}")
-    number = max(known) if wanted == "last" else int(wanted)
+    number = max(known) if wanted == LAST else int(wanted)
     without = sorted(rank for rank, numbers in records.items() if number not in numbers)
     if not without:
         return number

@@ -43,7 +43,8 @@ class ProfileReport:
 
     Attributes:
         ranks: those that were profiled.
-        trace: the file with what they did, for Perfetto (ui.perfetto.dev) or TensorBoard; None if there is none.
+        trace: the file with what they did, for Perfetto (ui.perfetto.dev) or TensorBoard; None if there is none, as
+            where no operator ran.
         problems: why ranks have no profile, and what one should know of the others.
 
     Example:
@@ -64,6 +65,11 @@ class ProfileReport:
     def __str__(self) -> str:
         return "\n".join([self.title, *aligned(self.rank_rows()), *aligned(self.operator_rows()), *self.notes()])
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no operator ran, so that there is nothing but a title."""
+        return not any(each.operators for each in self.ranks)
+
     __repr__ = __str__
 
     @property
@@ -74,6 +80,8 @@ class ProfileReport:
         steps = {each.steps for each in self.ranks}
         longest = max(each.seconds for each in self.ranks)
         who = name_ranks(each.rank for each in self.ranks)
+        if self.is_empty:
+            return f"profile of {who}: no operator of torch ran in {duration(longest)}"
         if len(steps) > 1 or steps == {0}:
             return f"profile of {who}: {duration(longest)}"
         each_ms = 1000 * longest / max(steps)
@@ -85,11 +93,11 @@ class ProfileReport:
         for each in self.ranks:
             where = f"{each.rank} ({each.host})"
             rows.append((where, "GPU" if each.on_device else "CPU", *(f"{share:.1%}" for share in each.shares)))
-        return rows if self.ranks else []
+        return [] if self.is_empty else rows
 
     def operator_rows(self) -> list[tuple[str, ...]]:
         """Return the table of operators, with its head: per step, where the profile is of steps."""
-        if not self.ranks:
+        if self.is_empty:
             return []
         most = max((each.steps for each in self.ranks), default=0)
         steps, per = (most, " per step") if all(each.steps == most > 0 for each in self.ranks) else (1, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 TORCH_PROFILE, MEMORY_HISTORY = "torch-profile", "memory-history"
 DIRECTORY = "traces"
-NOBODY = "no rank that was to record answers"
+_NOBODY = "no rank that was to record answers"
+_NOTHING_LEFT = "no rank that was to record has left anything: was it killed, or did it end with os._exit()?"
 
 
 class _Mesh(Protocol):
@@ -50,7 +52,7 @@ class Profiles:
         """
         found = found_on(self, run, TORCH_PROFILE)
         traced = {rank: told for rank, told in sorted(found.items()) if "trace" in told}
-        problems = said(found) or ([] if traced else [NOBODY])
+        problems = said(found) or ([] if traced else [_nobody(run)])
         if not traced:
             return ProfileReport((), None, tuple(problems))
         clocks = clocks_of(
@@ -60,9 +62,12 @@ class Profiles:
         if len(clocks) > 1:
             hosts = dict.fromkeys(told["host"] for told in traced.values())
             problems.append(clock_line(hosts, 2e-9 * max(clock.error_ns for clock in clocks.values())))
+        report = ProfileReport(rank_profiles(traced), None, tuple(problems))
+        if report.is_empty:
+            return report
         path = _free(Path(to), f"run{run.number}", ".pt.trace.json.gz")
         merge(path, ((told["trace"], _added_us(told, traced, clocks)) for told in traced.values()), _facts(traced))
-        return ProfileReport(rank_profiles(traced), path, tuple(problems))
+        return replace(report, trace=path)
 
     def memory_history_of(
         self: _Mesh, run: Run, to: str | os.PathLike[str] = DIRECTORY
@@ -91,7 +96,7 @@ class Profiles:
                 Path(to).mkdir(parents=True, exist_ok=True)
                 paths.append(_free(Path(to), f"run{run.number}-rank{rank}-memory", ".pickle"))
                 paths[-1].write_bytes(told["snapshot"])
-        return paths, tuple(said(found) or ([] if paths else [NOBODY]))
+        return paths, tuple(said(found) or ([] if paths else [_nobody(run)]))
 
 
 def _added_us(told: Mapping[str, Any], traced: Mapping[int, Mapping[str, Any]], clocks: Mapping[str, Clock]) -> float:
@@ -109,6 +114,10 @@ def _facts(traced: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         "baseTimeNanoseconds": first["base_ns"],
         "distributedInfo": {"rank": rank, "world_size": first["world_size"]},
     }
+
+
+def _nobody(run: Run) -> str:
+    return _NOTHING_LEFT if run.is_script else _NOBODY
 
 
 def _free(directory: Path, name: str, ending: str) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch_nb.client.instruments.profile_report import aligned
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
+from monarch_nb.sizes import binary_size
 from monarch_nb.worker.memory.figures import GpuFigures
 from monarch_nb.worker.memory.held import Found, Tensor
 
@@ -17,7 +18,6 @@ MOST_GROUPS = 4
 """So many groups of ranks have a table of their own."""
 MOST_FIGURES = 16
 """Of more groups the figures are told together."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NAME_CHARACTERS = 60
 
 
@@ -104,7 +104,7 @@ class MemoryReport:
                 continue
             rows: list[tuple[str, ...]] = [("size", "tensor", "what", "also")]
             rows += [
-                (size(each.size_bytes), _cut(each.name or "(no name)"), each.facts, _cut(", ".join(each.others)))
+                (binary_size(each.size_bytes), _cut(each.name or "(no name)"), each.facts, _cut(", ".join(each.others)))
                 for each in held.largest[:MOST_ROWS]
             ]
             tables.append((f"{name_ranks(each.rank for each in group)}: {_how_much(held, group[0].gpu)}", rows))
@@ -139,19 +139,6 @@ def released_line(ranks: Sequence[RankMemory]) -> str:
     )
 
 
-def size(size_bytes: float) -> str:
-    """Return "12 KiB" or "3.4 GiB", in the units in which torch tells memory.
-
-    Example:
-        >>> size(0), size(1536), size(12 * 2**30)
-        ('0 B', '1.5 KiB', '12 GiB')
-    """
-    value, unit = float(size_bytes), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if value >= 9.95 or not unit else f"{value:.1f} {_UNITS[unit]}"
-
-
 def _row(group: Sequence[RankMemory]) -> Iterable[str]:
     yield format_ranks(each.rank for each in group)
     gpus = [each.gpu for each in group if each.gpu is not None]
@@ -172,7 +159,7 @@ def _span(sizes: Sequence[int]) -> str:
     """Return a size, or from the least to the greatest of ranks."""
     if not sizes:
         return ""
-    least, most = size(min(sizes)), size(max(sizes))
+    least, most = binary_size(min(sizes)), binary_size(max(sizes))
     return least if least == most else f"{least} to {most}"
 
 
@@ -183,14 +170,16 @@ def _how_much(held: Found, gpu: GpuFigures | None) -> str:
     if gpu is not None and held.is_whole:
         rest = gpu.allocated - held.size_bytes.get("cuda", 0) - held.unnamed_bytes.get("cuda", 0)
         if rest > 0:
-            said.append(f"{size(rest)} of the GPU is held by the backward's graph and libraries")
+            said.append(f"{binary_size(rest)} of the GPU is held by the backward's graph and libraries")
     if not held.is_whole:
         said.append("there are too many values: not all were looked at")
     return ", ".join(said)
 
 
 def _on(sizes: Mapping[str, int]) -> str:
-    return "".join(f" ({', '.join(f'{size(each)} {device}' for device, each in sizes.items())})" if sizes else "")
+    return "".join(
+        f" ({', '.join(f'{binary_size(each)} {device}' for device, each in sizes.items())})" if sizes else ""
+    )
 
 
 def _cut(text: str) -> str:

@@ -17,6 +17,7 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.flames.flames import TellsFlames
 from monarch_nb.client.instruments.asked import Instruments, packed
+from monarch_nb.client.instruments.compared import with_run
 from monarch_nb.client.instruments.profiles import Profiles
 from monarch_nb.client.memory.memory import TellsMemory
 from monarch_nb.client.meshes import looking, past
@@ -252,7 +253,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
         spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
-        spec.instruments.update(packed(instruments))
+        spec.instruments.update(packed(with_run(instruments, self)))
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- scripts ----
@@ -269,6 +270,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         environment: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         sync: bool = True,
+        instruments: Instruments | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """Run a program on the ranks as torchrun would, and wait until all have finished. Ctrl-C interrupts it.
@@ -289,6 +291,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
             environment: variables to add to the environment of the processes.
             timeout_s: stop waiting after this time; the program goes on.
             sync: first copy changed files to nodes that have copies of your files.
+            instruments: what looks inside meanwhile, as of `run` (docs/inside.md).
             listener: called with the run's events on a background thread.
 
         Returns:
@@ -305,7 +308,9 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
             [0, 0, 0, 0]
         """
         script = Script(
-            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+            *(path, arguments, module, executable, in_place, beside, max_restarts),
+            environment=environment or {},
+            instruments=packed(instruments),
         )
         return self.run_program(script, timeout_s=timeout_s, sync=sync, listener=listener)
 
@@ -331,6 +336,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         max_restarts: int = 0,
         environment: Mapping[str, str] | None = None,
         sync: bool = True,
+        instruments: Instruments | None = None,
         listener: Listener | None = None,
     ) -> Run:
         """Like `run_script`, but return at once. With `max_restarts` the run stands for all attempts.
@@ -339,7 +345,9 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
             >>> run = mesh.submit_script("train.py", "--lr", "3e-4", max_restarts=3)  # doctest: +SKIP
         """
         script = Script(
-            path, arguments, module, executable, in_place, beside, max_restarts, environment=environment or {}
+            *(path, arguments, module, executable, in_place, beside, max_restarts),
+            environment=environment or {},
+            instruments=packed(instruments),
         )
         return self.start_script(script, sync=sync, listener=listener)
 
@@ -366,6 +374,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
             cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
             tree = self.reservation.files.tree()
             spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
+            spec.instruments.update(script.instruments)
             return self._start(spec, script.title, "abort", listener)
         run_id = uuid.uuid4().hex
         store = call(host_store(self, run_id, only_port=script.shell))

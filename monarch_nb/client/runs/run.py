@@ -408,6 +408,8 @@ class Run(PrintedOfRun):
         if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
             self._is_aborting = True
             self._spawn(self._abort_others())
+        elif self._freeing.finds_torn_group():
+            self._spawn(self._freeing.free_from_torn_group())
         self._check_stuck()
 
     def _on_plain_results(self, equal: pb.EqualResults) -> None:

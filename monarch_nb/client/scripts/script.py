@@ -25,6 +25,7 @@ class Script:
         environment: added to the processes'.
         shell: the first rank of each node runs it, told of nodes instead of ranks.
         directory: where it runs, on nodes that see it; empty for where the live ranks started.
+        instruments: what looks inside meanwhile, with its options, as ranks are told of them.
     """
 
     path: str
@@ -37,6 +38,7 @@ class Script:
     environment: Mapping[str, str] = field(default_factory=dict)
     directory: str = ""
     shell: bool = False
+    instruments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -75,6 +77,15 @@ def check_script(script: Script) -> None:
             raise UsageError(f"-i runs it in the live ranks: {' and '.join(names)} can not be had with it")
         if script.environment:
             raise UsageError("-i runs it in the live ranks, which have their environment already")
+    if script.instruments and (script.executable or script.shell):
+        raise UsageError(
+            f"instruments such as --profile and --watch look into a program of Python; {script.path} need not be one"
+        )
+    if "deterministic" in script.instruments and not script.in_place:
+        raise UsageError(
+            "no run can be compared with a script, whose processes end with all records: compare runs of a cell "
+            "(%%mesh --deterministic, with import train; train.main()), or run it in the live ranks (in_place)"
+        )
     if script.is_file and script.path.endswith(".ipynb"):
         raise UsageError(
             f"{script.path} is a notebook: open it and attach (%mesh attach), or make a script of it "

@@ -84,7 +84,8 @@ class ScriptRun(Run):
             directory=script.directory,
             shell=script.shell,
         )
-        return run_pb2.RunSpec(run_id=self.id, script=told, tree=self.mesh.reservation.files.tree())
+        tree = self.mesh.reservation.files.tree()
+        return run_pb2.RunSpec(run_id=self.id, script=told, tree=tree, instruments=script.instruments)
 
     # ---- on the background loop ----
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from monarch_nb.client.top.ranks import KINDS, RankTop
 from monarch_nb.client.top.straggler import Straggler, straggler_of
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
-from monarch_nb.sizes import size
+from monarch_nb.sizes import binary_size
 
 MOST_ROWS = 16
 """So many ranks have rows of their own."""
@@ -85,7 +85,7 @@ class TopRow:
             _range([rank.steps_per_s for rank in self.ranks], lambda value: f"{value:.3g}"),
             self.bar(),
             *(self._share_text(kind) for kind in KINDS),
-            size(max(memory)) if memory else "",
+            binary_size(max(memory)) if memory else "",
             _range([rank.cpu for rank in self.ranks], lambda value: f"{value:.0%}"),
             self._gpu(),
             self._where(),
@@ -107,7 +107,7 @@ class TopRow:
     def _gpu(self) -> str:
         busy = _range([rank.gpu for rank in self.ranks], lambda value: f"{value:.0%}")
         used = max(rank.gpu_memory_bytes for rank in self.ranks)
-        return f"{busy} {size(used) if used else ''}".strip()
+        return f"{busy} {binary_size(used) if used else ''}".strip()
 
     def _where(self) -> str:
         rank = self.ranks[0]

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -15,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.client.debug.answering import Answering
+from monarch_nb.client.instruments.asked import packed
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.code_names import mesh_flag
@@ -23,7 +25,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.cells.instruments import CellInstrument, instruments_of, on_mesh, show_found
+from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, on_mesh, show_found
 from monarch_nb.notebook.cells.resuming import come_back, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -120,8 +122,9 @@ class CellRunner:
         by = checked_fold(parsed.text("fold") or "") or self._session.folds_by(len(mesh.ranks))
         shown = self._session.shown_ranks(mesh, parsed.text("show"))
         on_error: OnError = "abort" if parsed.text("on_error") == "abort" else "wait"
+        submit = partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False)
         self._execute(
-            partial(mesh.submit, code, on_error=on_error, want_value=out is not None, sync=False),
+            partial(submit, instruments=by_name(instruments)) if instruments else submit,
             mesh.ranks,
             on_breakpoint=on_breakpoint(parsed),
             noblock=parsed.switch("noblock"),
@@ -154,20 +157,22 @@ class CellRunner:
         out: str | None,
         shown: Collection[int] | None,
         on_breakpoint: OnBreakpoint | None,
+        instruments: Sequence[CellInstrument] = (),
     ) -> None:
         """Run a script as a cell is run, its output here.
 
         Args:
             shown: ranks whose output is shown; None for all.
             on_breakpoint: what `breakpoint()` does in it, if that was said.
+            instruments: the script's, of which the cell shows what they found.
 
         Raises:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
         self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
-        submit = partial(mesh.start_script, script, sync=False)
+        script = replace(script, instruments=packed(by_name(instruments)))
         self._execute(
-            submit,
+            partial(mesh.start_script, script, sync=False),
             mesh.ranks,
             noblock=noblock,
             timeout_s=timeout_s,
@@ -175,6 +180,7 @@ class CellRunner:
             by=self._session.folds_by(len(mesh.ranks)),
             shown=self._session.shown_ranks(mesh) if shown is None else shown,
             on_breakpoint=on_breakpoint,
+            instruments=instruments,
         )
 
     def _execute(
@@ -201,8 +207,6 @@ class CellRunner:
             view = self._view(ranks, by=by, group=group, stream=stream, shown=shown, background=noblock)
             if on_breakpoint is not None:
                 submit = partial(submit, on_breakpoint=on_breakpoint)
-            if instruments:
-                submit = partial(submit, instruments={each.name: each.options for each in instruments})
             run = self._submit(submit, view)
             if noblock:
                 self._leave_open(run, view)

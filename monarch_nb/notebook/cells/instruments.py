@@ -102,9 +102,9 @@ def instruments_of(parsed: Parsed) -> Sequence[CellInstrument]:
 def _check_profile_flags(parsed: Parsed) -> None:
     has_torch = parsed.text("profile") == "torch"
     if parsed.count("profile_steps") is not None and not has_torch:
-        raise UsageError("--profile-steps belongs to --profile: %%mesh --profile --profile-steps 2")
+        raise UsageError("--profile-steps belongs to --profile: --profile --profile-steps 2")
     if parsed.text("profile_ranks") is not None and not has_torch and not parsed.switch("memory_history"):
-        raise UsageError("--profile-ranks belongs to --profile or --memory-history: %%mesh --profile --profile-ranks 0")
+        raise UsageError("--profile-ranks belongs to --profile or --memory-history: --profile --profile-ranks 0")
 
 
 def on_mesh(instruments: Sequence[CellInstrument], mesh: Mesh) -> Sequence[CellInstrument]:
@@ -124,6 +124,11 @@ def _options_on(options: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
     if compare_with := options.get("compare_with"):
         return {**options, "compare_with": run_to_compare(recorded_on(mesh), compare_with)}
     return options
+
+
+def by_name(instruments: Sequence[CellInstrument]) -> dict[str, Mapping[str, Any]]:
+    """Return the options of instruments by their names, as `Mesh.submit` takes them."""
+    return {each.name: each.options for each in instruments}
 
 
 def show_found(instruments: Sequence[CellInstrument], run: Run) -> None:

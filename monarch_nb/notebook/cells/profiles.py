@@ -9,7 +9,8 @@ from monarch_nb.errors import UsageError
 from monarch_nb.notebook.output.inside import history_view, memory_view, profile_view
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
-from monarch_nb.worker.memory.failures import is_out_of_memory
+from monarch_nb.sizes import binary_size
+from monarch_nb.worker.memory.failures import asked_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
@@ -32,11 +33,13 @@ def show_history(run: Run) -> None:
 
 def show_full_memory(run: Run) -> None:
     """Show what ranks held on which an allocation failed, if one did."""
-    if not any(is_out_of_memory(failure.name, failure.message) for failure in run.failures):
+    if run.is_script or not any(is_out_of_memory(failure.name, failure.message) for failure in run.failures):
         return
     report = _mesh(run).memory_of(run)
     if report.ranks:
-        show(calm_line("the memory as it was before the allocation that failed:"))
+        asked = max(asked_bytes(failure.message) for failure in run.failures)
+        of_size = f" of {binary_size(asked)}" if asked else ""
+        show(calm_line(f"the memory as it was before the allocation{of_size} that failed:"))
     for view in memory_view(report) if report.ranks else ():
         show(view)
 

@@ -23,9 +23,11 @@ _MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 def profile_view(report: ProfileReport) -> Iterator[Shown]:
     """Yield the tables of a profile, and where its trace is."""
-    yield _table(report.title, report.rank_rows(), [] if report.operator_rows() else report.notes())
-    if report.operator_rows():
-        yield _table("", report.operator_rows(), report.notes())
+    if report.is_empty:
+        yield calm_line("\n".join([report.title, *report.notes()]))
+        return
+    yield _table(report.title, report.rank_rows(), [])
+    yield _table("", report.operator_rows(), report.notes())
     if report.trace is not None:
         yield file_line("trace", report.trace, _PERFETTO, "or in TensorBoard")
 

@@ -23,7 +23,7 @@ from monarch_nb.notebook.syntax.holding import (
     STOP,
 )
 from monarch_nb.notebook.syntax.inside import INSTRUMENTS, MEMORY, TOP
-from monarch_nb.notebook.syntax.went_wrong import WENT_WRONG
+from monarch_nb.notebook.syntax.went_wrong import REPEATED, WATCH
 from monarch_nb.worker.saving.asked import KEPT_SAVES
 
 ON_BREAKPOINT = ("stop", "go-on", "error")
@@ -77,6 +77,8 @@ RUN = Command(
         ),
         _ON_BREAKPOINT,
         Flag("--timeout", "raise TimeoutError after S seconds; the script goes on", value="S", kind="seconds"),
+        *INSTRUMENTS,
+        WATCH,
         *(
             Flag(each.name, each.help, each.short, each.value, hidden=True)
             for each in FLAGS
@@ -93,13 +95,14 @@ RUN = Command(
             each.name,
             f"it belongs to a cell. Call the script there: %%mesh {each.name} …, with import train; train.main()",
         )
-        for each in (*INSTRUMENTS, *WENT_WRONG)
+        for each in REPEATED
     ),
     examples=(
         ("%mesh run train.py --lr 3e-4", "on all ranks"),
         ("%mesh run -t hosts=0 -m scripts.base_train -- --depth=4", "a module, on one node"),
         ("%mesh run -i train.py", "then `model` is there in %%mesh cells"),
         ("%mesh run --max-restarts 3 train.py --resume", "starts again when a rank dies"),
+        ("%mesh run --profile train.py", "then a table of where its time went, and a trace"),
     ),
 )
 SH = Command(
@@ -572,7 +575,8 @@ CELL = Command(
         Flag("--sync", "first send changed files to the nodes, or not", negatable=True),
         Flag("--local", "run the cell in the kernel too"),
         *INSTRUMENTS,
-        *WENT_WRONG,
+        WATCH,
+        *REPEATED,
         *SCALING,
     ),
     notes="The cell's body is left as it is; {x} and $x are expanded in this line only.",

@@ -10,13 +10,13 @@ LAST = "last"
 _NAN = "nan"
 WATCHES = (_NAN, f"{_NAN}=loss,grad", f"{_NAN}={','.join(WATCHED)}")
 """What is most often meant, for completion."""
-WENT_WRONG = (
-    Flag(
-        "--watch",
-        "stop at the first nan or inf in gradients, or nan=loss,grad,param",
-        value="nan[=WHAT]",
-        completes="watched",
-    ),
+WATCH = Flag(
+    "--watch",
+    "stop at the first nan or inf in gradients, or nan=loss,grad,param",
+    value="nan[=WHAT]",
+    completes="watched",
+)
+REPEATED = (
     Flag("--deterministic", "compute as the same cell did before, and keep a digest of each step"),
     Flag(
         "--seed",
@@ -30,6 +30,7 @@ WENT_WRONG = (
         value="RUN|last",
     ),
 )
+"""Those of a cell alone: a script's processes end, with all that they could be compared with."""
 
 
 def determined(parsed: Parsed) -> dict[str, int | str | None] | None:

@@ -6,10 +6,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
-from monarch_nb.client.runs.watching.waits import APART_AFTER_S, Standstill, wait_sentence
+from monarch_nb.client.runs.watching.mismatches import are_unlike
+from monarch_nb.client.runs.watching.waits import (
+    APART_AFTER_S,
+    Standstill,
+    progress_of,
+    wait_sentence,
+    waiting_in,
+)
 
 GONE_AFTER_S = 2.0
-"""So long ranks wait in the same place, while others have ended the cell, before that is called a hang."""
+"""So long ranks wait in the same place, while others have ended the cell or made calls that do not match, before that
+is called a hang."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +42,20 @@ class Hangs:
             ranks: those that answer.
         """
         for run in runs:
-            here = {rank: ranks[rank] for rank in run.ranks if rank in ranks and ranks[rank].run_id == run.run_id}
-            waiting = {rank: info.waits_in for rank, info in here.items() if info.waits_in}
+            here = [ranks[rank] for rank in run.ranks if rank in ranks and ranks[rank].run_id == run.run_id]
+            where = {info.rank: info.where for info in here if info.where is not None and info.waits_in}
+            waiting = waiting_in(where)
             if run.done or not waiting:
                 self._seen.pop(run.run_id, None)
                 continue
-            lasts_s = self._seen.setdefault(run.run_id, Standstill()).lasts_s(waiting, now)
+            lasts_s = self._seen.setdefault(run.run_id, Standstill()).lasts_s(progress_of(where), now)
             gone = {rank: _fate(rank, run, ranks) for rank in run.finished}
-            if gone and lasts_s >= GONE_AFTER_S:
-                return Hang(wait_sentence(waiting, gone), tuple(waiting))
+            is_unlike = are_unlike(where)
+            if (gone or is_unlike) and lasts_s >= GONE_AFTER_S:
+                return Hang(wait_sentence(where, gone), tuple(waiting))
             is_apart = len(set(waiting.values())) > 1 and len(waiting) == len(run.ranks)
             if is_apart and lasts_s >= APART_AFTER_S:
-                return Hang(f"{wait_sentence(waiting, {})}: for each other, it seems", tuple(waiting))
+                return Hang(f"{wait_sentence(where, {})}: for each other, it seems", tuple(waiting))
         return None
 
     def keep(self, runs: Iterable[str]) -> None:

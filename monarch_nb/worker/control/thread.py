@@ -317,7 +317,8 @@ class ControlThread(threading.Thread):
             case "looks":
                 reply.looks.CopyFrom(self._looker.watched())
             case "abort_groups":
-                self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
+                if not request.abort_groups.if_torn or breaking.is_torn():
+                    self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
             case "exit":
                 pass
             case _:

@@ -145,6 +145,11 @@ def break_groups(
     return True
 
 
+def is_torn() -> bool:
+    """Return whether the connection to a peer of the default group has ended. Asks nobody, so it never waits."""
+    return state.connections.lost_peers()
+
+
 def forget_groups() -> None:
     """Clear all that torch knows of groups that were broken, here or by a peer. Call it from a thread that was in one
     of them, or would be in the next.

@@ -9,10 +9,9 @@ from _thread import allocate_lock
 from types import CodeType, FrameType
 from typing import Any
 
-from IPython.core.interactiveshell import InteractiveShell
-
 from monarch_nb.worker.control.switching import switching_within
 from monarch_nb.worker.instruments.stack_counts import Frame, StackCounts
+from monarch_nb.worker.runs.instruments import running
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import PACKAGE, UserCode, outwards
 
@@ -35,8 +34,7 @@ class PythonProfile:
         if not 1 <= hz <= _MOST_HZ:
             raise ValueError(f"python-profile: hz is between 1 and {_MOST_HZ}, not {hz}")
         self._interval_s = 1 / hz
-        shell: Any = InteractiveShell.instance()
-        self._user_code: UserCode = shell.user_code
+        self._user_code: UserCode = running().user_code
         self._target = threading.get_ident()
         self._counts = StackCounts()
         self._frames: dict[tuple[CodeType, int], Frame | None] = {}

@@ -27,7 +27,7 @@ from typing import Any
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.instruments import traces
 from monarch_nb.worker.instruments.shares import Collected
-from monarch_nb.worker.runs.instruments import is_chosen
+from monarch_nb.worker.runs.instruments import Later, is_chosen, running
 
 STEPS = 5
 """So many steps are recorded."""
@@ -93,8 +93,11 @@ class TorchProfile:
         self._watch.begin()
         self._later(min(_LOOK_AFTER_S, self._most_s), self._look)
 
-    def end(self) -> dict[str, Any] | None:
-        """Stop; return where the time went and the trace, as plain data. None on a rank that was not chosen."""
+    def end(self) -> Later | None:
+        """Stop; return where the time went and the trace. None on a rank that was not chosen.
+
+        To write a trace takes seconds if it is long: not now, so that an interrupted run ends at once.
+        """
         self._stop()
         self._watch.end()  # not before: torch does not expect that a hook removes one
         if not self._is_chosen:
@@ -104,12 +107,8 @@ class TorchProfile:
             "boot": _boot_id(),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         }
-        if not self._problem:
-            try:
-                return facts | self._told()
-            except (OSError, ValueError, RuntimeError) as error:
-                self._problem = f"the trace can not be written: {error}"
-        return facts | {"problem": self._problem}
+        rank = running().rank
+        return Later(lambda: facts | self._found(rank))
 
     # ---- while the run goes on ----
 
@@ -232,7 +231,15 @@ class TorchProfile:
 
     # ---- afterwards ----
 
-    def _told(self) -> dict[str, Any]:
+    def _found(self, rank: int) -> dict[str, Any]:
+        if not self._problem:
+            try:
+                return self._told(rank)
+            except (OSError, ValueError, RuntimeError) as error:
+                self._problem = f"the trace can not be written: {error}"
+        return {"problem": self._problem}
+
+    def _told(self, rank: int) -> dict[str, Any]:
         """Write what was recorded, and return what is told of it."""
         has_steps = self._recorded is not None
         if has_steps:
@@ -243,7 +250,7 @@ class TorchProfile:
         note = self._note(len(steps_ns) - 1 if has_steps else 0, sum(part[2] - part[1] for part in parts) / 1e9)
         self._profile, self._recorded, self._before = None, None, []  # events take much memory
         with tempfile.TemporaryDirectory(prefix="monarch-nb-trace-") as directory:
-            return _written(Path(directory), parts, steps_ns, self._most_bytes) | {"note": note}
+            return _written(Path(directory), parts, steps_ns, self._most_bytes, rank) | {"note": note}
 
     def _note(self, steps: int, seconds: float) -> str:
         """Return why there is less than was asked for, if so."""
@@ -255,15 +262,16 @@ class TorchProfile:
 
 
 def _written(
-    directory: Path, parts: list[tuple[Any, int, int]], steps_ns: Sequence[int], most_bytes: int
+    directory: Path, parts: list[tuple[Any, int, int]], steps_ns: Sequence[int], most_bytes: int, rank: int
 ) -> dict[str, Any]:
     """Write recordings as the lines of one trace, and return where their time went.
 
     Args:
         parts: the recordings, and from when to when they are. They are taken out.
         steps_ns: where steps begin, and where the last one ends; none if there are none.
+        rank: whose they are.
     """
-    rank, collected = int(os.environ.get("RANK", "0")), Collected()
+    collected = Collected()
     name, packed = f"rank {rank} ({socket.gethostname()})", directory / "lines.gz"
     windows: list[tuple[float, float]] = []
     cut_s, count, base_ns = 0.0, 0, 0

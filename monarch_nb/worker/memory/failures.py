@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,8 @@ WITHIN_S = 1.0
 """The failure is told no later than that."""
 _CLASSES = frozenset(("OutOfMemoryError", "MemoryError", "_ArrayMemoryError"))
 _WORDS = ("CUDA out of memory", "HIP out of memory", "DefaultCPUAllocator: can't allocate memory")
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_ASKED = re.compile(rf"(?:[Tt]ried to|Unable to) allocate ([\d.]+) ({'|'.join(_UNITS)})")
 _OURS = frozenset(("monarch_nb", "IPython"))
 
 _last: tuple[str, dict[str, Any]] | None = None
@@ -29,6 +32,19 @@ def is_out_of_memory(name: str, message: str) -> bool:
         True
     """
     return name in _CLASSES or any(words in message for words in _WORDS)
+
+
+def asked_bytes(message: str) -> int:
+    """Return how much was asked for in an allocation that failed; 0 where its error does not say that.
+
+    Example:
+        >>> asked_bytes("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …") / 2**30
+        20.0
+        >>> asked_bytes("… DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12")
+        4096
+    """
+    found = _ASKED.search(message)
+    return int(float(found[1]) * 1024 ** _UNITS.index(found[2])) if found else 0
 
 
 def note(

@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -20,8 +19,7 @@ from monarch_nb.worker.forking.after_fork import device_name
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload import live_update
 from monarch_nb.worker.reload.changed_modules import Reloader
-from monarch_nb.worker.runs import values
-from monarch_nb.worker.runs.instruments import switched_on
+from monarch_nb.worker.runs import instruments, values
 from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
@@ -77,13 +75,10 @@ class CellRunner:
             What user code raised, or None.
         """
         try:
-            with self._worlds.of(spec), self._instruments_of(spec):
+            with self._worlds.of(spec), instruments.of_run(spec, self._worlds.rank, self._shell.user_code):
                 return await self._run_body(spec, transformed, result)
         except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
             return error
-
-    def _instruments_of(self, spec: RunSpec) -> AbstractContextManager[None]:
-        return switched_on(spec) if spec.instruments else nullcontext()
 
     async def _run_body(
         self, spec: RunSpec, transformed: Transformed | None, result: RankResult

@@ -22,7 +22,7 @@ class Worlds:
     """
 
     def __init__(self, rank: int, namespace: dict[str, Any]) -> None:
-        self._rank, self._namespace = rank, namespace
+        self.rank, self._namespace = rank, namespace
         self._left_own = False
 
     @contextmanager
@@ -50,13 +50,13 @@ class Worlds:
     def _place_in(self, spec: RunSpec) -> Place:
         """Return the rank's place in the run's world. Its local rank stays: by it the rank finds its GPU."""
         per_node, size = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-        place = Place.among(self._rank, spec.ranks or range(size), per_node)
+        place = Place.among(self.rank, spec.ranks or range(size), per_node)
         return replace(place, local_rank=int(os.environ["LOCAL_RANK"]))
 
     def _enter(self, place: Place) -> tuple[dict[str, str], dict[str, int]]:
         """Say that this rank has another place; return what was said before. What users have given a meaning of their
         own is left alone: a variable `rank` of a cell, and what they want of Lightning."""
-        of_mesh = Place.among(self._rank, range(int(os.environ["WORLD_SIZE"])), int(os.environ["LOCAL_WORLD_SIZE"]))
+        of_mesh = Place.among(self.rank, range(int(os.environ["WORLD_SIZE"])), int(os.environ["LOCAL_WORLD_SIZE"]))
         defaults = of_mesh.trainer_defaults
         new = {**place.variables, **place.trainer_defaults}
         variables = {

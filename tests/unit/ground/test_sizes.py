@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_nb.errors import UsageError
-from monarch_nb.sizes import bytes_of, size
+from monarch_nb.sizes import binary_size, bytes_of, size
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,11 @@ def test_other_texts_are_refused(text: str) -> None:
 )
 def test_sizes_are_told(count: float, expected: str) -> None:
     assert size(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, "0 B"), (1023, "1.0 KiB"), (1536, "1.5 KiB"), (12 * 2**30, "12 GiB"), (4000 * 2**40, "4000 TiB")],
+)
+def test_sizes_of_memory_are_told_as_torch_does(count: float, expected: str) -> None:
+    assert binary_size(count) == expected

@@ -47,6 +47,7 @@ class FakeRun:
         self.failures: list[RankFailure] = []
         self.results: dict[int, Result] = {}
         self.finished_before: frozenset[int] = frozenset()
+        self.is_script = False
         self.cut_off = False  # what is left can not be reached
         self.seen = False
         self.notebook = served_notebook()

@@ -45,6 +45,7 @@ class RankInfo:
         trouble: what is wrong with a GPU that it holds: "GPU 3 has fallen off the bus: …".
         stderr_tail: what a dead one said last: the end of its stderr or, after a crash, where its cell was.
         absence: of an unreachable one: what there is to say of its node.
+        where: what is known of where it is, with the collective that it waits in; told when `waits_in` is.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class RankInfo:
     waits_in: str = ""
     trouble: str = ""
     absence: str = ""
+    where: run_pb2.Where | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_alive(self) -> bool:
@@ -379,6 +381,7 @@ def infos_of_node(name: str, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
             failure=_failure(rank.failure) if rank.HasField("failure") else "",
             cpu=rank.cpu if rank.HasField("cpu") else None,
             waits_in=waits_in(rank.where),
+            where=rank.where if rank.HasField("where") else None,
             trouble=rank.trouble,
         )
 

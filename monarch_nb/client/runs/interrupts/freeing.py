@@ -13,11 +13,14 @@ from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, 
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
-from monarch_nb.errors import MonarchNbError
+from monarch_nb.errors import MonarchNbError, ProcessGroupAborted, RankFailure
 from monarch_nb.ground.flag import Flag
+from monarch_nb.ground.rank_sets import name_ranks
 
 STOP_WAIT_S = 4.0
 """How long ranks may take to stop after an interrupt before they are called stuck."""
+_TORN_AFTER_S = 0.5
+"""How long after a rank has failed for its torn group those that wait in it are freed: most fail themselves by then."""
 
 
 class FreedRun(Protocol):
@@ -36,6 +39,9 @@ class FreedRun(Protocol):
     is_script: bool
     is_interrupted: bool
     is_stuck: bool
+
+    @property
+    def failures(self) -> list[RankFailure]: ...
 
     @property
     def mesh(self) -> HeldMesh: ...
@@ -67,6 +73,7 @@ class Freeing:
         self._run, self._nodes = run, nodes
         self.freed, self.news = Flag(), asyncio.Event()
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+        self._torn_ranks: set[int] = set()  # whose code has failed because their group was torn
 
     async def interrupt(self, kill_stuck: bool) -> InterruptReport:
         """Interrupt what goes on, and wait a few seconds for it.
@@ -175,3 +182,29 @@ class Freeing:
     async def abort_groups(self) -> None:
         """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
         await self._run.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self._run.number)
+
+    def finds_torn_group(self) -> bool:
+        """Return whether code of a further rank has failed because a peer left its group, and others may wait there."""
+        run = self._run
+        torn = {failure.rank for failure in run.failures if _is_torn(failure)}
+        is_news = not torn <= self._torn_ranks
+        self._torn_ranks |= torn
+        return is_news and not (run.is_script or run.is_interrupted) and bool(run.left())
+
+    async def free_from_torn_group(self) -> None:
+        """Break the group on the ranks that go on, where it has lost a peer: nothing comes from it any more, but only
+        a neighbour of the rank that has died learns that from Gloo.
+
+        A rank whose code handles the error has made another group, which is whole: it goes on.
+        """
+        await asyncio.sleep(_TORN_AFTER_S)
+        run = self._run
+        if run.is_interrupted or not (left := run.left()):
+            return
+        died = [failure.rank for failure in run.failures if failure.kind == "died"]
+        reason = f"{name_ranks(died)} died" if died else f"{name_ranks(self._torn_ranks)} lost the process group"
+        await run.mesh.core.abort_groups(reason, left, last_run=run.number, if_torn=True)
+
+
+def _is_torn(failure: RankFailure) -> bool:
+    return failure.kind == "error" and failure.name == ProcessGroupAborted.__name__

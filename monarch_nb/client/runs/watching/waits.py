@@ -81,29 +81,39 @@ def explain_past_waits(
 def _sentence(
     results: Mapping[int, Result], where: Mapping[int, run_pb2.Where], left_out: Mapping[int, str], *verbs: str
 ) -> str:
-    waits, wait, is_at, are_at = verbs
-    waiting = waiting_in(where)
     gone = {rank: _what_happened(result) for rank, result in sorted(results.items())} | dict(left_out)
+    return wait_sentence(where, gone, *verbs)
+
+
+def wait_sentence(
+    where: Mapping[int, run_pb2.Where],
+    gone: Mapping[int, str],
+    waits: str = "waits",
+    wait: str = "wait",
+    is_at: str = "is",
+    are_at: str = "are",
+) -> str:
+    """Return the sentence itself, with what does not match; empty when no rank waits.
+
+    Args:
+        where: ranks are that may wait.
+        gone: ranks that will not come, and what each did: "raised KeyError".
+        waits, wait, is_at, are_at: the verbs, of one and of several.
+    """
+    waiting = waiting_in(where)
     elsewhere = {rank: at.line for rank, at in sorted(where.items()) if rank not in waiting and at.line}
     places = _grouped(elsewhere)
     if len(places) > _MAX_PLACES:
         places = {"other lines": list(elsewhere)}
     at = [f"{name_ranks(ranks)} {is_at if len(ranks) == 1 else are_at} at {place}" for place, ranks in places.items()]
-    sentence = wait_sentence(waiting, gone, waits, wait)
+    sentence = _waiters(waiting, gone, waits, wait)
     if not sentence:
         return ""
     sentence += f"{', ' if gone else '; '}{', '.join(at)}" if at else ""
     return "; ".join(filter(None, (sentence, explain_mismatch(where))))
 
 
-def wait_sentence(waiting: Mapping[int, str], gone: Mapping[int, str], waits: str = "waits", wait: str = "wait") -> str:
-    """Return the sentence itself; empty when no rank waits.
-
-    Args:
-        waiting: ranks and what each waits in: "all_reduce (train.py:41)".
-        gone: ranks that will not come, and what each did: "raised KeyError".
-        waits, wait: the verb, of one and of several.
-    """
+def _waiters(waiting: Mapping[int, str], gone: Mapping[int, str], waits: str, wait: str) -> str:
     places, fates = _grouped(waiting), _grouped(gone)
     if not places:
         return ""

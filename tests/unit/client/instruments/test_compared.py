@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.instruments.compared import run_to_compare
+from monarch_nb.client.instruments.compared import run_to_compare, with_run
 from monarch_nb.errors import UsageError
 
 
@@ -31,3 +31,17 @@ def test_one_run_on_all_ranks() -> None:
     records = {0: [65, 67], 1: [67, 65]}
     assert run_to_compare(records, "last") == 67
     assert run_to_compare(records, 65) == 65
+
+
+def test_last_is_one_run_on_all_ranks_from_python_too() -> None:
+    class Mesh:
+        ranks = (0, 1)
+
+        def pull(self, expression: str) -> list[list[int]]:
+            assert expression.endswith(".recorded()")
+            return [[5, 9, 7], [7, 9]]
+
+    asked = {"deterministic": {"compare_with": "last", "seed": 3}, "watch": {}}
+    assert with_run(asked, Mesh()) == {"deterministic": {"compare_with": 9, "seed": 3}, "watch": {}}
+    for unchanged in (None, {}, {"deterministic": {"compare_with": 7}}, {"watch": {}}):
+        assert with_run(unchanged, Mesh()) is unchanged

@@ -85,3 +85,8 @@ def test_the_report_averages_operators_per_step_and_names_who_has_none() -> None
         ("aten::mm", "40.0 ms", "80.0%", "15"),
     ]
     assert str(ProfileReport((), None, ("rank 0: no room",))) == "nothing was profiled\nrank 0: no room"
+
+
+def test_where_no_operator_ran_one_line_says_so() -> None:
+    report = ProfileReport(rank_profiles({0: told(operators=[], steps=0, seconds=3.0)}), None)
+    assert str(report) == "profile of rank 0: no operator of torch ran in 3.0 s"

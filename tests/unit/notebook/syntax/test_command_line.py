@@ -326,7 +326,7 @@ class TestRest:
             ("--", "%mesh run needs SCRIPT"),
             (
                 "--use-env train.py",
-                r"has no flag --use-env; it has --targets, .*, --timeout\. torchrun's flags are known up to torch 2",
+                r"has no flag --use-env; it has --targets, .*, --watch\. torchrun's flags are known up to torch 2",
             ),
             ("--nproc 4 train.py", "did you mean --nproc-per-node\\?$"),
             ("-r3 train.py", "has no flag -r3"),

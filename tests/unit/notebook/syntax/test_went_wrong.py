@@ -40,7 +40,9 @@ def test_what_is_compared() -> None:
         determined(parse(CELL, "--compare-with first"))
 
 
-@pytest.mark.parametrize("line", ["--watch nan train.py", "--profile train.py", "--deterministic train.py"])
-def test_a_script_is_looked_into_from_a_cell(line: str) -> None:
-    with pytest.raises(UsageError, match=r"has no flag --[a-z]+: it belongs to a cell.*train\.main"):
-        parse(MESH.find("run"), line)
+def test_a_script_is_looked_into_but_compared_from_a_cell() -> None:
+    parsed = parse(MESH.find("run"), "--watch nan --profile train.py --profile 2")
+    assert (parsed.text("watch"), parsed.text("profile")) == ("nan", "torch")
+    assert parsed.words == ("train.py", "--profile", "2")
+    with pytest.raises(UsageError, match=r"has no flag --deterministic: it belongs to a cell.*train\.main"):
+        parse(MESH.find("run"), "--deterministic train.py")

@@ -432,6 +432,23 @@ def test_ranks_that_wait_in_different_places_hang_only_when_that_lasts() -> None
     }
 
 
+def test_calls_that_do_not_match_are_named() -> None:
+    reply = hanging("all_reduce", "all_reduce")
+    for rank, operands in zip(reply.reservations[0].meshes[0].ranks, ("float32[4]", "float32[8]"), strict=True):
+        rank.where.call.CopyFrom(run_pb2.Call(collective="all_reduce", operands=operands, group="the default group"))
+        rank.where.calls["the default group"] = 5
+    assert hang_of((0, reply), (1, reply)) is None
+    assert hang_of((0, reply), (2, reply))["text"] == (
+        "ranks 0-1 wait in all_reduce (train.py:41); call 5 in the default group is all_reduce of float32[4] on "
+        "rank 0, all_reduce of float32[8] on rank 1"
+    )
+    moved = hanging("all_reduce", "all_reduce")
+    moved.CopyFrom(reply)
+    for rank in moved.reservations[0].meshes[0].ranks:
+        rank.where.calls["the default group"] = 6
+    assert hang_of((0, reply), (2, moved)) is None  # they go on, though always seen at the same line
+
+
 @pytest.mark.parametrize("waits", [("all_reduce", "all_reduce"), ("all_reduce", ""), ("", "")])
 def test_ranks_that_wait_for_one_that_works_do_not_hang(waits: tuple[str, str]) -> None:
     reply = hanging(*waits)

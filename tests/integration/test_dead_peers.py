@@ -1,0 +1,79 @@
+"""A rank dies in the middle of collectives: what becomes of its peers, whom Gloo tells nothing when they are no
+neighbours of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import Gate, pids_of, started
+from monarch_nb.client.connections import events
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.errors import RunFailed
+from monarch_nb.provision import Node
+
+TRAIN = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+print("training")
+"""
+
+
+@pytest.fixture
+def four(shared_pool: list[Node]) -> Iterator[Mesh]:
+    """Four ranks, which are a world."""
+    reservation = reserve("four", nodes=1, procs=4)
+    yield reservation.mesh
+    reservation.release()
+
+
+@pytest.mark.slow
+def test_all_ranks_end_when_one_dies_between_collectives(four: Mesh) -> None:
+    run, recorder = started(four, f"{TRAIN}\nwhile True:\n    dist.all_reduce(torch.ones(4))")
+    recorder.wait_for_text("training", 4)
+    os.kill(pids_of(four)[1], signal.SIGKILL)
+    with pytest.raises(RunFailed) as raised:
+        run.result(60)
+    failures = raised.value.failures
+    assert {rank: failure.kind for rank, failure in failures.items()} == {0: "error", 1: "died", 2: "error", 3: "error"}
+    assert failures[3].message.startswith("interrupted in all_reduce (rank 1 died")
+    four.restart([1])
+    assert four.run(f"{TRAIN}\ndist.get_world_size()").values == [4] * 4
+
+
+@pytest.mark.slow
+def test_ranks_that_handle_the_error_go_on_in_their_new_group(four: Mesh, gate: Gate, tmp_path: Path) -> None:
+    handles = f"""
+try:
+    while True:
+        dist.all_reduce(torch.ones(4))
+except RuntimeError:
+    if rank == 0:
+        raise
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method="file://{tmp_path}/peers", rank=rank - 2, world_size=2)
+    print("goes on")
+    {gate.wait}
+    total = torch.ones(1)
+    dist.all_reduce(total)
+total.item()
+"""
+    run, recorder = started(four, TRAIN + handles)
+    recorder.wait_for_text("training", 4)
+    os.kill(pids_of(four)[1], signal.SIGKILL)
+    recorder.wait_for_text("goes on", 2)
+    recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == 2)
+    call(four.core.abort_groups("rank 1 died", [2, 3], last_run=run.number, if_torn=True))  # as `Freeing` does soon
+    gate.open(2)
+    with pytest.raises(RunFailed) as raised:
+        run.result(60)
+    assert sorted(raised.value.failures) == [0, 1]
+    assert run.values[2:] == [2.0, 2.0]
