@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import client, eventually, leave
+from integration.live import TIMEOUT_S, Recorder, client, eventually, leave
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
@@ -155,6 +157,22 @@ def test_a_script_is_saved_as_it_is(four: Reservation, tmp_path: Path) -> None:
     [of_run] = saves(tmp_path / "saves")
     names = mesh.saves(of_run)[0].names
     assert set(names) >= {"net", "optim", "scheduler"}
+
+
+def test_scripts_hear_sigterm_before_the_time_is_up(four: Reservation, tmp_path: Path) -> None:
+    """Those that have a handler for it; with `--at-end`, which waits for a step that they never make."""
+    handles = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
+    (tmp_path / "train.py").write_text(f"{handles}\nprint('under way', flush=True)\nwhile True:\n    signal.pause()\n")
+    four.mesh.autosave(tmp_path / "saves", at_end=True)
+    recorder = Recorder()
+    run = four.mesh.submit_script(str(tmp_path / "train.py"), listener=recorder)
+    recorder.wait_for_text("under way", 4)
+    leave(four, 8.0)
+    run.result(TIMEOUT_S)
+    said = [notice.text for notice in recorder.of(events.Notice) if "SIGTERM" in notice.text]
+    assert len(said) == 1
+    assert re.fullmatch(r"rank 0: the time is up in .* s: the script was sent SIGTERM", said[0])
+    assert four.status().time_left_s, "it is still held"
 
 
 @pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
