@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from monarch_nb.config import CONFIG_VARIABLE, TrustPaths, private_directory
+from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, private_directory
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError, say_too
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Progress
@@ -95,6 +95,12 @@ def jobs_of_pool(pool: str) -> list[Job]:
 def job_of_pool(pool: str) -> Job | None:
     """Return the first of these."""
     return next(iter(jobs_of_pool(pool)), None)
+
+
+def has_gone(pool: str) -> bool:
+    """Return whether a pool of a job is no longer there: the job has removed it when all its allocators had ended."""
+    there = pools_directory()
+    return pool != DEFAULT_POOL and there.is_dir() and not (there / pool).exists()
 
 
 def title_of(job: Job) -> str:
@@ -310,6 +316,8 @@ def trouble(pool: str) -> str:
 def what_became(pool: str) -> tuple[str, bool]:
     """Return the same, and whether all of its jobs have ended: no node comes back then."""
     looks, lines, others = [], list[str](), jobs_of_pool(pool)
+    if has_gone(pool):
+        return f"all nodes of the pool {pool!r} have ended, and their job with them: %mesh reserve asks for another", True
     for job in others:
         try:
             looks.append((job, launcher(job.on).look(job)))

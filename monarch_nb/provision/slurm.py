@@ -86,6 +86,14 @@ _ON_NODE = (
 )
 
 
+# With --signal=B:USR1@600 Slurm warns this shell alone, which the signal would end.
+_WAIT = """\
+step=$!
+trap 'kill -USR1 $step' USR1
+wait $step
+while status=$?; [ $status -gt 128 ] && kill -0 $step 2> /dev/null; do wait $step; done
+[ $status -eq 0 ] &&"""
+
 _SLURM = Commands(
     "Slurm",
     "Run the notebook where you would run sbatch: on a login node, or in a job",
@@ -181,7 +189,8 @@ def script(ask: Ask) -> str:
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
-    lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &&"]
+    lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &"]
+    lines += [_WAIT]
     failed = shlex.join(["grep", "-c", "^srun: error: Node failure on ", str(ask.paths.log)])
     lines += [f'[ "$({failed})" -lt {ask.nodes} ] &&  # else what has become of them is still to be told']
     lines += [f"{{ {ask.removal()}; }}"]

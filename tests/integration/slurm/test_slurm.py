@@ -381,8 +381,27 @@ def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> N
     eventually(heard.exists)
     [job] = jobs.jobs()
     run("scancel", "--signal=USR1", job.id)
-    eventually(lambda: "SIGUSR1" in heard.read_text())
+    eventually(lambda: heard.read_text() == "SIGUSR1 ")
+    run("scancel", "--batch", "--signal=USR1", job.id)  # as with --signal=B:USR1@600
+    eventually(lambda: heard.read_text() == "SIGUSR1 SIGUSR1 ")
     run("scancel", job.id)
     has_gone()
     dev.release()
-    assert heard.read_text() == "SIGUSR1 SIGTERM "
+    assert heard.read_text() == "SIGUSR1 SIGUSR1 SIGTERM "
+
+
+def test_a_job_that_is_told_to_end_saves_and_says_that_it_has_ended(slurm: Path, tmp_path: Path) -> None:
+    """As with --signal=TERM@600, or where a preempted job has time: to Slurm it has ended well, and nothing of it
+    stays."""
+    dev = reserve("dev", procs=1, on="slurm")
+    dev.mesh.autosave(tmp_path / "saves", at_end=True)
+    train = "    model(torch.rand(8, 4)).sum().backward()\n    optimizer.step()\n    step += 1\n"
+    make = "import torch\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+    cell = dev.mesh.submit(f"{make}step = 0\nwhile True:\n{train}")
+    eventually(lambda: cell.number)
+    [job] = jobs.jobs()
+    run("scancel", "--signal=TERM", job.id)
+    with pytest.raises(PoolError, match="^all nodes of the pool 'slurm-dev' have ended, and their job with them: "):
+        cell.result(TIMEOUT_S)
+    has_gone()
+    assert (tmp_path / "saves" / "0001" / "save.json").exists()
