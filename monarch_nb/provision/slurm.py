@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from monarch_nb.errors import CapacityError, PoolError, UsageError
@@ -153,6 +153,9 @@ class SlurmLauncher:
         if step and row.state in _RUNNING and not _has_step(job.id):
             return Look("ended", f"Slurm's step {job.id} has ended", "it has ended")
         look = _look_of(row)
+        if look.state == "waiting" and job.served:
+            text = look.text.replace(" waits", " lost its nodes, and waits again", 1)
+            return replace(look, text=text, begins_anew=True)
         if look.state == "running" and not look.trouble:
             return Look("running", look.text, _failed_in(job) or _failed_nodes(row.nodes), (), look.ends_at)
         return look

@@ -390,18 +390,32 @@ def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> N
     assert heard.read_text() == "SIGUSR1 SIGUSR1 SIGTERM "
 
 
-def test_a_job_that_is_told_to_end_saves_and_says_that_it_has_ended(slurm: Path, tmp_path: Path) -> None:
-    """As with --signal=TERM@600, or where a preempted job has time: to Slurm it has ended well, and nothing of it
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (["scancel", "--signal=TERM"], "all nodes of the pool 'slurm-dev' have ended, and their job with them: "),
+        (
+            ["scontrol", "requeue"],
+            r"Slurm job \d+ lost its nodes, and waits again \(.*%mesh reserve dev --on slurm wai",
+        ),
+    ],
+)
+def test_a_job_that_is_taken_back_saves_and_says_what_became_of_it(
+    slurm: Path, tmp_path: Path, how: list[str], says: str
+) -> None:
+    """With --signal=TERM@600, and where a preempted job has time, Slurm holds that it has ended well: nothing of it
     stays."""
-    dev = reserve("dev", procs=1, on="slurm")
+    dev = reserve("dev", procs=1, on="slurm", on_arguments=["--requeue"])
     dev.mesh.autosave(tmp_path / "saves", at_end=True)
     train = "    model(torch.rand(8, 4)).sum().backward()\n    optimizer.step()\n    step += 1\n"
     make = "import torch\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
     cell = dev.mesh.submit(f"{make}step = 0\nwhile True:\n{train}")
     eventually(lambda: cell.number)
     [job] = jobs.jobs()
-    run("scancel", "--signal=TERM", job.id)
-    with pytest.raises(PoolError, match="^all nodes of the pool 'slurm-dev' have ended, and their job with them: "):
+    run(*how, job.id)
+    with pytest.raises(PoolError, match=says):
         cell.result(TIMEOUT_S)
+    dev.release()
     has_gone()
     assert (tmp_path / "saves" / "0001" / "save.json").exists()
