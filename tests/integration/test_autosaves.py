@@ -210,6 +210,46 @@ def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, w
     assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
 
 
+@pytest.mark.parametrize("pauses", [False, True], ids=["one call after the other", "after the last call"])
+@pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
+def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
+    four: Reservation, tmp_path: Path, when: dict[str, str], pauses: bool
+) -> None:
+    class Trainer(Actor):
+        def __init__(self) -> None:
+            import torch
+
+            torch.manual_seed(0)
+            self.net = torch.nn.Linear(4, 1)
+            self.optim = torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+        @endpoint
+        def step(self) -> None:
+            import torch
+
+            self.net(torch.ones(8, 4)).square().mean().backward()
+            self.optim.step()
+
+    trainers = four.mesh.spawn("trainers", Trainer)
+    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
+
+    def is_saved_twice() -> bool:
+        if not pauses:
+            trainers.step.call().get()
+        return len(saves(tmp_path / "saves")) >= 2
+
+    for number in (1, 2):
+        for _ in range(3 * pauses):
+            trainers.step.call().get()
+        eventually(lambda number=number: len(saves(tmp_path / "saves")) >= number if pauses else is_saved_twice())
+    status = four.mesh.autosave_status()
+    assert status is not None
+    assert status.problem == ""
+    for info in four.mesh.saves(tmp_path / "saves"):
+        assert set(info.names) >= {"net", "optim"}
+        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
+
+
 def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     where = tmp_path / "saves"
     assert "not released" in kernel.run("%mesh release --save")

@@ -397,7 +397,7 @@ def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> N
         (["scancel", "--signal=TERM"], "all nodes of the pool 'slurm-dev' have ended, and their job with them: "),
         (
             ["scontrol", "requeue"],
-            r"Slurm job \d+ lost its nodes, and waits again \(.*%mesh reserve dev --on slurm wai",
+            r"Slurm job \d+ lost its nodes, and waits again \(.*%mesh reserve dev .* waits",
         ),
     ],
 )
