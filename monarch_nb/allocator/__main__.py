@@ -80,7 +80,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     temporary = "for a job: a signal ends everything, and so does this time without a reservation; no files stay"
     network.add_argument("--temporary", metavar="TIME", help=temporary)
-    grace = "so long ranks may take to save when a signal ends a temporary one (default: %(default)s)"
+    grace = "so long ranks have to save, and scripts to end, before they are ended (default: %(default)s)"
     network.add_argument("--grace", metavar="TIME", default="25s", help=grace)
     first = "how long a temporary one waits for its first reservation (default: as long as for others)"
     network.add_argument("--first", metavar="TIME", help=first)
@@ -142,6 +142,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         record=(options.record or paths.record).absolute(),
         trust=network.trust if network else None,
         publish=network.publish if network else None,
+        grace_s=seconds_of(options.grace, "--grace"),
     )
     node.limits.check()
     await node.start()
@@ -216,7 +217,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     if ends and stopped_by_signal.is_set():
-        await node.leave_in_peace(seconds_of(options.grace, "--grace"))
+        await node.leave_in_peace()
     await server.stop(grace=0.2)
     await node.close(end_processes=ends)
     if network and network.publish and ends:

@@ -49,6 +49,10 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.channel import OpenChannel, open_channel
 
+TAKEN = "the node is taken away"
+AGREEING = 0.4
+"""The part of the grace in which a script can begin to save: the rest is for its own handler of SIGTERM."""
+
 
 class Node:
     """One allocator's node.
@@ -65,6 +69,7 @@ class Node:
         isolated: see no files of clients, even when they are on this machine.
         log_limit_bytes: how much of what ranks print is kept; 0 for all.
         limits: the file of the limits of fairness. record: the file of the record. None: there is none.
+        grace_s: how long ranks may take to save, and scripts to end, before everything ends.
         trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
 
     Attributes:
@@ -92,8 +97,9 @@ class Node:
         record: Path | None = None,
         trust: config.TrustPaths | None = None,
         publish: Path | None = None,
+        grace_s: float = 0.0,
     ) -> None:
-        self.paths = paths
+        self.paths, self.grace_s = paths, grace_s
         self.identity = Identity(
             node_id, address or paths.address, gpus, python, store_host, interface, isolated, token=uuid.uuid4().hex
         )
@@ -135,7 +141,17 @@ class Node:
         )
         self.fairness = Fairness(self.identity, state, self.readings, others, self.record, self.limits)
         self.leases = leases = Leases(
-            state, records, supervisor, meshes, files, self.sessions, gpu_locks, self.autosaves, self.fairness
+            state,
+            records,
+            supervisor,
+            meshes,
+            files,
+            self.sessions,
+            gpu_locks,
+            self.autosaves,
+            self.fairness,
+            self._warn_scripts,
+            grace_s,
         )
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
@@ -190,12 +206,20 @@ class Node:
             self.autosaves.ask_soon(reservation_id, "the engine will take the node away", before_s)
         self.scripts.warn()
 
-    async def leave_in_peace(self, grace_s: float) -> None:
+    async def leave_in_peace(self) -> None:
         """Everything is about to end by a signal: ranks save where that is armed, and scripts hear of it."""
+        live = [process for process in self.supervisor.ranks.values() if not process.record.script_of]
+        scripts = self.scripts.of_all_runs().values()
+        await asyncio.gather(self.autosaves.save(live, TAKEN, self.grace_s), *map(self._end_script, scripts))
+
+    async def _end_script(self, processes: list[RankProcess]) -> None:
+        """Have a script save, and tell it in time that it is to end: it may never come to a step to save at, but save
+        when it is told."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + grace_s
-        await self.autosaves.save(self.state.leases, "the node is taken away", grace_s)
-        await self.scripts.terminate(until - loop.time())
+        until = loop.time() + self.grace_s
+        begin_within_s = self.grace_s * (AGREEING if self.scripts.has_handler(processes) else 1.0)
+        await self.autosaves.save(processes, TAKEN, self.grace_s, begin_within_s=begin_within_s)
+        await self.scripts.terminate(processes, until - loop.time())
 
     async def close(self, *, end_processes: bool) -> None:
         """Stop; with `end_processes` everything of the node ends and its files are removed."""
@@ -272,6 +296,9 @@ class Node:
 
     def _end_runs(self, mesh_id: str, why: str) -> None:
         self.runs.end_all(mesh_id, why)
+
+    def _warn_scripts(self, reservation_id: str, left_s: float) -> None:
+        self.scripts.warn_of_end(reservation_id, left_s)
 
     def _start_scripts(self, mesh_id: str, run_id: str, ranks: list[int]) -> None:
         self.scripts.start(mesh_id, run_id, ranks)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from monarch_nb.config import CONFIG_VARIABLE, TrustPaths, private_directory
+from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, private_directory
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError, say_too
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Progress
@@ -95,6 +95,12 @@ def jobs_of_pool(pool: str) -> list[Job]:
 def job_of_pool(pool: str) -> Job | None:
     """Return the first of these."""
     return next(iter(jobs_of_pool(pool)), None)
+
+
+def has_gone(pool: str) -> bool:
+    """Return whether a pool of a job is no longer there: the job has removed it when all its allocators had ended."""
+    there = pools_directory()
+    return pool != DEFAULT_POOL and there.is_dir() and not (there / pool).exists()
 
 
 def title_of(job: Job) -> str:
@@ -308,20 +314,27 @@ def trouble(pool: str) -> str:
 
 
 def what_became(pool: str) -> tuple[str, bool]:
-    """Return the same, and whether all of its jobs have ended: no node comes back then."""
+    """Return the same, and whether all of its jobs have ended, or begin anew: no node comes back then."""
     looks, lines, others = [], list[str](), jobs_of_pool(pool)
+    if has_gone(pool):
+        return (
+            f"all nodes of the pool {pool!r} have ended, and their job with them: %mesh reserve asks for another",
+            True,
+        )
     for job in others:
         try:
             looks.append((job, launcher(job.on).look(job)))
         except (PoolError, UsageError) as error:
             lines.append(str(error))
-    if looks and len(looks) == len(others) and all(look.state == "ended" for _, look in looks):
+    over = [look for _, look in looks if look.state == "ended" or look.begins_anew]
+    if over and len(over) == len(others):
         job, _ = looks[0]
-        said = "; ".join(look.text for _, look in looks)
-        return f"{said}: %mesh reserve {job.reservation} --on {job.on} asks for another", True
+        said = "; ".join(look.text for look in over)
+        next_ = "waits for it" if any(look.begins_anew for look in over) else "asks for another"
+        return f"{said}: %mesh reserve {job.reservation} --on {job.on} {next_}", True
     for job, look in looks:
         again = f"{look.text}: %mesh replace {job.reservation} asks for another"
-        lines += [again if look.state == "ended" else look.trouble]
+        lines += [again if look in over else look.trouble]
     return "; ".join(dict.fromkeys(filter(None, lines))), False
 
 

@@ -135,6 +135,7 @@ class Look:
         price_per_hour: of all its nodes, in US dollars; 0 when the engine does not know.
         logged: whether the job's log says more of why it ended.
         no_room: whether it ended as the engine has not what was asked for.
+        begins_anew: of a job that waits, whether it had its nodes already: what was on them is gone.
     """
 
     state: Literal["waiting", "running", "ended"]
@@ -145,6 +146,7 @@ class Look:
     price_per_hour: float = 0.0
     logged: bool = True
     no_room: bool = False
+    begins_anew: bool = False
 
 
 @dataclass(frozen=True)

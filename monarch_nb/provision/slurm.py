@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from monarch_nb.errors import CapacityError, PoolError, UsageError
@@ -86,6 +86,14 @@ _ON_NODE = (
 )
 
 
+# With --signal=B:USR1@600 Slurm warns this shell alone, which the signal would end.
+_WAIT = """\
+step=$!
+trap 'kill -USR1 $step' USR1
+wait $step
+while status=$?; [ $status -gt 128 ] && kill -0 $step 2> /dev/null; do wait $step; done
+[ $status -eq 0 ] &&"""
+
 _SLURM = Commands(
     "Slurm",
     "Run the notebook where you would run sbatch: on a login node, or in a job",
@@ -145,6 +153,9 @@ class SlurmLauncher:
         if step and row.state in _RUNNING and not _has_step(job.id):
             return Look("ended", f"Slurm's step {job.id} has ended", "it has ended")
         look = _look_of(row)
+        if look.state == "waiting" and job.served:
+            text = look.text.replace(" waits", " lost its nodes, and waits again", 1)
+            return replace(look, text=text, begins_anew=True)
         if look.state == "running" and not look.trouble:
             return Look("running", look.text, _failed_in(job) or _failed_nodes(row.nodes), (), look.ends_at)
         return look
@@ -181,7 +192,8 @@ def script(ask: Ask) -> str:
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
-    lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &&"]
+    lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &"]
+    lines += [_WAIT]
     failed = shlex.join(["grep", "-c", "^srun: error: Node failure on ", str(ask.paths.log)])
     lines += [f'[ "$({failed})" -lt {ask.nodes} ] &&  # else what has become of them is still to be told']
     lines += [f"{{ {ask.removal()}; }}"]

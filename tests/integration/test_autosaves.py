@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import client, eventually, leave
+from integration.live import TIMEOUT_S, Recorder, client, eventually, leave
 from monarch_nb.actor import Actor, endpoint
+from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
@@ -157,6 +159,22 @@ def test_a_script_is_saved_as_it_is(four: Reservation, tmp_path: Path) -> None:
     assert set(names) >= {"net", "optim", "scheduler"}
 
 
+def test_scripts_hear_sigterm_before_the_time_is_up(four: Reservation, tmp_path: Path) -> None:
+    """Those that have a handler for it; with `--at-end`, which waits for a step that they never make."""
+    handles = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
+    (tmp_path / "train.py").write_text(f"{handles}\nprint('under way', flush=True)\nwhile True:\n    signal.pause()\n")
+    four.mesh.autosave(tmp_path / "saves", at_end=True)
+    recorder = Recorder()
+    run = four.mesh.submit_script(str(tmp_path / "train.py"), listener=recorder)
+    recorder.wait_for_text("under way", 4)
+    leave(four, 8.0)
+    run.result(TIMEOUT_S)
+    said = [notice.text for notice in recorder.of(events.Notice) if "SIGTERM" in notice.text]
+    assert len(said) == 1
+    assert re.fullmatch(r"rank 0: the time is up in .* s: the script was sent SIGTERM", said[0])
+    assert four.status().time_left_s, "it is still held"
+
+
 @pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
 def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, when: dict[str, str]) -> None:
     class Trainer(Actor):
@@ -190,6 +208,46 @@ def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, w
     info = four.mesh.saves(tmp_path / "saves")[0]
     assert {"net", "optim"} <= set(info.names)
     assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
+
+
+@pytest.mark.parametrize("pauses", [False, True], ids=["one call after the other", "after the last call"])
+@pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
+def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
+    four: Reservation, tmp_path: Path, when: dict[str, str], pauses: bool
+) -> None:
+    class Trainer(Actor):
+        def __init__(self) -> None:
+            import torch
+
+            torch.manual_seed(0)
+            self.net = torch.nn.Linear(4, 1)
+            self.optim = torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+        @endpoint
+        def step(self) -> None:
+            import torch
+
+            self.net(torch.ones(8, 4)).square().mean().backward()
+            self.optim.step()
+
+    trainers = four.mesh.spawn("trainers", Trainer)
+    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
+
+    def is_saved_twice() -> bool:
+        if not pauses:
+            trainers.step.call().get()
+        return len(saves(tmp_path / "saves")) >= 2
+
+    for number in (1, 2):
+        for _ in range(3 * pauses):
+            trainers.step.call().get()
+        eventually(lambda number=number: len(saves(tmp_path / "saves")) >= number if pauses else is_saved_twice())
+    status = four.mesh.autosave_status()
+    assert status is not None
+    assert status.problem == ""
+    for info in four.mesh.saves(tmp_path / "saves"):
+        assert set(info.names) >= {"net", "optim"}
+        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
 
 
 def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:

@@ -24,12 +24,6 @@ FRESH_S = 30.0
 """Nodes ask their ranks each for itself: a save that another node's question has caused will do."""
 
 
-async def _ask(process: RankProcess, request: wire.ControlRequest, patience_s: float) -> wire.ControlReply | None:
-    own = wire.ControlRequest()
-    own.CopyFrom(request)  # it gets a number
-    return await process.link.control(own, patience_s)
-
-
 class Autosaves:
     """The saves by itself of a node's meshes."""
 
@@ -65,22 +59,27 @@ class Autosaves:
 
     def ask_soon(self, reservation_id: str, why: str, within_s: float) -> None:
         """Have the ranks of a reservation save, while this goes on."""
-        task = asyncio.get_running_loop().create_task(self.save([reservation_id], why, within_s))
+        processes = [process for mesh_id in self._meshes(reservation_id) for process in self._of(mesh_id)]
+        task = asyncio.get_running_loop().create_task(self.save(processes, why, within_s))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
-    async def save(self, reservations: Iterable[str], why: str, within_s: float) -> None:
-        """Have the ranks of reservations save, where that is armed; return when they have, or the time is over."""
-        meshes = [mesh_id for each in reservations for mesh_id in self._meshes(each)]
-        armed = [mesh_id for mesh_id in meshes if (saves := self.armed(mesh_id)) is not None and saves.at_end]
-        processes = [process for mesh_id in armed for process in self._of(mesh_id)]
-        if not processes:
+    async def save(
+        self, processes: Iterable[RankProcess], why: str, within_s: float, *, begin_within_s: float = 0.0
+    ) -> None:
+        """Have processes save, where that is armed; return when they have, or the time is over.
+
+        Args:
+            begin_within_s: what has not begun so soon is given up; 0: there is all the time.
+        """
+        armed = [process for process in processes if self._saves_at_end(process.home_id)]
+        if not armed:
             return
-        _log.info("%s: %d ranks are to save within %s", why, len(processes), duration(within_s))
-        wanted = run_pb2.SaveNow(why=why, within_s=within_s, fresh_s=FRESH_S, is_last=True)
-        asked = (
-            process.link.control(wire.ControlRequest(save_now=wanted), within_s + ANSWER_S) for process in processes
-        )
+        _log.info("%s: %d ranks are to save within %s", why, len(armed), duration(within_s))
+        begin_within_s = begin_within_s or within_s
+        wanted = run_pb2.SaveNow(why=why, within_s=begin_within_s, fresh_s=FRESH_S, is_last=True)
+        patience_s = max(within_s, begin_within_s + ANSWER_S)
+        asked = (process.link.control(wire.ControlRequest(save_now=wanted), patience_s) for process in armed)
         replies = await asyncio.gather(*asked)
         problems = {reply.saves.problem if reply is not None else "no answer" for reply in replies} - {""}
         paths = {reply.saves.path for reply in replies if reply is not None} - {""}
@@ -93,6 +92,10 @@ class Autosaves:
         """Wait for nothing any more."""
         for task in self._asking:
             task.cancel()
+
+    def _saves_at_end(self, mesh_id: str) -> bool:
+        armed = self.armed(mesh_id)
+        return armed is not None and armed.at_end
 
     def _meshes(self, reservation_id: str) -> list[str]:
         known = self._records.meshes.items()

@@ -30,6 +30,7 @@ from monarch_nb.times import duration
 _log = logging.getLogger(__name__)
 
 PEER_TIMEOUT_S = 10.0
+_SAVE, _SIGNAL = "ranks save", "scripts get SIGTERM"
 
 
 class Expiry:
@@ -42,6 +43,8 @@ class Expiry:
         save_lease: writes a lease down.
         start_release: begins to release a reservation; why, when no person asked for it.
         autosaves: has ranks save before the time is up.
+        warn_scripts: tells the scripts of a reservation that its time is up in so many seconds.
+        grace_s: how long they have for that.
     """
 
     def __init__(
@@ -54,12 +57,14 @@ class Expiry:
         save_lease: Callable[[str], None],
         start_release: Callable[[str, str], object],
         autosaves: Autosaves,
+        warn_scripts: Callable[[str, float], None],
+        grace_s: float,
     ) -> None:
         self._state, self._sessions, self._relay = state, sessions, relay
         self._releases, self._save_lease, self._start_release = releases, save_lease, start_release
-        self._autosaves = autosaves
-        self._saving: set[str] = set()
-        """Reservations whose ranks were told to save before the end."""
+        self._autosaves, self._warn_scripts, self._grace_s = autosaves, warn_scripts, grace_s
+        self._done: dict[str, set[str]] = {}
+        """What was done before the end of reservations."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -81,7 +86,7 @@ class Expiry:
         if timer := self._timers.pop(reservation_id, None):
             timer.cancel()
         self._saved_s.pop(reservation_id, None)
-        self._saving.discard(reservation_id)
+        self._done.pop(reservation_id, None)
 
     def watch(self, reservation_id: str) -> None:
         """Look at a reservation when it may have to end."""
@@ -93,21 +98,25 @@ class Expiry:
         in_s: float | None = config.PROVISIONAL_LEASE_S
         if lease.confirmed:
             in_s = lease.limits.look_in_s(seconds_since_boot(), busy=self.is_busy(reservation_id))
-            if (save_in_s := self._save_in_s(reservation_id, lease.limits)) is not None:
-                in_s = min(save_in_s, in_s or save_in_s)
+            for due_s in self._before_end(reservation_id, lease.limits).values():
+                in_s = min(due_s, in_s or due_s)
         if in_s is not None:
             loop = asyncio.get_running_loop()
             self._timers[reservation_id] = loop.call_later(in_s, self._look, reservation_id)
 
-    def _save_in_s(self, reservation_id: str, limits: Limits) -> float | None:
-        """Return when ranks are to save before the time is up; None: never, or they were told."""
-        before_s = min(self._autosaves.before_s(reservation_id), limits.time_s / 2)
+    def _before_end(self, reservation_id: str, limits: Limits) -> dict[str, float]:
+        """Return what is to be done before the time is up, and in how many seconds; not what was done already."""
         left_s = limits.time_left_s(seconds_since_boot())
-        if left_s is None or not before_s:
-            return None
-        if left_s > before_s:
-            self._saving.discard(reservation_id)
-        return None if reservation_id in self._saving else max(0.0, left_s - before_s)
+        if left_s is None:
+            return {}
+        done, due_s = self._done.setdefault(reservation_id, set()), {}
+        for what, before_s in ((_SAVE, self._autosaves.before_s(reservation_id)), (_SIGNAL, self._grace_s)):
+            before_s = min(before_s, limits.time_s / 2)
+            if left_s > before_s:
+                done.discard(what)
+            if before_s and what not in done:
+                due_s[what] = max(0.0, left_s - before_s)
+        return due_s
 
     @contextlib.contextmanager
     def held_up(self, reservation_id: str) -> Iterator[None]:
@@ -219,10 +228,15 @@ class Expiry:
         if limits.is_nearly_up(now_s) and not limits.warned:
             limits.warned = True
             self._tell(reservation_id, self._time_left(reservation_id))
-        if self._save_in_s(reservation_id, limits) == 0:
-            self._saving.add(reservation_id)
-            left_s = limits.time_left_s(now_s) or 0.0
-            self._autosaves.ask_soon(reservation_id, f"the time is up in {duration(left_s)}", left_s)
+        left_s = limits.time_left_s(now_s) or 0.0
+        for what, due_s in self._before_end(reservation_id, limits).items():
+            if due_s:
+                continue
+            self._done[reservation_id].add(what)
+            if what == _SAVE:
+                self._autosaves.ask_soon(reservation_id, f"the time is up in {duration(left_s)}", left_s)
+            else:
+                self._warn_scripts(reservation_id, left_s)
         if busy:
             limits.used_s = now_s
         if limits.used_s != self._saved_s.get(reservation_id):

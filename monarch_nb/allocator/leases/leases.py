@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.autosaves import Autosaves
@@ -47,6 +47,8 @@ class Leases:
         gpu_locks: GpuLocks,
         autosaves: Autosaves,
         fairness: Fairness,
+        warn_scripts: Callable[[str, float], None],
+        grace_s: float,
     ) -> None:
         self._fairness = fairness
         self._checks: set[asyncio.Task[None]] = set()
@@ -62,6 +64,8 @@ class Leases:
             save_lease=records.save_lease,
             start_release=self.start_release,
             autosaves=autosaves,
+            warn_scripts=warn_scripts,
+            grace_s=grace_s,
         )
 
     # ---- to have ----

@@ -33,6 +33,7 @@ from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.sizes import size
+from monarch_nb.times import duration
 
 INTERRUPT_WAIT_S = 2.0
 UNATTENDED_S = 10.0
@@ -203,13 +204,31 @@ class Scripts:
 
     def warn(self) -> None:
         """Hand SIGUSR1 of an engine on to all scripts that have a handler for it: it would end the others."""
-        for process in self._all():
-            if signals.is_caught(process.record.process.pid, signal.SIGUSR1):
+        for processes in self.of_all_runs().values():
+            for process in _handling(processes, signal.SIGUSR1):
                 _send(process, signal.SIGUSR1)
 
-    async def terminate(self, within_s: float) -> None:
-        """Tell all scripts that the node is taken away, as an engine tells programs, and let them end by themselves."""
-        processes = self._all()
+    def warn_of_end(self, reservation_id: str, left_s: float) -> None:
+        """The time of a reservation is nearly up: tell scripts that have a handler for SIGTERM, as an engine does."""
+        for run_id, processes in self.of_all_runs().items():
+            mesh = self._state.meshes.get(processes[0].home_id)
+            if mesh is None or mesh.spec.reservation_id != reservation_id:
+                continue
+            told = _handling(processes, signal.SIGTERM)
+            for process in told:
+                _send(process, signal.SIGTERM)
+            run = mesh.runs.get(run_id)
+            if run and told and (first := min(mesh.all_ranks(run.submit))) in run.ranks:  # one node says it
+                self._audience.say(run, first, f"the time is up in {duration(left_s)}: the script was sent SIGTERM")
+
+    @staticmethod
+    def has_handler(processes: Iterable[RankProcess]) -> bool:
+        """Return whether a script does something of its own when it is to end."""
+        return bool(_handling(processes, signal.SIGTERM))
+
+    async def terminate(self, processes: Iterable[RankProcess], within_s: float) -> None:
+        """Tell scripts that the node is taken away, as an engine tells programs, and let them end by themselves."""
+        processes = [process for process in processes if not process.watch.ended.is_set()]
         for process in processes:
             _send(process, signal.SIGTERM)
         ends = [asyncio.create_task(process.watch.ended.wait()) for process in processes]
@@ -220,8 +239,13 @@ class Scripts:
 
     # ---- who does what ----
 
-    def _all(self) -> list[RankProcess]:
-        return [process for process in self._supervisor.ranks.values() if process.record.script_of]
+    def of_all_runs(self) -> dict[str, list[RankProcess]]:
+        """Return the living processes of each run."""
+        found: dict[str, list[RankProcess]] = {}
+        for process in self._supervisor.ranks.values():
+            if process.record.script_of:
+                found.setdefault(process.mesh_id, []).append(process)
+        return found
 
     def of_run(self, run_id: str) -> list[RankProcess]:
         """Return a run's living processes."""
@@ -254,6 +278,10 @@ class Scripts:
         """Stop starting."""
         for task in (*self._starting, *self._interrupting):
             task.cancel()
+
+
+def _handling(processes: Iterable[RankProcess], number: signal.Signals) -> list[RankProcess]:
+    return [process for process in processes if signals.is_caught(process.record.process.pid, number)]
 
 
 def _send(process: RankProcess, number: signal.Signals) -> None:

@@ -40,6 +40,8 @@ DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
 ANSWER_S = 30.0
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
+PAUSE_S = 1.0
+"""So long a training that makes a step in each of many calls may pause and still come to its next step."""
 HOLD_S = 60.0
 """So long a main thread holds for ranks that have not come to the target."""
 
@@ -96,30 +98,41 @@ class Part:
     Attributes:
         place: where the main thread is.
         holding: the main thread waits, or is about to.
+        pauses: the run that has ended may go on: each call of an endpoint makes some of its steps.
     """
 
     def __init__(self) -> None:
         self.place = Place()
-        self.holding = False
+        self.holding = self.pauses = False
         self._final: Place | None = None
         self._told = Place()
         self._limit: tuple[int, int] | None = None
         self._is_aimed = self._comes = False
         self._left_out: Place | None = None
+        self._arrived: Place | None = None
+        self._may_go_on = False
 
     # ---- the main thread
 
     def begin(self, run: int, steps: int = 0) -> None:
         """A run begins, or goes on after so many steps. First `must_hold` is asked."""
-        self.place = Place(run, steps, ended=False)
+        self.place, self.pauses = Place(run, steps, ended=False), False
+
+    def go_on(self, run: int, steps: int) -> bool:
+        """A run goes on that had ended after so many steps. Return False when it is to wait, as what it left is being
+        saved."""
+        if self._comes and self.place.ended:
+            return False
+        self.begin(run, steps)
+        return True
 
     def step(self) -> None:
         """A step is complete."""
         self.place = Place(self.place.run, self.place.steps + 1, self.place.ended)
 
-    def end(self) -> None:
-        """The run has ended."""
-        self.place = replace(self.place, ended=True)
+    def end(self, *, pauses: bool = False) -> None:
+        """The run has ended, or pauses."""
+        self.place, self.pauses = replace(self.place, ended=True), pauses
         if self._final is None:
             self._final = self.place
 
@@ -127,6 +140,9 @@ class Part:
         """Return whether the main thread is to wait: asked at the end of a step, before a run, and between runs."""
         if self.place.ended:
             return self._comes
+        return self._is_at_limit()
+
+    def _is_at_limit(self) -> bool:
         return self._limit is not None and self.place.run == self._limit[0] and self.place.steps >= self._limit[1]
 
     # ---- the keeper
@@ -134,12 +150,14 @@ class Part:
     def ask(self, request: Request) -> Place:
         """A request begins: return where the main thread is. It holds at the end of its next step, or of the one that
         is asked for."""
-        self._told, self._final, self._comes = self.place, None, False
+        self._told, self._final, self._comes, self._arrived = self.place, None, False, None
+        self._may_go_on = self.place.ended and self.pauses
         self._is_aimed = bool(request.step)
         if request.step:
             self._limit = (request.run, request.step) if self.place.steps <= request.step else None
         else:
-            self._limit = None if self.place.ended else (self.place.run, self.place.steps + 1)
+            is_over = self.place.ended and not self.pauses
+            self._limit = None if is_over else (self.place.run, self.place.steps + 1)
         return self.place
 
     def aim(self, targets: Mapping[int, int]) -> None:
@@ -148,9 +166,19 @@ class Part:
         if self._limit is not None:
             self._limit = self._limit[0], targets[self._limit[0]]
 
-    def arrival(self) -> Place | None:
-        """Return where the main thread is for this request; None while it is on its way."""
-        if self._told.ended:
+    def arrival(self, waited_s: float = 0.0) -> Place | None:
+        """Return where the main thread is for this request; None while it is on its way.
+
+        Args:
+            waited_s: for how long that has been asked.
+        """
+        self._arrived = self._place_of_arrival(waited_s)
+        return self._arrived
+
+    def _place_of_arrival(self, waited_s: float) -> Place | None:
+        if self._told.ended and not self._may_go_on:
+            return self._told
+        if self._may_go_on and self.place == self._told and (self._is_at_limit() or waited_s > PAUSE_S):
             return self._told
         if self._final is not None:
             return self._final
@@ -160,8 +188,10 @@ class Part:
 
     def come(self) -> bool:
         """All have arrived: hold, also if the main thread executes nothing. Return False when it has begun another run
-        since it arrived."""
-        self._comes = True
+        since it arrived, or made more steps of that run."""
+        self._comes, arrived = True, self._arrived
+        if arrived is not None and arrived.run == self.place.run and arrived.steps != self.place.steps:
+            return False
         return self.place.ended or self.must_hold()
 
     def leave_out(self) -> None:
@@ -229,7 +259,7 @@ class Round:
         self._request = request
         self._life = uuid.uuid4().hex[:8]
         self._phase = _Phase.TELL
-        self._since_s = now_s
+        self._since_s = self._now_s = now_s
         self._held_since_s: float | None = None
 
     def advance(self, now_s: float) -> str:
@@ -239,7 +269,7 @@ class Round:
             if NO_STEP in verdict and self._phase == _Phase.ARRIVE:
                 self._part.leave_out()
             return verdict
-        before = None
+        before, self._now_s = None, now_s
         while before != self._phase:
             before = self._phase
             self._step()
@@ -277,7 +307,7 @@ class Round:
             case _Phase.AIM if self._store.check(["targets"]):
                 part.aim(dict(json.loads(_text(self._store.get("targets")))))
                 self._phase = _Phase.ARRIVE
-            case _Phase.ARRIVE if (arrival := part.arrival()) is not None:
+            case _Phase.ARRIVE if (arrival := part.arrival(self._now_s - self._since_s)) is not None:
                 if self._say("arrived", arrival.encode()):
                     if why := objection(self._all("arrived")):
                         self._decide(why)

@@ -111,4 +111,4 @@ def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:
     besides."""
     namespace, hidden = (vars(sys.modules["__main__"]), ()) if for_script else entry.cells()
     named = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in hidden}
-    return {**named, **reached(named, wanted.optimizers)}
+    return {**named, **reached(named, wanted.optimizers, entry.actors_named(wanted.actors))}

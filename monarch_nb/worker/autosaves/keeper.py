@@ -34,6 +34,8 @@ TALK_EVERY_S = 0.02
 _HOLD_LOOK_S = 1.0
 AGAIN_S = 1.0
 """A request of somebody who has little time is made again so soon, when ranks could not agree."""
+ACTORS_COMPUTE = "actors compute"
+"""How a verdict begins when what actors hold changes just now."""
 CONNECT_TIMEOUT = timedelta(seconds=20)
 _ROOT = "monarch_nb/saves-by-themselves"
 
@@ -48,6 +50,7 @@ class Wanted:
         place: where this rank is.
         optimizers: those that have stepped in the run that this rank executes.
         speaks: this rank says in its cell what came of it: the first of those that execute one.
+        actors: the names of those that have trained in their endpoints.
     """
 
     armed: ArmSaves
@@ -56,6 +59,7 @@ class Wanted:
     place: Place
     optimizers: tuple[Any, ...]
     speaks: bool
+    actors: tuple[str, ...] = ()
 
 
 class Saved(Protocol):
@@ -70,9 +74,9 @@ class Saved(Protocol):
 
 def _locked(method: Callable[..., Any]) -> Any:
     @functools.wraps(method)
-    def locked(self: _SharedPart, *arguments: Any) -> Any:
+    def locked(self: _SharedPart, *arguments: Any, **named: Any) -> Any:
         with self.lock:
-            return method(self, *arguments)
+            return method(self, *arguments, **named)
 
     return locked
 
@@ -85,6 +89,7 @@ class _SharedPart(Part):
         self.lock = threading.RLock()
 
     begin = _locked(Part.begin)
+    go_on = _locked(Part.go_on)
     step = _locked(Part.step)
     end = _locked(Part.end)
     must_hold = _locked(Part.must_hold)
@@ -134,6 +139,9 @@ class Keeper:
         self._main = threading.main_thread().ident
         self._trains = self._main
         self._endpoints: dict[int, _Endpoint] = {}
+        self._trained: _Trained | None = None
+        self._actors: set[str] = set()
+        self._is_saving = False
         self._choosing = threading.Lock()
         self._part: Part = _SharedPart()
         self._steps, self._names = StepCounter(), OptimizerNames()
@@ -215,25 +223,48 @@ class Keeper:
         if self._trains == self._main:
             self._end()
 
-    def begin_endpoint(self, number: int) -> None:
-        """An endpoint is about to begin, on this thread, in the name of a run."""
-        self._endpoints[threading.get_ident()] = _Endpoint(number)
+    def begin_endpoint(self, number: int, actor: str) -> None:
+        """An endpoint of an actor is about to begin, on this thread, in the name of a run. If the thread has made steps
+        in an endpoint before, the training goes on: each call may make a single one."""
+        own = threading.get_ident()
+        self._endpoints[own] = _Endpoint(number, actor)
+        trained = self._trained
+        if trained is None or trained.thread != own:
+            return
+        while not self._goes_on(trained):  # what it left is being saved
+            time.sleep(TALK_EVERY_S)
+        if self._trains == own and self._part.must_hold():
+            self.watch.call_between(self._hold)
+
+    def _goes_on(self, trained: _Trained) -> bool:
+        """Have saves wait for a thread again that trains in one endpoint after the other, unless something else trains.
+        Return False when it is to wait first."""
+        with self._choosing:
+            if self._trains != self._main or not self._part.place.ended:
+                return True
+            if self._is_saving or not self._part.go_on(trained.run, trained.steps):
+                return False
+            self._trains, self._steps = trained.thread, trained.counter
+            self._steps_before -= trained.steps
+            return True
 
     def end_endpoint(self) -> None:
         """The endpoint of this thread has ended."""
         own = threading.get_ident()
         self._endpoints.pop(own, None)
         if self._trains == own:
+            place = self._part.place
+            self._trained = _Trained(own, place.run, place.steps, self._steps)
             try:
-                self._end()
+                self._end(pauses=True)
             finally:
                 self._trains = self._main
 
-    def _end(self) -> None:
-        """What the rank trains in has ended."""
+    def _end(self, *, pauses: bool = False) -> None:
+        """What the rank trains in has ended; or it pauses, until the next call of an endpoint."""
         self.watch.call_off()
         self._steps_before += self._part.place.steps
-        self._part.end()
+        self._part.end(pauses=pauses)
         self._optimizers.clear()
         self._wake.set()
         if self._decision is not None:  # an interrupt came between
@@ -244,8 +275,10 @@ class Keeper:
         """An optimizer has stepped; on whichever thread."""
         own, name = threading.get_ident(), self._names.of(optimizer)
         endpoint = self._endpoints.get(own)
-        if endpoint is not None and own != self._trains:
-            self._steps_of(endpoint, own, name)
+        if endpoint is not None:
+            self._actors.add(endpoint.actor)
+            if own != self._trains:
+                self._steps_of(endpoint, own, name)
         if own != self._trains or self._part.place.ended:
             return
         if self._armed is not None:
@@ -253,6 +286,7 @@ class Keeper:
         if not self._steps.completes(name):
             return
         self._part.step()
+        self._changed = True
         self.steps_taken += 1
         if self._armed is not None:
             self._after_step(self._armed)
@@ -344,7 +378,7 @@ class Keeper:
                 self._lines.append(f"{verb} {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
             self._changed = not place.ended
             if wanted.request.step:  # they are counted from here on, on all ranks
-                self._steps_before = -place.steps
+                self._steps_before = 0 if place.ended else -place.steps
         finally:
             self._saved.set()
         self._say()
@@ -423,7 +457,7 @@ class Keeper:
                 if self._part.place.ended and self._part.must_hold() and not asked_idle:
                     asked_idle = True
                     if self._computes():
-                        round_.give_up(f"actors compute on rank {self._rank}")
+                        round_.give_up(f"{ACTORS_COMPUTE} on rank {self._rank}")
                     self._when_idle(self._idle)
                 if self._urgent and all(time.monotonic() > urgent.until_s for urgent in self._urgent):
                     round_.give_up("there was no more time")
@@ -433,15 +467,26 @@ class Keeper:
             if verdict == SAVE:
                 self._saved.clear()
                 optimizers, speaks = tuple(self._optimizers.values()), round_.is_first()
-                self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks)
+                actors = tuple(sorted(self._actors))
+                self._is_saving = True
+                self._decision = Wanted(armed, request, number, self._part.place, optimizers, speaks, actors)
                 self._free_main()
                 self._saved.wait()
-            elif round_.is_first() and self._armed is armed and not verdict.endswith(STILL_NO_STEP):
+            elif round_.is_first() and self._armed is armed and not self._is_no_news(verdict):
                 self._lines.append(f"not saved ({request.why}): {verdict}")
             return verdict
         finally:
+            self._is_saving = False
             self._free_main()
             self._in_round = False
+
+    def _is_no_news(self, verdict: str) -> bool:
+        return verdict.endswith(STILL_NO_STEP) or self._is_passing(verdict)
+
+    def _is_passing(self, verdict: str) -> bool:
+        """Return whether it may be otherwise in a moment: some ranks were between two endpoints, and others were not."""
+        of_endpoints = verdict.startswith((DIFFERENT_STEPS, ACTORS_COMPUTE))
+        return "meanwhile" in verdict or (of_endpoints and self._trained is not None)
 
     def _settled(self, armed: ArmSaves, request: Request, verdict: str) -> None:
         """A request is over."""
@@ -450,7 +495,7 @@ class Keeper:
             if request.step and verdict.startswith(DIFFERENT_STEPS):  # they were armed between two runs
                 self._wish = Request(request.why)
         now_s = time.monotonic()
-        soon_s = AGAIN_S if "meanwhile" in verdict else armed.every_s
+        soon_s = AGAIN_S if self._is_passing(verdict) else armed.every_s
         self._due_s = now_s + min(soon_s, armed.every_s)
         for urgent in list(self._urgent):
             if verdict == SAVE or now_s + AGAIN_S > urgent.until_s:
@@ -475,12 +520,24 @@ class Keeper:
 class _Endpoint:
     """An endpoint that is executed, and the steps that it has made while nobody waited for it."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.steps, self.counter = number, 0, StepCounter()
+    def __init__(self, number: int, actor: str) -> None:
+        self.number, self.actor = number, actor
+        self.steps, self.counter = 0, StepCounter()
 
     def add(self, optimizer: int) -> None:
         """An optimizer has stepped."""
         self.steps += self.counter.completes(optimizer)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What the endpoint that has trained last leaves to the next one on its thread: the run in whose name it began, and
+    its steps so far."""
+
+    thread: int
+    run: int
+    steps: int
+    counter: StepCounter
 
 
 @dataclass

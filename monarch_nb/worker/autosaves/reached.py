@@ -14,10 +14,10 @@ from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.user_code import is_library
 
 
-def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
+def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Iterable[Any] = ()) -> dict[str, Any]:
     """Return what has a state, by name, and is not in a namespace: locals of the functions that execute on this thread,
-    and attributes of these; the optimizers; and the modules that have their parameters. Call it below the loop:
-    where it calls a module that trains, or an optimizer.
+    and attributes of these; attributes of actors; the optimizers; and the modules that have their parameters. Call it
+    below the loop: where it calls a module that trains, or an optimizer.
 
     Names are those by which the user's code calls them, of the innermost function first; what has none is "optimizer"
     or "model", with a number from the second on.
@@ -36,6 +36,9 @@ def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any]) -> dict[str
         for value in list(frame.f_locals.values()):
             for name, attribute in _attributes(value):
                 add(name, attribute)
+    for actor in actors:
+        for name, attribute in _attributes(actor):
+            add(name, attribute)
     for optimizer in optimizers:
         add("optimizer", optimizer)
         for module in _modules_of(optimizer, [*namespace.values(), *found.values()]):

@@ -118,7 +118,7 @@ class EndpointActivity(Activity, waits.Waiter):
 class Steps(Protocol):
     """Counts the steps of a training: it is told which threads execute endpoints."""
 
-    def begin_endpoint(self, number: int) -> None: ...
+    def begin_endpoint(self, number: int, actor: str) -> None: ...
 
     def end_endpoint(self) -> None: ...
 
@@ -216,8 +216,8 @@ class Executions:
         self._debugger.release_error(execution.uid)
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
+        self._steps.begin_endpoint(number, execution.actor)  # first: what it may wait for needs that nothing computes
         self._activities.begin(activity)
-        self._steps.begin_endpoint(number)
         return activity, token
 
     def users_part(self, trace: TracebackType | None) -> TracebackType | None:

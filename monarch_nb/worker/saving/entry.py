@@ -220,6 +220,13 @@ def missing(names: Iterable[str]) -> str:
     return json.dumps({name: not_there(name, known) for name in lacking})
 
 
+def actors_named(names: Iterable[str]) -> list[Any]:
+    """Return the actors of these names that this rank has."""
+    process = engine.installed()
+    instances = process.instances() if process else {}
+    return [instances[name] for name in names if name in instances]
+
+
 def _attributes(actor: str) -> MutableMapping[str, Any]:
     """Return what the attributes of an actor hold.
 

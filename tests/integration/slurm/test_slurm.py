@@ -381,8 +381,41 @@ def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> N
     eventually(heard.exists)
     [job] = jobs.jobs()
     run("scancel", "--signal=USR1", job.id)
-    eventually(lambda: "SIGUSR1" in heard.read_text())
+    eventually(lambda: heard.read_text() == "SIGUSR1 ")
+    run("scancel", "--batch", "--signal=USR1", job.id)  # as with --signal=B:USR1@600
+    eventually(lambda: heard.read_text() == "SIGUSR1 SIGUSR1 ")
     run("scancel", job.id)
     has_gone()
     dev.release()
-    assert heard.read_text() == "SIGUSR1 SIGTERM "
+    assert heard.read_text() == "SIGUSR1 SIGUSR1 SIGTERM "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (["scancel", "--signal=TERM"], "all nodes of the pool 'slurm-dev' have ended, and their job with them: "),
+        (
+            ["scontrol", "requeue"],
+            r"Slurm job \d+ lost its nodes, and waits again \(.*%mesh reserve dev .* waits",
+        ),
+    ],
+)
+def test_a_job_that_is_taken_back_saves_and_says_what_became_of_it(
+    slurm: Path, tmp_path: Path, how: list[str], says: str
+) -> None:
+    """With --signal=TERM@600, and where a preempted job has time, Slurm holds that it has ended well: nothing of it
+    stays."""
+    dev = reserve("dev", procs=1, on="slurm", on_arguments=["--requeue"])
+    dev.mesh.autosave(tmp_path / "saves", at_end=True)
+    train = "    model(torch.rand(8, 4)).sum().backward()\n    optimizer.step()\n    step += 1\n"
+    make = "import torch\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+    cell = dev.mesh.submit(f"{make}step = 0\nwhile True:\n{train}")
+    eventually(lambda: cell.number)
+    [job] = jobs.jobs()
+    run(*how, job.id)
+    with pytest.raises(PoolError, match=says):
+        cell.result(TIMEOUT_S)
+    dev.release()
+    has_gone()
+    assert (tmp_path / "saves" / "0001" / "save.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -301,6 +302,25 @@ def test_a_further_job_that_was_never_written_down_is_removed_and_the_others_sta
     jobs.sweep()
     assert [path.name for path in job.paths.directory.parent.iterdir()] == ["1"]
     assert is_pool(job.pool)
+
+
+def test_a_job_that_begins_anew_has_lost_its_ranks(engine: Engine) -> None:
+    job, _ = have()
+    engine.looks[:] = [Look("waiting", "engine job 1 waits again", begins_anew=True)]
+    said = "engine job 1 waits again: %mesh reserve dev --on engine waits for it"
+    assert jobs.what_became(job.pool) == (said, True)
+
+
+def test_a_job_whose_pool_is_not_there_has_ended(engine: Engine) -> None:
+    """Its last allocator has ended as it should."""
+    job, _ = have()
+    shutil.rmtree(job.paths.directory.parents[1])
+    said, is_over = jobs.what_became(job.pool)
+    assert (said.partition(":")[0], is_over) == (
+        f"all nodes of the pool {job.pool!r} have ended, and their job with them",
+        True,
+    )
+    assert jobs.what_became("local") == ("", False)
 
 
 def test_the_pool_of_a_job_that_has_ended_is_removed(engine: Engine) -> None:

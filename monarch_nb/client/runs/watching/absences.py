@@ -61,7 +61,8 @@ class Absences:
         if not self._is_looking:
             self._is_looking = True
             self._spawn(self._look())
-        if not self._is_asking and jobs.job_of_pool(self._run.mesh.reservation.pool):
+        pool = self._run.mesh.reservation.pool
+        if not self._is_asking and (jobs.job_of_pool(pool) or jobs.has_gone(pool)):
             self._is_asking = True
             self._spawn(self._ask())
 

@@ -50,15 +50,16 @@ async def test_ranks_and_scripts_save_where_it_is_armed_for_the_end(
 ) -> None:
     autosaves.arm("m", run_pb2.ArmSaves(secret="s", every_s=60))
     assert autosaves.before_s("r") == 0
-    await autosaves.save(["r"], "the node is taken away", 5.0)
+    await autosaves.save([rank, script], "the node is taken away", 5.0)
     assert not rank.link.told, "not for the end; a live rank is told by whoever asks for it"
     assert [each.WhichOneof("message") for each in script.link.told] == ["arm_saves"]
     autosaves.arm("m", run_pb2.ArmSaves(secret="s", at_end=True))
     assert autosaves.before_s("r") == BEFORE_S
-    await autosaves.save(["r", "unknown"], "the node is taken away", 5.0)
+    autosaves.ask_soon("unknown", "its time is up", 5.0)
+    await autosaves.save([rank, script], "the node is taken away", 5.0, begin_within_s=2.0)
     for process in (rank, script):
         asked = process.link.told[-1].save_now
-        assert (asked.why, asked.within_s, asked.is_last) == ("the node is taken away", 5.0, True)
+        assert (asked.why, asked.within_s, asked.is_last) == ("the node is taken away", 2.0, True)
 
 
 async def test_a_process_learns_what_is_armed(autosaves: Autosaves, rank: Any) -> None:
