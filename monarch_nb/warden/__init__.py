@@ -7,6 +7,7 @@ accounts    whether there is an account, and whether it may; looked up in a proc
 groups      cgroups of rooms and reservations, and how everything in one is ended
 starting    directories that no link leads out of, and processes that are somebody else from their first line on
 rooms       the rooms, written down for the next warden
+command     the command line: read here, made by `monarch-nb allocator --as-users`
 __main__    python -m monarch_nb.warden: starts the gateway, answers it, and ends everything
 client      the gateway's end
 """

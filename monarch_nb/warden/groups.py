@@ -2,6 +2,7 @@
 group for each reservation. The account may move its processes between its own groups; all else is root's."""
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from monarch_nb.warden.requests import Refused
 
 ENDS_S = 10.0
+_SET_CHILD_SUBREAPER = 36
 _CPU_PERIOD_US = 100_000
 _CONTROLLERS = {"memory", "cpu"}
 
@@ -30,6 +32,7 @@ class Groups:
     def __init__(self, base: Path | None) -> None:
         self._base, self.controllers = base, set[str]()
         if base is None:
+            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parents end stays below the warden
             return
         _make(base)
         if not (base / "cgroup.kill").exists():

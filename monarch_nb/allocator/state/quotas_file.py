@@ -8,8 +8,8 @@ from typing import Any
 
 from monarch_nb.allocator.state.quotas import KINDS, WINDOW_S, Entry, Quotas
 from monarch_nb.errors import MonarchNbError
-from monarch_nb.toml_lines import line_of, lines_of, parse_toml
 from monarch_nb.times import seconds_of
+from monarch_nb.toml_lines import line_of, lines_of, parse_toml
 
 NO_LIMIT = "none"
 """As a limit: what another entry says of it does not hold here."""

@@ -16,10 +16,10 @@ from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.config import default_pool, local_limits
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
-from monarch_nb.toml_lines import lines_of
 from monarch_nb.provision import Node, provisioner_of
 from monarch_nb.provision.known import check_known
 from monarch_nb.times import duration, seconds_of, time_of_day
+from monarch_nb.toml_lines import lines_of
 from monarch_nb.trust import membership
 from monarch_nb.trust.pools import is_pool, paths_of
 
