@@ -48,16 +48,18 @@ server = socket.socket(socket.AF_UNIX)
 server.bind(path)
 server.listen()
 os.write(3, b"ready\\n")
+def answer_to(line):
+    names = {"at_start": at_start}
+    try:
+        exec(json.loads(line), names)
+        return names.get("answer")
+    except BaseException as error:
+        return {"error": type(error).__name__}
 while True:
     client, _ = server.accept()
-    with client, client.makefile("rw") as file:
-        names = {"at_start": at_start}
-        try:
-            exec(json.loads(file.readline()), names)
-            answer = names.get("answer")
-        except BaseException as error:
-            answer = {"error": type(error).__name__}
-        file.write(json.dumps(answer) + "\\n")
+    with client:
+        if line := client.makefile().readline():
+            client.sendall(json.dumps(answer_to(line)).encode() + b"\\n")
 """
 
 

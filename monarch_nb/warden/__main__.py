@@ -65,12 +65,12 @@ class Warden:
                     poll.register(source, select.POLLIN)
             left_ms = max(0.0, self._deadline - time.monotonic()) * 1000 if self._deadline else None
             ready = {descriptor for descriptor, _ in poll.poll(left_ms)}
-            if self._gateway is not None and self._gateway.fileno() in ready:
-                self._on_datagram(self._gateway)
             with suppress(BlockingIOError):
                 for number in woken.recv(4096):
                     self._on_signal(number)
             self._reap()
+            if self._gateway is not None and self._gateway.fileno() in ready:
+                self._on_datagram(self._gateway)
         if self._stops != signal.SIGHUP:
             self._rooms.close_all()
         return RESTARTS if self._stops == signal.SIGHUP else 0
