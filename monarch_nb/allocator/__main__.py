@@ -96,6 +96,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--record", metavar="FILE", type=Path, help=f"where to write who reserved what ({record})")
     log_limit = f"of what ranks print, as in 20GB; 0: all (default: ${config.LOG_LIMIT_VARIABLE}, else 20GB at most)"
     parser.add_argument("--log-limit", metavar="SIZE", help=f"how much to keep {log_limit}")
+    as_users = "run everybody's cells as the account that the name in their certificate means; needs root"
+    parser.add_argument("--as-users", action="store_true", help=as_users)
+    warden = "an option of the process that stays root, as in --warden=--users=/etc/monarch-nb/users.toml"
+    parser.add_argument("--warden", metavar="OPTION", action="append", help=f"with --as-users, {warden}")
+    parser.add_argument("--warden-fd", type=int, help=argparse.SUPPRESS)  # the gateway's end of a socket of the warden
     parser.add_argument("--room", metavar="ACCOUNT", help=argparse.SUPPRESS)  # whose room this is: a gateway starts it
     parser.add_argument("--plain-rooms", action="store_true", help=argparse.SUPPRESS)  # tests: rooms as this very user
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -112,7 +117,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
     from monarch_nb.allocator.gateway.access import GatewayAccess
-    from monarch_nb.allocator.gateway.making import make_rooms
+    from monarch_nb.allocator.gateway.making import end_of_warden, make_rooms
     from monarch_nb.allocator.gateway.service import GatewayService
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.access import Access
@@ -130,7 +135,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         return network.identity if network else None
 
     address, store_host, interface = _places(options, paths, network)
-    is_gateway = bool(options.plain_rooms)
+    is_gateway = options.plain_rooms or options.warden_fd is not None
     node = Node(
         paths,
         options.node_id,
@@ -224,6 +229,9 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         waits.append(asyncio.create_task(_unheld(node, seconds_of(options.temporary, "--temporary"), first_s)))
     if options.keeper_fd is not None:
         waits.append(asyncio.create_task(_left_alone(options.keeper_fd)))
+    if options.warden_fd is not None:
+        loop.add_signal_handler(signal.SIGHUP, stopped_by_signal.set)  # the next warden starts the next gateway
+        waits.append(asyncio.create_task(end_of_warden(options.warden_fd)))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
     _log.info("%s ends%s", options.node_id, "" if ends else "; its ranks go on, and the next allocator adopts them")
@@ -462,6 +470,10 @@ def main(arguments: list[str] | None = None) -> int:
     directory = options.directory or Path()
     try:
         _check_platform()
+        if options.as_users:
+            from monarch_nb.allocator.gateway.making import start_warden
+
+            start_warden(sys.argv[1:] if arguments is None else arguments, options)
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL

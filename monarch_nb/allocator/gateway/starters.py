@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -53,7 +53,7 @@ class Room(Protocol):
 class Starter(Protocol):
     """Opens rooms. Its methods block: call them in a thread. What it refuses it raises, as errors of monarch_nb."""
 
-    def accounts(self, names: Sequence[str]) -> dict[str, Person]:
+    def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
         """Return which accounts people are, by the names in their certificates."""
         ...
 
@@ -100,7 +100,7 @@ class PlainStarter:
         self._directory, self._command = private_directory(directory), command
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def accounts(self, names: Sequence[str]) -> dict[str, Person]:
+    def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
         return {name: _Found(account=name) for name in names}
 
     def open_room(self, account: str) -> Opened:
