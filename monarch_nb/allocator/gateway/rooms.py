@@ -19,7 +19,7 @@ import grpc
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.callers import Caller, told_to_room
@@ -89,6 +89,8 @@ class Rooms:
         self._accounts: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unused: dict[str, asyncio.TimerHandle] = {}
+        self._grouped: set[str] = set()
+        """Reservations whose processes the starter keeps together."""
         self._is_closing = False
         self.meshes: dict[str, str] = {}
 
@@ -147,6 +149,11 @@ class Rooms:
 
     def _is_used(self, account: str) -> bool:
         return self._holds(lambda owner: self._accounts.get(owner) == account)
+
+    def is_in(self, room: Room, reservation_id: str) -> bool:
+        """Whether a reservation is one of those that a room has."""
+        lease = self._state.leases.get(reservation_id)
+        return lease is not None and self._accounts.get(lease.request.owner) == room.account
 
     # ---- open ----
 
@@ -231,6 +238,7 @@ class Rooms:
 
     async def resume(self) -> None:
         """Find again what an earlier gateway has opened, in the background."""
+        self._grouped |= self._state.leases.keys()
         for owner in {lease.request.owner for lease in self._state.leases.values()}:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
@@ -252,6 +260,9 @@ class Rooms:
         given.CopyFrom(request)
         given.time_s = given.idle_s = 0.0
         given.gpu_indices[:] = gpu_indices
+        if request.reservation_id not in self._grouped:
+            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id)
+            self._grouped.add(request.reservation_id)
         await room.call("Reserve", given, GATEWAY)
         await room.call("Confirm", pb.ConfirmRequest(reservation_id=request.reservation_id), GATEWAY)
 
@@ -277,7 +288,8 @@ class Rooms:
             await self._end_rest(account, reservation_id)
 
     async def _end_rest(self, account: str, reservation_id: str) -> None:
-        with contextlib.suppress(MonarchNbError):
+        self._grouped.discard(reservation_id)
+        with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
             await asyncio.to_thread(self._starter.end_group, account, reservation_id)
         if account not in self._unused:
             loop = asyncio.get_running_loop()
