@@ -477,8 +477,6 @@ def main(arguments: list[str] | None = None) -> int:
         network = _network(options)
         options.node_id = options.node_id or (socket.gethostname() if network else "node0")
         pool = network.identity.pool if network else config.DEFAULT_POOL
-        if not options.room:  # a rank's own allocator has its ranks where that rank is
-            os.environ.pop(config.CGROUP_VARIABLE, None)
         directory = options.directory or config.pool_directory(pool) / _directory_name(options)
         paths = config.NodePaths(config.private_directory(directory.absolute()))
         for sockets in (paths.sockets.parent, paths.sockets):

@@ -18,11 +18,14 @@ _CONTROLLERS = {"memory", "cpu"}
 
 
 def own_group() -> Path | None:
-    """Return the warden's own cgroup; at the root of all, one below it. None where there is no cgroup v2."""
+    """Return the warden's own cgroup: the unit's, of which systemd may have given it the part `warden`; at the root of
+    all, one below it. None where there is no cgroup v2."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if " - cgroup2 " in line:
-            path = next(x[3:] for x in Path("/proc/self/cgroup").read_text().splitlines() if x.startswith("0::"))
-            return Path(line.split()[4] + (path if path != "/" else "/monarch-nb"))
+            lines = Path("/proc/self/cgroup").read_text().splitlines()
+            path = Path(line.split()[4] + next(each[3:] for each in lines if each.startswith("0::")))
+            path = path.parent if path.name == "warden" else path
+            return path / "monarch-nb" if path == Path(line.split()[4]) else path
     return None
 
 

@@ -11,7 +11,7 @@ from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.supervision.supervisor import new_token
-from monarch_nb.config import CGROUP_VARIABLE, NodePaths
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
@@ -105,8 +105,6 @@ def _specification(
         interface=node.interface,
         added=added,
     )
-    if group := os.environ.get(CGROUP_VARIABLE):
-        environment[CGROUP_VARIABLE] = f"{group}/{spec.reservation_id}"
     return wire.RankSpec(
         mesh_id=spec.mesh_id,
         rank=record.rank,

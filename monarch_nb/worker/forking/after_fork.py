@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.config import CGROUP_VARIABLE
 from monarch_nb.ground import file_locks, pickling
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
@@ -40,7 +39,7 @@ _STDERR = 2
 def become_rank(spec: RankSpec) -> None:
     """Give this freshly forked process everything of its own."""
     os.setsid()
-    _join_group(spec.environment.get(CGROUP_VARIABLE, ""))
+    _join(spec.cgroup)
     _hold_gpus(spec.gpu_locks)
     name_process(f"rank {spec.rank}")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
@@ -57,11 +56,12 @@ def become_rank(spec: RankSpec) -> None:
     lightning.become_rank()
 
 
-def _join_group(group: str) -> None:
-    """Be in the reservation's cgroup before anybody's code runs: all that it starts ends with the reservation."""
-    if group:
-        with open(f"{group}/cgroup.procs", "w") as processes:
-            processes.write("0")
+def _join(cgroup: str) -> None:
+    """Join the reservation's cgroup: what limits this process, and ends it with all that it starts. Without it there is
+    no rank."""
+    if cgroup:
+        with open(f"{cgroup}/cgroup.procs", "w") as members:
+            members.write("0")
 
 
 def _hold_gpus(files: Iterable[str]) -> None:
