@@ -29,6 +29,8 @@ SSH_VARIABLE = "MONARCH_NB_SSH"
 RANK_TOKEN_VARIABLE = "MONARCH_NB_RANK_TOKEN"
 SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
+CGROUP_VARIABLE = "MONARCH_NB_CGROUP"
+"""Of a room's allocator: the cgroup below which each reservation has one."""
 LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
 """How much each node keeps of what ranks print, as in 20GB; 0: everything."""
 LOG_LIMIT_BYTES = 20 * 10**9

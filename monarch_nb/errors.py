@@ -141,6 +141,15 @@ class CertificateRefused(AccessDenied):
     """The certificate that a client or node shows was revoked, or has expired. The message says what helps."""
 
 
+class WardenRefused(AccessDenied):
+    """The warden, the part of an allocator `--as-users` that is root, does not do what the gateway asks. The message is
+    a sentence for the person who asked."""
+
+
+class WardenGone(MonarchNbError):
+    """The warden has ended, and with it what a gateway can do."""
+
+
 class FilesError(MonarchNbError):
     """Files could not be synced or fetched. Earlier files are unchanged.
 

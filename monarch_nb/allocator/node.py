@@ -71,6 +71,8 @@ class Node:
         limits: the file of the limits of fairness. record: the file of the record. None: there is none.
         grace_s: how long ranks may take to save, and scripts to end, before everything ends.
         trust, publish: say where other nodes are (monarch_nb.allocator.leases.others).
+        is_gateway: its ranks are in rooms (monarch_nb.allocator.gateway): it starts no process by itself.
+        is_room: it is one of these: its gateway says which GPUs a lease has.
 
     Attributes:
         sessions: of its clients, as they come and go.
@@ -98,14 +100,16 @@ class Node:
         trust: config.TrustPaths | None = None,
         publish: Path | None = None,
         grace_s: float = 0.0,
+        is_gateway: bool = False,
+        is_room: bool = False,
     ) -> None:
-        self.paths, self.grace_s = paths, grace_s
+        self.paths, self.grace_s, self._is_gateway = paths, grace_s, is_gateway
         self.identity = Identity(
             node_id, address or paths.address, gpus, python, store_host, interface, isolated, token=uuid.uuid4().hex
         )
         self.sessions: set[Session] = set()
         self.shutdown = asyncio.Event()
-        self.state = state = NodeState(procs, [gpu.index for gpu in gpus])
+        self.state = state = NodeState(procs, [gpu.index for gpu in gpus], is_room=is_room)
         self.records = records = Records(paths, state, self._on_stored)
         self.supervisor = supervisor = Supervisor(
             paths,
@@ -121,7 +125,7 @@ class Node:
         self.mail = mail = Mail(paths, self.identity, state, open_channel, certificate)
         self.warming = Warming(supervisor, python, preload)
         self.adoption = Adoption(state, records, supervisor)
-        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, gpus)
+        self.gpu_locks = gpu_locks = GpuLocks(paths.directory, [] if is_room else gpus)
         self.readings = Readings(gpus, gpu_locks.held_by_others)
         self.reach = Reach(self.identity.store_host, open_channel)
         self.whereabouts = Whereabouts(state, supervisor.ranks)
@@ -197,7 +201,10 @@ class Node:
         self.resizing.resume()
         self.log_limit.start()
         self.archiving.start()
-        self.warming.start()
+        if self._is_gateway:
+            self.warming.ready.set()
+        else:
+            self.warming.start()
 
     def warn_ranks(self) -> None:
         """The engine says that the node will be taken away: ranks save where that is armed, and scripts hear of it."""

@@ -392,6 +392,7 @@ class ReserveRequest(_message.Message):
     FORCE_BUSY_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    GPU_INDICES_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -413,6 +414,10 @@ class ReserveRequest(_message.Message):
     """as in Open: while that session is there, the lease is waited for to be confirmed"""
     lease_id: _builtins.str
     """of a lease in another node's place: what tells it from others of the reservation on this node"""
+    @_builtins.property
+    def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """said by a gateway to a room of its node, and by nobody else: those that it has leased"""
+
     def __init__(
         self,
         *,
@@ -430,10 +435,11 @@ class ReserveRequest(_message.Message):
         force_busy: _builtins.bool = ...,
         client_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
+        gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpu_indices", b"gpu_indices", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -248,6 +248,7 @@ class RankRecord(_message.Message):
     DEATH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     SCRIPT_OF_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     rank: _builtins.int
     incarnation: _builtins.int
@@ -255,6 +256,8 @@ class RankRecord(_message.Message):
     """MONARCH_NB_RANK_TOKEN of the rank and its descendants"""
     script_of: _builtins.str
     """of a process that executes a script: the mesh; `mesh_id` is the run's id then"""
+    cgroup: _builtins.str
+    """of its reservation; "" where it has none"""
     @_builtins.property
     def process(self) -> Global___ProcessIdentity: ...
     @_builtins.property
@@ -272,10 +275,11 @@ class RankRecord(_message.Message):
         death: _run_pb2.Death | None = ...,
         token: _builtins.str = ...,
         script_of: _builtins.str = ...,
+        cgroup: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["death", b"death", "gpu_indices", b"gpu_indices", "incarnation", b"incarnation", "mesh_id", b"mesh_id", "process", b"process", "rank", b"rank", "script_of", b"script_of", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cgroup", b"cgroup", "death", b"death", "gpu_indices", b"gpu_indices", "incarnation", b"incarnation", "mesh_id", b"mesh_id", "process", b"process", "rank", b"rank", "script_of", b"script_of", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

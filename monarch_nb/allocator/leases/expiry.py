@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 
 from monarch_nb import config
 from monarch_nb.allocator.files.relay import Relay
@@ -65,6 +65,8 @@ class Expiry:
         self._autosaves, self._warn_scripts, self._grace_s = autosaves, warn_scripts, grace_s
         self._done: dict[str, set[str]] = {}
         """What was done before the end of reservations."""
+        self.idle_in_room: Callable[[str], Awaitable[float | None]] | None = None
+        """Of a gateway: returns how long nothing has run where the ranks of a reservation are; None: nobody knows."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -258,6 +260,10 @@ class Expiry:
             away = ", ".join(silent)
             _log.info("%s is idle here, but %s may run a cell and does not answer", lease.request.name, away)
             return
+        if self.idle_in_room is not None:
+            replies.append(await self.idle_in_room(reservation_id))
+            if replies[-1] is None:
+                return
         now_s, limits = seconds_since_boot(), lease.limits
         limits.used_s = max([limits.used_s, *(now_s - idle_for_s for idle_for_s in replies if idle_for_s is not None)])
         busy = self.is_busy(reservation_id)  # somebody may have come meanwhile

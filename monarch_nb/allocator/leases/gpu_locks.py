@@ -58,7 +58,7 @@ class GpuLocks:
 
     Args:
         node: directory of the node; no two allocators have the same.
-        gpus: the node's.
+        gpus: the node's; none where a gateway holds the locks.
     """
 
     def __init__(self, node: Path, gpus: Sequence[pb.Gpu]) -> None:
@@ -73,6 +73,9 @@ class GpuLocks:
         Raises:
             CapacityError: another one does not end its turn.
         """
+        if not self._gpus:
+            yield
+            return
         with self._opened() as directory:
             deadline = time.monotonic() + TURN_WAIT_S
             while not _is_locked(directory):
@@ -87,6 +90,8 @@ class GpuLocks:
 
     def tidy(self) -> None:
         """Remove what dead allocators of this user have left in the directory, when nobody holds it any more."""
+        if not self._gpus:
+            return
         with self._opened() as directory:
             for name in os.listdir(directory):
                 if _is_left(directory, name):
@@ -112,7 +117,7 @@ class GpuLocks:
         Raises:
             PoolError: that can not be done; none of them is held.
         """
-        if not lease.gpu_indices:
+        if not lease.gpu_indices or not self._gpus:
             return
         locks = self._held.setdefault(reservation_id, [])
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from monarch_nb.allocator.files.node_files import NodeFiles
 from monarch_nb.allocator.leases.autosaves import Autosaves
@@ -55,6 +55,8 @@ class Leases:
         self._state, self._records, self._supervisor = state, records, supervisor
         self._meshes, self._files, self._sessions, self._gpu_locks = meshes, files, sessions, gpu_locks
         self.releases: dict[str, asyncio.Task[int]] = {}
+        self.end_in_room: Callable[[str], Awaitable[int]] | None = None
+        """Of a gateway: ends a reservation where its ranks are, and returns how many there were."""
         self.line = Line(self._tell_who_waits, fairness)
         self.expiry = Expiry(
             state,
@@ -288,6 +290,7 @@ class Leases:
         self.expiry.forget(reservation_id)
         meshes = [m for m, record in self._records.meshes.items() if record.spec.reservation_id == reservation_id]
         ranks = await self.end_meshes(meshes)
+        elsewhere = await self.end_in_room(reservation_id) if self.end_in_room else 0
         if lease := self._state.leases.get(reservation_id):
             await self._files.release(reservation_id, lease.request.name)
             self._fairness.note_end(reservation_id, lease, self._state.ended.get(reservation_id))
@@ -295,4 +298,4 @@ class Leases:
         self._gpu_locks.release(reservation_id)
         self._records.delete_lease(reservation_id)
         self.line.slots_are_free()
-        return sum(not rank.record.script_of for rank in ranks)
+        return elsewhere + sum(not rank.record.script_of for rank in ranks)

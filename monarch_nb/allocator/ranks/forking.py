@@ -15,6 +15,7 @@ from monarch_nb.allocator.runs.runs import Runs
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.supervision.cgroups import group_of
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH, NodePaths
 from monarch_nb.errors import MeshNotFound, ReservationNotFound, SpawnError
@@ -104,7 +105,8 @@ class Forking:
         template = await self._supervisor.template(spec.python or self._identity.python, spec.preload)
         self._leases.check_held(spec.reservation_id)
         planned = plan(workspace)
-        for _, specification in planned:
+        for record, specification in planned:
+            record.cgroup = specification.cgroup = group_of(spec.reservation_id)
             specification.gpu_locks.extend(self._gpu_locks.files(spec.reservation_id))
         try:
             forked = await self._supervisor.fork_ranks(template, planned)

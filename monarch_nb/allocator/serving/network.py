@@ -64,6 +64,45 @@ def network_of(options: argparse.Namespace) -> Network:
     Raises:
         UsageError: an address that can not be, or no certificate.
     """
+    place = place_of(options)
+    if options.certificate:
+        path = Path(options.certificate)
+    elif is_pool(options.pool):
+        path = paths_of(options.pool).node
+    else:
+        raise UsageError(
+            f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
+            "makes a node.pem; copy it here and name it: --certificate node.pem"
+        )
+    _check_nodes(path, options.pool)
+    return Network(
+        listen=place.listen,
+        advertised=place.advertised,
+        address=place.address,
+        interface=place.interface,
+        publish=options.publish,
+        certificate=IdentityFile(path),
+        limits=TrustPaths(path.absolute().parent).limits,
+        trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node of a network is; as the attributes of Network."""
+
+    listen: str
+    advertised: str
+    address: str
+    interface: str
+
+
+def place_of(options: argparse.Namespace) -> Place:
+    """Return what `--listen`, `--advertise`, `--interface` and `--pool` say; no certificate is read.
+
+    Raises:
+        UsageError: an address that can not be.
+    """
     host, port = _split(options.listen, "--listen")
     if port == "0":
         port = str(_free_port(host))
@@ -78,26 +117,7 @@ def network_of(options: argparse.Namespace) -> Network:
             "listen on one: name it, as in --interface eth0 or --interface 10.0.0.7"
         )
     address, name = interface_of(interface)
-    if options.certificate:
-        path = Path(options.certificate)
-    elif is_pool(options.pool):
-        path = paths_of(options.pool).node
-    else:
-        raise UsageError(
-            f"no pool {options.pool!r} is known here: where you work, monarch-nb pool init {options.pool} "
-            "makes a node.pem; copy it here and name it: --certificate node.pem"
-        )
-    _check_nodes(path, options.pool)
-    return Network(
-        listen=f"{'0.0.0.0' if host in ('', '*') else host}:{port}",
-        advertised=advertised,
-        address=address,
-        interface=name,
-        publish=options.publish,
-        certificate=IdentityFile(path),
-        limits=TrustPaths(path.absolute().parent).limits,
-        trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
-    )
+    return Place(f"{'0.0.0.0' if host in ('', '*') else host}:{port}", advertised, address, name)
 
 
 def check_free(listen: str) -> None:

@@ -47,7 +47,7 @@ LAST_WRITE_S = 5.0
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]
 
 
-def _translated(method: _Method) -> _Method:
+def translated(method: _Method) -> _Method:
     """Let a method raise the errors of monarch_nb."""
 
     @functools.wraps(method)
@@ -79,7 +79,7 @@ class AllocatorService(service.AllocatorServicer):
         self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
         self._looks: set[asyncio.Future[None]] = set()
 
-    @_translated
+    @translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         check_protocol(request.protocol, request.client_version)
         await self._node.readings.look_at_gpus(self._node.state)
@@ -87,22 +87,22 @@ class AllocatorService(service.AllocatorServicer):
         reply.revocations = self._access.revocations
         return reply
 
-    @_translated
+    @translated
     async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:
         before, number = self._access.revocations, self._access.revoke(request.revocations)
         if number != before:
             self._node.record.note("certificates revoked", list=number, by=caller_of(context).name)
         return pb.RevokeReply(number=number)
 
-    @_translated
+    @translated
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeReply:
         return pb.ProbeReply(peers=await self._node.reach.probe(request.peers, request.size_bytes))
 
-    @_translated
+    @translated
     async def Listen(self, request: pb.ListenRequest, context: Any) -> pb.ListenReply:
         return await self._node.reach.listen()
 
-    @_translated
+    @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
@@ -115,12 +115,12 @@ class AllocatorService(service.AllocatorServicer):
         except MonarchNbError as error:
             await refuse(context, error)
 
-    @_translated
+    @translated
     async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
         self._node.leases.confirm(request)
         return pb.ConfirmReply()
 
-    @_translated
+    @translated
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         by, asked_at = request.by, request.asked_at or time.time()
         owed = pb.UndertakeRequest(reservation_id=request.reservation_id, owner=request.owner, nodes=request.absent)
@@ -138,7 +138,7 @@ class AllocatorService(service.AllocatorServicer):
             return None
         return pb.KeptFiles(directory=str(kept.directory), files=kept.files, size_bytes=kept.size_bytes)
 
-    @_translated
+    @translated
     async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
         if any(peer.address == self._node.identity.address for peer in request.nodes):
             await _whole(self._change_members(request))
@@ -160,19 +160,19 @@ class AllocatorService(service.AllocatorServicer):
                 abort.abort_groups = request.reason
                 await control_ranks(self._node, abort)
 
-    @_translated
+    @translated
     async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:
         request.owner = request.owner or self._node.state.owner_of(request.reservation_id)
         self._node.undertakings.take(request)
         return pb.UndertakeReply()
 
-    @_translated
+    @translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
         await self._node.leases.extend(request.reservation_id, request.time_s)
         self._node.record.note("extended", reservation=request.reservation_id, time_s=request.time_s)
         return pb.ExtendReply()
 
-    @_translated
+    @translated
     async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
         self._node.leases.share(request)
         right = self._node.state.leases[request.reservation_id].shares.get(request.to, Right.NONE)
@@ -187,11 +187,11 @@ class AllocatorService(service.AllocatorServicer):
         self._access.rights_changed()
         return pb.ShareReply()
 
-    @_translated
+    @translated
     async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
         return pb.IdleReply(idle_for_s=self._node.leases.expiry.idle_for_s(request.reservation_id))
 
-    @_translated
+    @translated
     async def HostStore(self, request: pb.HostStoreRequest, context: Any) -> pb.HostStoreReply:
         if request.only_port:
             host, port = self._node.stores.free_port(request)
@@ -199,17 +199,17 @@ class AllocatorService(service.AllocatorServicer):
             host, port = await _whole(self._node.stores.host(request))
         return pb.HostStoreReply(host=host, port=port)
 
-    @_translated
+    @translated
     async def FindStore(self, request: pb.FindStoreRequest, context: Any) -> pb.StorePlace:
         place: pb.StorePlace = await _whole(self._node.stores.find(request))
         return place
 
-    @_translated
+    @translated
     async def MoveStore(self, request: pb.StorePlace, context: Any) -> pb.MoveStoreReply:
         self._node.stores.moved(request)
         return pb.MoveStoreReply()
 
-    @_translated
+    @translated
     async def Spawn(self, request: pb.SpawnRequest, context: Any) -> pb.SpawnReply:
         return pb.SpawnReply(ranks=await _whole(self._spawn(request)))
 
@@ -217,7 +217,7 @@ class AllocatorService(service.AllocatorServicer):
         mesh = await self._node.forking.spawn(request)
         return self._description.ranks(mesh, mesh.ranks)
 
-    @_translated
+    @translated
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:
         return pb.RestartReply(ranks=await _whole(self._restart(request)))
 
@@ -225,12 +225,12 @@ class AllocatorService(service.AllocatorServicer):
         mesh = await self._node.restarts.restart(request.mesh_id, request.ranks)
         return self._description.ranks(mesh, request.ranks)
 
-    @_translated
+    @translated
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
         await _whole(self._node.leases.stop_mesh(request.mesh_id, caller_of(context).name))
         return pb.StopMeshReply()
 
-    @_translated
+    @translated
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         status = await self._description.status(
             memory=request.memory, readings=request.readings, past_runs=request.past_runs
@@ -240,7 +240,7 @@ class AllocatorService(service.AllocatorServicer):
             reservation.waiting.extend(self._node.leases.waiting_for(reservation.reservation_id))
         return self._access.shown(caller_of(context), status)
 
-    @_translated
+    @translated
     async def Usage(self, request: pb.UsageRequest, context: Any) -> pb.UsageReply:
         caller, groups = caller_of(context), set[str]()
         if request.standings:
@@ -249,11 +249,11 @@ class AllocatorService(service.AllocatorServicer):
             reply = self._node.fairness.usage(request.since)
         return self._access.shown_usage(caller, reply, groups)
 
-    @_translated
+    @translated
     async def Control(self, request: pb.ControlRanksRequest, context: Any) -> pb.ControlRanksReply:
         return pb.ControlRanksReply(replies=await control_ranks(self._node, request))
 
-    @_translated
+    @translated
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropReply:
         return drop(self._node, request, caller_of(context).name)
 
@@ -443,19 +443,19 @@ class AllocatorService(service.AllocatorServicer):
         except MonarchNbError as error:
             await refuse(context, error)
 
-    @_translated
+    @translated
     async def ReadLines(self, request: pb.ReadLinesRequest, context: Any) -> pb.ReadLinesReply:
         return await self._log_lines.read(request)
 
-    @_translated
+    @translated
     async def SearchLog(self, request: pb.SearchLogRequest, context: Any) -> pb.SearchLogReply:
         return await self._log_lines.search(request)
 
-    @_translated
+    @translated
     async def ReadMetrics(self, request: pb.ReadMetricsRequest, context: Any) -> pb.ReadMetricsReply:
         return await self._log_lines.metrics(request)
 
-    @_translated
+    @translated
     async def PutBlob(self, request_iterator: Any, context: Any) -> pb.PutBlobReply:
         size_bytes, file, path = 0, None, None
         try:
@@ -497,7 +497,7 @@ class AllocatorService(service.AllocatorServicer):
 
     # ---- files ----
 
-    @_translated
+    @translated
     async def SyncTree(self, request: files_pb2.SyncTreeRequest, context: Any) -> files_pb2.SyncTreeReply:
         self._node.state.lease(request.reservation_id)
         gone = asyncio.Event()
@@ -507,21 +507,21 @@ class AllocatorService(service.AllocatorServicer):
         finally:
             gone.set()
 
-    @_translated
+    @translated
     async def PutChunks(self, request_iterator: Any, context: Any) -> files_pb2.PutChunksReply:
         return await self._node.files.put_chunks(request_iterator)
 
-    @_translated
+    @translated
     async def ChangeFiles(self, request: files_pb2.ChangeFilesRequest, context: Any) -> files_pb2.ChangeFilesReply:
         return files_pb2.ChangeFilesReply(files=self._node.leases.change_files(request))
 
-    @_translated
+    @translated
     async def Workspace(self, request: files_pb2.WorkspaceRequest, context: Any) -> files_pb2.WorkspaceReply:
         self._node.state.lease(request.reservation_id)
         status = self._node.files.workspaces.status
         return await asyncio.to_thread(status, request.reservation_id, look=request.look, coming=request.coming)
 
-    @_translated
+    @translated
     async def ListFiles(self, request: files_pb2.ListFilesRequest, context: Any) -> files_pb2.ListFilesReply:
         directory = self._node.forking.rank_directory(request.reservation_id, request.rank)
         return await asyncio.to_thread(self._node.files.list, directory, request)
@@ -533,18 +533,18 @@ class AllocatorService(service.AllocatorServicer):
         except MonarchNbError as error:
             await refuse(context, error)
 
-    @_translated
+    @translated
     async def SeeToken(self, request: files_pb2.SeeTokenRequest, context: Any) -> files_pb2.SeeTokenReply:
         why_not = await asyncio.to_thread(tokens.handle, request, shares_nothing=self._node.identity.isolated)
         return files_pb2.SeeTokenReply(seen=not why_not, why_not=why_not)
 
-    @_translated
+    @translated
     async def DescribeEnvironment(
         self, request: files_pb2.DescribeEnvironmentRequest, context: Any
     ) -> files_pb2.DescribeEnvironmentReply:
         return await describe_environment(str(self._node.paths.directory), self._node.identity.python, request)
 
-    @_translated
+    @translated
     async def Shutdown(self, request: pb.ShutdownRequest, context: Any) -> pb.ShutdownReply:
         if self._node.state.leases and not request.force:
             held = ", ".join(sorted(lease.request.name for lease in self._node.state.leases.values()))

@@ -75,6 +75,10 @@ class Session:
         packed = pb.SessionEvent(**event)  # type: ignore[arg-type]
         self._add(packed, urgent=urgent)
 
+    def pass_on(self, event: pb.SessionEvent) -> None:
+        """Queue an event that another allocator has made, which has waited there."""
+        self._add(event, urgent=True)
+
     def _add(self, event: pb.SessionEvent, *, urgent: bool = False) -> None:
         delay_s = 0.0 if urgent else BATCH_S
         if self.below is not None:  # it waits for what others say of the same

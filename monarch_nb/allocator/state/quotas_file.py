@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from monarch_nb.allocator.state.quotas import KINDS, WINDOW_S, Entry, Quotas
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.times import seconds_of
+from monarch_nb.toml_lines import line_of, lines_of, parse_toml
 
 NO_LIMIT = "none"
 """As a limit: what another entry says of it does not hold here."""
 _NAME = re.compile(r"[A-Za-z0-9_.@+*-]{1,64}")
 _TOP = ("window", "contact", "nodes", "people", "groups")
-_HEADER = re.compile(r"\s*\[([^\]]+)\]")
-_KEY = re.compile(r"""\s*("[^"]*"|'[^']*'|[\w-]+(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w*-]+))*)\s*=""")
-_PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([\w*-]+))\s*\.?""")
 
 
 def read_quotas(text: str) -> tuple[Quotas, list[str]]:
     """Return what a file says, and what is wrong with it: "line 3: ...", in the order of the lines. What is wrong
     limits nothing."""
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        told = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error))
-        line = told[2] if told and told[2] else str(text.count("\n") + 1)
-        return Quotas(), [f"line {line}: {told[1] if told else error}"]
+        content = parse_toml(text)
+    except ValueError as error:
+        return Quotas(), [str(error)]
     reader = _Reader(text)
     quotas = reader.quotas(content)
     return quotas, [f"line {line}: {problem}" for line, problem in sorted(reader.problems)]
@@ -109,27 +104,4 @@ class _Reader:
         return ()
 
     def _wrong(self, path: tuple[str, ...], problem: str) -> None:
-        line = next((self._lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._lines), 1)
-        self.problems.append((line, problem))
-
-
-def lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return the first line of each key of a text that can be read, by the names that lead to it. TOML's reader does
-    not tell: a line within a text of several lines may be taken for a key."""
-    found: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            table = _path(header[1])
-            path = table
-        elif key := _KEY.match(line):
-            path = (*table, *_path(key[1]))
-        else:
-            continue
-        for end in range(1, len(path) + 1):
-            found.setdefault(path[:end], number)
-    return found
-
-
-def _path(text: str) -> tuple[str, ...]:
-    return tuple(next(filter(None, part.groups()), "") for part in _PART.finditer(text))
+        self.problems.append((line_of(self._lines, path), problem))

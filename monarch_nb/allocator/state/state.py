@@ -77,10 +77,11 @@ class NodeState:
     Args:
         procs: CPU slots of the node.
         gpus: indices of its GPUs.
+        is_room: a gateway says which GPUs a lease has.
     """
 
-    def __init__(self, procs: int, gpus: Iterable[int] = ()) -> None:
-        self.procs = procs
+    def __init__(self, procs: int, gpus: Iterable[int] = (), *, is_room: bool = False) -> None:
+        self.procs, self._is_room = procs, is_room
         self.gpus = list(gpus)
         self.gpu_troubles: dict[int, str] = {}
         """Why GPUs can not be used: they are not leased."""
@@ -148,9 +149,11 @@ class NodeState:
             why = self._shortage(request.procs, self.procs_free, self.procs, "procs")
             raise CapacityError(why, waiting_helps=request.procs <= self.procs)
         gpus = [*self.gpus_free, *(self.gpus_busy if request.force_busy else ())]
-        if request.gpus > len(gpus):
+        if request.gpus > len(gpus) and not self._is_room:
             why = self._shortage(request.gpus, len(gpus), len(self.gpus), "gpus")
             raise CapacityError(why, waiting_helps=request.gpus <= len(self.gpus) - len(self.gpu_troubles))
+        if self._is_room:
+            gpus = list(request.gpu_indices)
         lease = Lease(request, sorted(gpus[: request.gpus]), limits=Limits(request.time_s, request.idle_s))
         self.leases[request.reservation_id] = lease
         return lease

@@ -5,5 +5,6 @@ warming     keeps the node's own template warm
 supervisor  starts, adopts, watches and ends them
 links       the connections to them
 mail_link   the connection on which a rank's mail travels
+cgroups     where a reservation's processes are limited, and ended
 processes   who they are, how they ended, and how to end them with all that they started
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision import cgroups, processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
 from monarch_nb.allocator.supervision.pythons import python_environment, template_key, what_is_wrong
 from monarch_nb.config import NodePaths
@@ -62,6 +62,7 @@ class RankProcess:
     link: RankLink
     watch: ProcessWatch
     oom_kills_before: int
+    limit_kills_before: int = 0
     killed_by_us: bool = False
     is_interrupted: bool = False
     ending: asyncio.Task[None] | None = None
@@ -346,7 +347,9 @@ class Supervisor:
             self._on_store_lost(mesh_id, lost)
 
         link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
-        rank = RankProcess(mesh_id, record.rank, record, link, ProcessWatch(pid), oom_kills_before)
+        limit_kills_before = cgroups.memory_deaths(record.cgroup) if record.cgroup else 0
+        watch = ProcessWatch(pid)
+        rank = RankProcess(mesh_id, record.rank, record, link, watch, oom_kills_before, limit_kills_before)
         return rank
 
     async def adopt_rank(self, record: state_pb2.RankRecord) -> None:
@@ -467,6 +470,7 @@ class Supervisor:
             status,
             killed_by_us=rank.killed_by_us,
             oom_kills_before=rank.oom_kills_before,
+            limit=cgroups.memory_cause(rank.record.cgroup, rank.limit_kills_before),
             stderr=stderr,
             stderr_tail=processes.last_words(stderr, self.stacks(rank), STDERR_TAIL_LINES),
         )

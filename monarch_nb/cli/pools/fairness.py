@@ -19,6 +19,7 @@ from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner_of
 from monarch_nb.provision.known import check_known
 from monarch_nb.times import duration, seconds_of, time_of_day
+from monarch_nb.toml_lines import lines_of
 from monarch_nb.trust import membership
 from monarch_nb.trust.pools import is_pool, paths_of
 
@@ -145,8 +146,6 @@ def _checked(path: Path, pool: str | None) -> list[str]:
 
 def _unknown(quotas: Quotas, text: str, pool: str | None) -> list[str]:
     """Return which names nobody has, as far as that can be known here."""
-    from monarch_nb.allocator.state.quotas_file import lines_of
-
     lines = lines_of(text)
     is_there, where = _known_people(pool)
     found = [

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.cli.pools import fairness
+from monarch_nb.cli.pools import fairness, users
 from monarch_nb.cli.tables import print_table
 from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.client.pools.namesakes import same_node
@@ -37,6 +37,7 @@ from monarch_nb.trust.pools import (
     read_all_hosts,
     read_hosts,
 )
+from monarch_nb.warden.command import USERS
 
 if TYPE_CHECKING:
     from monarch_nb.config import TrustPaths
@@ -82,7 +83,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
         added.set_defaults(handler=run, parser=added)
-        if name not in ("list", "join", "init", "limits", "usage"):
+        if name not in ("list", "join", "init", "limits", "usage", "users"):
             added.add_argument("name", metavar="NAME", help="the pool")
         return added
 
@@ -164,6 +165,18 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     usage.add_argument("name", nargs="?", metavar="POOL", help=which)
     usage.add_argument("--since", metavar="TIME", default="30d", help="as in 12h, 90d (default: %(default)s)")
     usage.add_argument("--json", action="store_true", help="for programs")
+
+    accounts = command(
+        "users",
+        users.users,
+        "check whose account each person is, where nodes run people as themselves",
+        "users",
+        "users alice bob",
+        "users --file users.toml alice",
+    )
+    accounts.add_argument("people", nargs="*", metavar="WHO", help="names in certificates")
+    accounts.add_argument("--file", metavar="FILE", type=Path, help=f"check this file (default: {USERS})")
+    accounts.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_ssh_options(init: argparse.ArgumentParser) -> None:
@@ -330,6 +343,8 @@ def _invite(options: argparse.Namespace) -> int:
     if earlier:
         count = counted(len(earlier), "certificate")
         print(f"{options.user} has {count} besides: monarch-nb pool revoke {options.name} FINGERPRINT ends one")
+    if refused := users.without_account(options.user):
+        print(f"this computer runs people as themselves, and {options.user} can not reserve it: {refused}")
     return 0
 
 

@@ -39,6 +39,7 @@ _STDERR = 2
 def become_rank(spec: RankSpec) -> None:
     """Give this freshly forked process everything of its own."""
     os.setsid()
+    _join(spec.cgroup)
     _hold_gpus(spec.gpu_locks)
     name_process(f"rank {spec.rank}")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
@@ -53,6 +54,14 @@ def become_rank(spec: RankSpec) -> None:
     if not spec.for_script:
         _prefer_own_gpu(os.environ)
     lightning.become_rank()
+
+
+def _join(cgroup: str) -> None:
+    """Join the reservation's cgroup: what limits this process, and ends it with all that it starts. Without it there is
+    no rank."""
+    if cgroup:
+        with open(f"{cgroup}/cgroup.procs", "w") as members:
+            members.write("0")
 
 
 def _hold_gpus(files: Iterable[str]) -> None:

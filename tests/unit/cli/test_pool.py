@@ -239,3 +239,17 @@ def test_a_pool_without_nodes_can_not_be_asked(pool: Typed) -> None:
     pool("init", "lab")
     assert "the pool lab has no nodes that could be asked" in pool.failing("usage", "lab")
     assert "'nosuch'" in pool.failing("usage", "nosuch")
+
+
+def test_a_file_of_users_is_checked_before_it_is_installed(tmp_path: Path, pool: Typed) -> None:
+    file = tmp_path / "users.toml"
+    file.write_text('allow = ["root", "@root"]\n')
+    assert pool("users", "--file", str(file)) == f"{file} is in order\n"
+    file.write_text('allow = ["@mnb-none"]\n[accounts]\nann = "mnb-none"\n')
+    assert pool.failing("users", "--file", str(file)) == (
+        f"{file}, line 1: there is no Unix group mnb-none on this computer\n"
+        f"{file}, line 3: there is no account mnb-none on this computer\n"
+    )
+    file.write_text("rooms = -1\n")
+    assert "line 1: rooms is a number from 0 to 10000" in pool.failing("users", "--file", str(file))
+    assert "there is no file" in pool.failing("users", "--file", "none.toml", status=2)

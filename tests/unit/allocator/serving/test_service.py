@@ -32,6 +32,6 @@ class TestSession:
         nothing: Any = None
         written_while_it_is_there: list[str] = []
         access = Access("node0", "", node.state, node.records)
-        context = AsyncMock(peer=lambda: "unix:")
+        context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
         await AllocatorService(node, nothing, nothing, nothing, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])

@@ -1,0 +1,349 @@
+"""The rooms of a gateway: one for each account that holds something. Opened when first needed, and again when they end
+while their account holds something: they find their ranks again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+
+from monarch_nb.allocator.gateway.pipe import Pipe
+from monarch_nb.allocator.gateway.starters import Starter
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.callers import Caller, told_to_room
+from monarch_nb.rpc.status import translate
+from monarch_nb.trust.identity import ADMIN
+
+_log = logging.getLogger(__name__)
+
+START_S = 60.0
+CALL_S = 600.0
+END_S = 60.0
+"""So long a room may take to end the processes of a reservation. Then they are killed."""
+AGAIN_S = 1.0
+UNUSED_S = 600.0
+"""A room whose account has held nothing for so long is ended."""
+GATEWAY = Caller("gateway", ADMIN, local=True)
+
+
+class Room:
+    """One room that runs.
+
+    Attributes:
+        stub: for calls. is_down: set when it has ended.
+    """
+
+    def __init__(self, account: str, pipe: Pipe) -> None:
+        self.account, self._pipe, self.is_down = account, pipe, asyncio.Event()
+        self._channel = open_channel(f"unix:{pipe.path}")
+        self.stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+
+    async def call(self, method: str, request: Any, caller: Caller, timeout_s: float = CALL_S) -> Any:
+        """Call a method of the room; a failure raises what the room raised."""
+        try:
+            return await getattr(self.stub, method)(request, timeout=timeout_s, metadata=told_to_room(caller))
+        except grpc.aio.AioRpcError as error:
+            raise self.failure(error) from None
+
+    def failure(self, error: grpc.aio.AioRpcError) -> MonarchNbError:
+        """Return the error to raise for a failed call."""
+        found = translate(error, f"the room of {self.account}")
+        if isinstance(found, NodeUnreachable):
+            return NodeUnreachable(f"the allocator of {self.account} on this node does not answer: try again")
+        return found
+
+    async def close(self) -> None:
+        """Connect to it no more."""
+        self.is_down.set()
+        self._pipe.close()
+        await self._channel.close()
+
+
+class Rooms:
+    """Knows them.
+
+    Args:
+        starter: opens them.
+        sockets: a directory that nobody else can enter.
+        state: what is leased, to whom.
+
+    Attributes:
+        meshes: by id, the reservations that they are of.
+    """
+
+    def __init__(self, starter: Starter, sockets: Path, state: NodeState) -> None:
+        self._starter, self._sockets, self._state = starter, sockets, state
+        self._rooms: dict[str, asyncio.Task[Room]] = {}
+        self._accounts: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unused: dict[str, asyncio.TimerHandle] = {}
+        self._grouped: set[str] = set()
+        """Reservations whose processes the starter keeps together."""
+        self._is_closing = False
+        self.meshes: dict[str, str] = {}
+
+    # ---- whose what is ----
+
+    async def account_of(self, person: str) -> str:
+        """Return as which account a person runs.
+
+        Raises:
+            AccessDenied: as none; the message says why.
+        """
+        found = (await asyncio.to_thread(self._starter.accounts, [person]))[person]
+        if found.refused:
+            _log.warning("%s is refused: %s", person, found.refused)
+            raise AccessDenied(found.refused)
+        self._accounts[person] = found.account
+        return found.account
+
+    async def of_reservation(self, reservation_id: str) -> Room:
+        """Return the room of a reservation's owner.
+
+        Raises:
+            ReservationNotFound: it is not held here.
+        """
+        return await self._of(self._state.lease(reservation_id).request.owner)
+
+    async def of_mesh(self, mesh_id: str) -> Room:
+        """Return the room that has a mesh.
+
+        Raises:
+            MeshNotFound: none does. ReservationNotFound: and its like, when its reservation was released.
+        """
+        if (reservation_id := self.meshes.get(mesh_id)) is None:
+            self._state.mesh(mesh_id)
+            raise self._state.no_mesh(mesh_id)
+        return await self.of_reservation(reservation_id)
+
+    async def of_person(self, person: str) -> Room:
+        """Return a person's own room.
+
+        Raises:
+            AccessDenied: they hold nothing here, and so have none.
+        """
+        if not self._holds(lambda owner: owner == person):
+            raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
+        return await self._of(person)
+
+    async def _of(self, owner: str) -> Room:
+        return await self.room(await self._account_known(owner))
+
+    async def _account_known(self, owner: str) -> str:
+        return self._accounts.get(owner) or await self.account_of(owner)
+
+    def _holds(self, is_one: Callable[[str], bool]) -> bool:
+        return any(is_one(lease.request.owner) for lease in self._state.leases.values())
+
+    def _is_used(self, account: str) -> bool:
+        return self._holds(lambda owner: self._accounts.get(owner) == account)
+
+    def is_in(self, room: Room, reservation_id: str) -> bool:
+        """Whether a reservation is one of those that a room has."""
+        lease = self._state.leases.get(reservation_id)
+        return lease is not None and self._accounts.get(lease.request.owner) == room.account
+
+    # ---- open ----
+
+    async def room(self, account: str) -> Room:
+        """Return the room of an account, which is opened when it does not run."""
+        opening = self._rooms.get(account)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._rooms[account] = asyncio.create_task(self._open(account))
+        return await asyncio.shield(opening)
+
+    async def _open(self, account: str) -> Room:
+        try:
+            found = await asyncio.to_thread(self._starter.room, account)
+            found.connection.close()
+            pidfd = found.pidfd
+        except MonarchNbError:
+            pidfd = await self._start(account)
+        pipe = Pipe(self._sockets / f"r-{account}", functools.partial(self._connect, account))
+        await pipe.listen()
+        room = Room(account, pipe)
+        asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
+        _log.info("the room of %s is open", account)
+        try:
+            await self._take_in(room)
+        except BaseException:
+            await room.close()
+            raise
+        return room
+
+    async def _start(self, account: str) -> int:
+        opened = await asyncio.to_thread(self._starter.open_room, account)
+        try:
+            async with asyncio.timeout(START_S):
+                line = await _first_line(opened.ready)
+        except TimeoutError:
+            line = b""
+        finally:
+            os.close(opened.ready)
+        if not line or "serving" not in json.loads(line):
+            os.close(opened.pidfd)
+            raise PoolError(f"the allocator of {account} did not start on this node: its allocator.log says why")
+        return opened.pidfd
+
+    async def _connect(self, account: str) -> Any:
+        found = await asyncio.to_thread(self._starter.room, account)
+        os.close(found.pidfd)
+        return found.connection
+
+    async def _take_in(self, room: Room) -> None:
+        """Learn what a room has, and end there what nobody holds any more."""
+        status: pb.StatusReply = await room.call("Status", pb.StatusRequest(), GATEWAY, START_S)
+        for reservation in status.reservations:
+            reservation_id = reservation.reservation_id
+            if (lease := self._state.leases.get(reservation_id)) is None:
+                await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
+            elif await self._account_known(lease.request.owner) == room.account:
+                for mesh in reservation.meshes:
+                    self.meshes.setdefault(mesh.mesh_id, reservation_id)
+
+    def _has_ended(self, room: Room, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self._rooms.pop(room.account, None)
+        room.is_down.set()
+        self._do(self._go_on(room))
+
+    async def _go_on(self, room: Room) -> None:
+        await room.close()
+        while self._is_used(room.account) and not self._is_closing:
+            _log.warning("the room of %s has ended: it is opened again", room.account)
+            try:
+                await self.room(room.account)
+                return
+            except MonarchNbError as error:
+                _log.warning("the room of %s can not be opened: %s", room.account, error)
+                await asyncio.sleep(AGAIN_S)
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def resume(self) -> None:
+        """Find again what an earlier gateway has opened, in the background."""
+        self._grouped |= self._state.leases.keys()
+        for owner in {lease.request.owner for lease in self._state.leases.values()}:
+            with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
+                await self.account_of(owner)
+        for account in {*self._accounts.values()}:
+            try:
+                await self.room(account)
+            except MonarchNbError as error:
+                _log.warning("the room of %s can not be opened: %s", account, error)
+
+    # ---- what concerns both ----
+
+    async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
+        """Have the owner's room lease what the gateway has leased. The gateway alone ends it by itself."""
+        account = await self.account_of(request.owner)
+        if timer := self._unused.pop(account, None):
+            timer.cancel()
+        room = await self.room(account)
+        given = pb.ReserveRequest()
+        given.CopyFrom(request)
+        given.time_s = given.idle_s = 0.0
+        given.gpu_indices[:] = gpu_indices
+        if request.reservation_id not in self._grouped:
+            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id)
+            self._grouped.add(request.reservation_id)
+        await room.call("Reserve", given, GATEWAY)
+        await room.call("Confirm", pb.ConfirmRequest(reservation_id=request.reservation_id), GATEWAY)
+
+    async def end(self, reservation_id: str) -> int:
+        """End a reservation in its room; return how many ranks there were."""
+        meshes = [mesh_id for mesh_id, of in self.meshes.items() if of == reservation_id]
+        for mesh_id in meshes:
+            del self.meshes[mesh_id]
+        if ended := self._state.ended.get(reservation_id):
+            ended.mesh_ids.extend(meshes)
+        lease = self._state.leases.get(reservation_id)
+        account = self._accounts.get(lease.request.owner) if lease else None
+        if account is None or account not in self._rooms:
+            return 0
+        try:
+            room = await self.room(account)
+            reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
+            return int(reply.ranks_ended)
+        except MonarchNbError as error:
+            _log.warning("reservation %s is ended by force: %s", reservation_id, error)
+            return 0
+        finally:
+            await self._end_rest(account, reservation_id)
+
+    async def _end_rest(self, account: str, reservation_id: str) -> None:
+        self._grouped.discard(reservation_id)
+        with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
+            await asyncio.to_thread(self._starter.end_group, account, reservation_id)
+        if account not in self._unused:
+            loop = asyncio.get_running_loop()
+            self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
+
+    async def _close_unused(self, account: str) -> None:
+        self._unused.pop(account, None)
+        if not self._is_used(account) and (opening := self._rooms.pop(account, None)):
+            room = await opening
+            await room.close()
+            await asyncio.to_thread(self._starter.close_room, account)
+
+    async def idle_s(self, reservation_id: str) -> float | None:
+        """Return how long nothing has run in a reservation; None when its room does not say."""
+        try:
+            room = await self.of_reservation(reservation_id)
+            reply = await room.call("Idle", pb.IdleRequest(reservation_id=reservation_id), GATEWAY, START_S)
+        except MonarchNbError:
+            return None
+        return float(reply.idle_for_s)
+
+    async def close(self, *, end_processes: bool) -> None:
+        """Connect to rooms no more; with `end_processes` they end, with all that is in them."""
+        self._is_closing = True
+        for task in self._tasks:
+            task.cancel()
+        for timer in self._unused.values():
+            timer.cancel()
+        for account, opening in list(self._rooms.items()):
+            with contextlib.suppress(MonarchNbError, asyncio.CancelledError):
+                room = await opening
+                if end_processes:
+                    with contextlib.suppress(MonarchNbError):
+                        await room.call("Shutdown", pb.ShutdownRequest(force=True), GATEWAY, END_S)
+                    await asyncio.wait([asyncio.ensure_future(room.is_down.wait())], timeout=END_S)
+                await room.close()
+            if end_processes:
+                with contextlib.suppress(MonarchNbError):
+                    await asyncio.to_thread(self._starter.close_room, account)
+
+
+async def _first_line(pipe: int) -> bytes:
+    """Return the first line that comes from a pipe; b"" when it ends before."""
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
+    os.set_blocking(pipe, False)
+    found = b""
+    loop.add_reader(pipe, there.set)
+    try:
+        while b"\n" not in found:
+            await there.wait()
+            there.clear()
+            if not (more := os.read(pipe, 4096)):
+                return b""
+            found += more
+    finally:
+        loop.remove_reader(pipe)
+    return found.partition(b"\n")[0]

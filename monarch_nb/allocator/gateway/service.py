@@ -1,0 +1,290 @@
+"""What a gateway answers by itself, and what it passes on to a room.
+
+Leases, limits, the line and the record are the gateway's own, and it answers for them as every allocator does. What
+concerns ranks and files goes to the room of the reservation's owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from monarch_nb.rpc.status import error_to_json, refuse  # isort: skip  (sets gRPC's environment before grpc is imported)
+import grpc
+
+from monarch_nb.allocator.gateway.rooms import Room, Rooms
+from monarch_nb.allocator.gateway.sessions import Carried
+from monarch_nb.allocator.leases.record import RUN
+from monarch_nb.allocator.serving.service import AllocatorService, translated
+from monarch_nb.allocator.sessions.sessions import Session as ClientSession
+from monarch_nb.allocator.state.rights import Right
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
+from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
+
+STATUS_S = 5.0
+"""So long a room may take to say what it has: whoever owns it may have stopped it."""
+
+OWN = frozenset(
+    {
+        *(
+            "Describe",
+            "Revoke",
+            "Probe",
+            "Listen",
+            "Status",
+            "Usage",
+            "Reserve",
+            "Wait",
+            "Confirm",
+            "Release",
+            "StopMesh",
+        ),
+        *("Undertake", "Extend", "Share", "Idle", "Session", "DescribeEnvironment", "Shutdown"),
+    }
+)
+"""Methods that the gateway answers, although some of them ask rooms, too."""
+CALLS = frozenset(
+    {
+        *("HostStore", "FindStore", "MoveStore", "Spawn", "Restart", "Control", "Drop", "ReadLines"),
+        *("SearchLog", "ReadMetrics", "SyncTree", "ChangeFiles", "Workspace", "SeeToken", "ListFiles"),
+    }
+)
+MAKING = frozenset({"HostStore", "Spawn"})
+"""Those of CALLS that make a mesh, or the store of one."""
+ANSWERING_STREAMS = frozenset({"ReadLogs", "WatchLog", "ReadBlob", "ReadFile"})
+STREAMS = frozenset({"PutBlob", "PutChunks"})
+"""Methods that a room answers."""
+REFUSED = frozenset({"ChangeMembers", "Mail"})
+"""Methods of reservations on several nodes."""
+ONE_NODE = "on a node where people run as their own accounts, a reservation has one node: reserve with nodes=1"
+
+
+class GatewayService(AllocatorService):
+    """A gateway's service; arguments as of AllocatorService, but for one.
+
+    Args:
+        rooms: where ranks and files are.
+    """
+
+    def __init__(self, rooms: Rooms, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.rooms = rooms
+        self._carried: dict[asyncio.Task[Any] | None, Carried] = {}
+
+    # ---- leases ----
+
+    @translated
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        if request.nodes > 1 or request.node_rank or request.lease_id:
+            raise UsageError(ONE_NODE)
+        await self.rooms.account_of(request.owner)  # first: nothing is leased to who may not
+        del request.gpu_indices[:]
+        await self._node.readings.look_at_gpus(self._node.state)
+        return pb.ReserveReply(gpu_indices=await asyncio.shield(asyncio.ensure_future(self._reserve(request, context))))
+
+    async def _reserve(self, request: pb.ReserveRequest, context: Any) -> list[int]:
+        indices = await self._node.leases.take(request, context.peer())
+        try:
+            await self.rooms.reserve(request, indices)
+        except MonarchNbError:
+            await self._node.leases.release(request.reservation_id)
+            raise
+        return indices
+
+    @translated
+    async def Confirm(self, request: pb.ConfirmRequest, context: Any) -> pb.ConfirmReply:
+        room = await self.rooms.of_reservation(request.reservation_id)
+        await room.call("Confirm", request, caller_of(context))
+        self._node.leases.confirm(request)
+        return pb.ConfirmReply()
+
+    @translated
+    async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
+        room = await self.rooms.of_reservation(request.reservation_id)
+        await room.call("Share", request, caller_of(context))
+        reply: pb.ShareReply = await super().Share(request, context)
+        return reply
+
+    @translated
+    async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
+        raise UsageError(ONE_NODE)
+
+    async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
+        await refuse(context, UsageError(ONE_NODE))
+        return pb.MailEnd()
+
+    @translated
+    async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
+        if request.mesh_id in self.rooms.meshes:
+            room = await self.rooms.of_mesh(request.mesh_id)
+            await room.call("StopMesh", request, caller_of(context))
+        return pb.StopMeshReply()
+
+    # ---- what there is ----
+
+    @translated
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        caller = caller_of(context)
+        reply: pb.StatusReply = await super().Status(request, context)
+        seen = {one.reservation_id: one for one in reply.reservations if one.right > Right.NONE}
+        rooms = await asyncio.gather(*(self.rooms.of_reservation(each) for each in seen), return_exceptions=True)
+        found = {room.account: room for room in rooms if isinstance(room, Room)}
+        asked = (room.call("Status", request, caller, STATUS_S) for room in found.values())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for room, told in zip(found.values(), answers, strict=True):
+            for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
+                own = seen.get(reservation.reservation_id)
+                if own is not None and self.rooms.is_in(room, own.reservation_id):
+                    own.meshes.extend(reservation.meshes)
+                    own.files.CopyFrom(reservation.files)
+        return reply
+
+    @translated
+    async def DescribeEnvironment(
+        self, request: files_pb2.DescribeEnvironmentRequest, context: Any
+    ) -> files_pb2.DescribeEnvironmentReply:
+        if request.python or request.directories:  # nothing that somebody names runs as the gateway
+            room, caller = await self._own_room(context)
+            reply: files_pb2.DescribeEnvironmentReply = await room.call("DescribeEnvironment", request, caller)
+        else:
+            reply = await super().DescribeEnvironment(request, context)
+        return reply
+
+    # ---- sessions ----
+
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        task = asyncio.current_task()
+        try:
+            await super().Session(request_iterator, context)
+        except asyncio.CancelledError:
+            carried = self._carried.get(task)
+            if task is None or carried is None or not carried.is_lost:
+                raise
+            task.uncancel()  # gRPC would not tell the client
+            await refuse(context, NodeUnreachable("a room has ended: open the session again"))
+        finally:
+            if carried := self._carried.pop(task, None):
+                carried.close()
+
+    def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
+        kind, task = request.WhichOneof("message"), asyncio.current_task()
+        if kind == "open":
+            opening = pb.Open()
+            opening.CopyFrom(request.open)
+            request.open.mailbox = ""  # its mail is in rooms
+            super()._handle(session, caller, request)
+            assert task is not None
+            if task not in self._carried and session.client_id:
+                self._carried[task] = Carried(self.rooms, session, caller, opening, task.cancel)
+            return
+        if (carried := self._carried.get(task)) is None:
+            return
+        if kind in ("attach", "detach"):
+            super()._handle(session, caller, request)
+        elif kind == "branches":
+            session.send(refused=pb.Refused(error_json=error_to_json(UsageError(ONE_NODE))))
+            return
+        elif kind:
+            try:
+                self._access.admit_message(caller, kind, getattr(request, kind))
+            except MonarchNbError as error:
+                message: Any = getattr(request, kind)
+                run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
+                session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
+                return
+        if kind == "submit":
+            self._note(caller, request.submit)
+        carried.say(request)
+
+    def _note(self, caller: Caller, submit: pb.Submit) -> None:
+        run = submit.run
+        self._node.record.note(
+            RUN,
+            reservation=self._access.reservation_of(submit.mesh_id),
+            mesh=submit.mesh_id,
+            run=run.run_id,
+            ranks=len(submit.ranks),
+            by=submit.owner or caller.name,
+        )
+
+    # ---- what rooms answer ----
+
+    async def room_for(self, request: Any, caller: Caller) -> Room:
+        """Return the room that a request is for."""
+        if reservation_id := getattr(request, "reservation_id", ""):
+            return await self.rooms.of_reservation(reservation_id)
+        if mesh_id := getattr(request, "mesh_id", ""):
+            return await self.rooms.of_mesh(mesh_id)
+        return await self.rooms.of_person(caller.name)
+
+    async def _own_room(self, context: Any) -> tuple[Room, Caller]:
+        caller = caller_of(context)
+        return await self.rooms.of_person(caller.name), caller
+
+
+def _call(name: str) -> Any:
+    @translated
+    async def call(self: GatewayService, request: Any, context: Any) -> Any:
+        caller = caller_of(context)
+        room = await self.room_for(request, caller)
+        call = asyncio.shield(asyncio.ensure_future(room.call(name, request, caller)))
+        if name not in MAKING:
+            return await call
+        known = request.mesh_id in self.rooms.meshes
+        self.rooms.meshes.setdefault(request.mesh_id, request.reservation_id)
+        try:
+            return await call
+        except MonarchNbError:
+            if not known:
+                self.rooms.meshes.pop(request.mesh_id, None)
+            raise
+
+    return call
+
+
+def _answering_stream(name: str) -> Any:
+    async def stream(self: GatewayService, request: Any, context: Any) -> AsyncIterator[Any]:
+        caller = caller_of(context)
+        try:
+            room = await self.room_for(request, caller)
+            answers = getattr(room.stub, name)(request, metadata=told_to_room(caller))
+            try:
+                async for answer in answers:
+                    yield answer
+            except grpc.aio.AioRpcError as error:
+                raise room.failure(error) from None
+            finally:
+                answers.cancel()
+        except MonarchNbError as error:
+            await refuse(context, error)
+
+    return stream
+
+
+def _stream(name: str) -> Any:
+    @translated
+    async def stream(self: GatewayService, request_iterator: Any, context: Any) -> Any:
+        caller = caller_of(context)
+        requests = aiter(request_iterator)
+        first = await anext(requests)
+        room = await self.room_for(first, caller)
+
+        async def all_of_it() -> AsyncIterator[Any]:
+            yield first
+            async for request in requests:
+                yield request
+
+        try:
+            return await getattr(room.stub, name)(all_of_it(), metadata=told_to_room(caller))
+        except grpc.aio.AioRpcError as error:
+            raise room.failure(error) from None
+
+    return stream
+
+
+for _names, _make in ((CALLS, _call), (ANSWERING_STREAMS, _answering_stream), (STREAMS, _stream)):
+    for _name in _names:
+        setattr(GatewayService, _name, _make(_name))

@@ -1,0 +1,161 @@
+"""What starts rooms. On a node that serves people it is the warden (monarch_nb.warden.client), which alone is root."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from monarch_nb.allocator.supervision import processes
+from monarch_nb.config import NodePaths, private_directory
+from monarch_nb.errors import PoolError
+from monarch_nb.proto.state_pb2 import ProcessIdentity
+
+CONNECT_S = 5.0
+END_S = 10.0
+
+
+class Person(Protocol):
+    """Attributes: account: whose power they have. refused: why they may not use the node; empty when they may."""
+
+    @property
+    def account(self) -> str: ...
+    @property
+    def refused(self) -> str: ...
+
+
+class Opened(Protocol):
+    """Attributes: pidfd: of the room. ready: the end of a pipe on which the room says that it serves."""
+
+    @property
+    def pidfd(self) -> int: ...
+    @property
+    def ready(self) -> int: ...
+
+
+class Room(Protocol):
+    """Attributes: pidfd: of the room. connection: a new one to its socket."""
+
+    @property
+    def pidfd(self) -> int: ...
+    @property
+    def connection(self) -> socket.socket: ...
+
+
+class Starter(Protocol):
+    """Opens rooms. Its methods block: call them in a thread. What it refuses it raises, as errors of monarch_nb."""
+
+    def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
+        """Return which accounts people are, by the names in their certificates."""
+        ...
+
+    def open_room(self, account: str) -> Opened:
+        """Start a room. One that was there before, and has ended, finds its ranks again."""
+        ...
+
+    def room(self, account: str) -> Room:
+        """Return a connection to a room that runs."""
+        ...
+
+    def reserve_group(self, account: str, reservation: str) -> object:
+        """Keep the processes of a reservation together from now on, within the limits of their account."""
+        ...
+
+    def end_group(self, account: str, reservation: str) -> object:
+        """End every process of a reservation."""
+        ...
+
+    def close_room(self, account: str) -> None:
+        """End a room and all its processes."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Found:
+    account: str = ""
+    refused: str = ""
+    pidfd: int = -1
+    ready: int = -1
+
+
+@dataclass(frozen=True)
+class _Reached:
+    pidfd: int
+    connection: socket.socket
+
+
+class PlainStarter:
+    """Starts rooms as this very user, for tests: everybody has one, and nothing separates them.
+
+    Args:
+        directory: in which each room has one of its own.
+        command: of a room; `{directory}`, `{ready}` and `{account}` in it are filled in.
+    """
+
+    def __init__(self, directory: Path, command: Sequence[str]) -> None:
+        self._directory, self._command = private_directory(directory), command
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
+        return {name: _Found(account=name) for name in names}
+
+    def open_room(self, account: str) -> Opened:
+        directory = private_directory(self._directory / account)
+        self._end_earlier(account)
+        ready, ready_end = os.pipe()
+        fill = {"{directory}": str(directory), "{ready}": str(ready_end), "{account}": account}
+        try:
+            with (directory / "allocator.log").open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *(fill.get(word, word) for word in self._command)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[ready_end],
+                    start_new_session=True,
+                )
+        finally:
+            os.close(ready_end)
+        self._processes[account] = process
+        return _Found(pidfd=os.pidfd_open(process.pid), ready=ready)
+
+    def room(self, account: str) -> Room:
+        process = self._processes.get(account)
+        if process is None or process.poll() is not None:
+            raise PoolError(f"no room of {account} runs")
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(CONNECT_S)
+        connection.connect(str(NodePaths(self._directory / account).allocator_socket))
+        return _Reached(os.pidfd_open(process.pid), connection)
+
+    def reserve_group(self, account: str, reservation: str) -> object:
+        return None
+
+    def end_group(self, account: str, reservation: str) -> object:
+        return None
+
+    def close_room(self, account: str) -> None:
+        if process := self._processes.pop(account, None):
+            process.terminate()
+            process.wait(END_S)
+
+    def _end_earlier(self, account: str) -> None:
+        """End what an earlier gateway has started; its ranks go on."""
+        try:
+            facts = json.loads(NodePaths(self._directory / account).facts.read_text())
+            earlier = ProcessIdentity(pid=facts["pid"], start_ticks=facts["start_ticks"], boot_id=facts["boot_id"])
+        except (OSError, ValueError, KeyError):
+            return
+        if processes.is_alive(earlier):
+            pidfd = os.pidfd_open(earlier.pid)
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            select.select([pidfd], [], [], END_S)
+            os.close(pidfd)

@@ -1,0 +1,36 @@
+"""Cgroups (v2) of reservations, which a warden makes for a room: processes join theirs, and may die of its limit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from monarch_nb.config import CGROUP_VARIABLE
+from monarch_nb.sizes import size
+
+
+def group_of(reservation_id: str) -> str:
+    """Return the path of a reservation's cgroup; "" where it has none."""
+    base = os.environ.get(CGROUP_VARIABLE)
+    return path if base and os.path.isdir(path := f"{base}/{reservation_id}") else ""
+
+
+def memory_deaths(group: str) -> int:
+    """Return how many processes of a cgroup died because its memory limit was reached."""
+    try:
+        events = dict(line.split() for line in Path(group, "memory.events").read_text().splitlines())
+    except OSError:  # nothing limits memory there
+        return 0
+    return int(events.get("oom_kill", 0))
+
+
+def memory_cause(group: str, deaths_before: int) -> str:
+    """Return what to say of a process that was killed, if its cgroup's limit has killed some since then; else ""."""
+    if not group or memory_deaths(group) <= deaths_before:
+        return ""
+    most = Path(group, "memory.max").read_text().strip()
+    amount = f" of {size(int(most))}" if most.isdigit() else ""
+    return (
+        f"out of memory: the reservation's processes on this node reached their limit{amount} together; use a smaller "
+        "batch or model, fewer ranks per node, or reserve with more --memory"
+    )

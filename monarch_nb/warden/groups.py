@@ -1,0 +1,150 @@
+"""Cgroups (v2): BASE/rooms/ACCOUNT has the limits of a person, in it `own` (the room's process and templates) and one
+group for each reservation. The account may move its processes between its own groups; all else is root's."""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from monarch_nb.warden.requests import Refused
+
+ENDS_S = 10.0
+_SET_CHILD_SUBREAPER = 36
+_CPU_PERIOD_US = 100_000
+_CONTROLLERS = {"memory", "cpu"}
+
+
+def own_group() -> Path | None:
+    """Return the warden's own cgroup: the unit's, of which systemd may have given it the part `warden`; at the root of
+    all, one below it. None where there is no cgroup v2."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - cgroup2 " in line:
+            lines = Path("/proc/self/cgroup").read_text().splitlines()
+            path = Path(line.split()[4] + next(each[3:] for each in lines if each.startswith("0::")))
+            path = path.parent if path.name == "warden" else path
+            return path / "monarch-nb" if path == Path(line.split()[4]) else path
+    return None
+
+
+class Groups:
+    """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds."""
+
+    def __init__(self, base: Path | None) -> None:
+        self._base, self.controllers = base, set[str]()
+        if base is None:
+            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parents end stays below the warden
+            return
+        _make(base)
+        if not (base / "cgroup.kill").exists():
+            raise Refused(f"{base} is no cgroup v2 that can be ended (Linux 5.14 or newer): see --without-cgroups")
+        if str(os.getpid()) in (base / "cgroup.procs").read_text().split():  # limits are for groups without processes
+            (_make(base / "warden") / "cgroup.procs").write_text("0")
+        self.controllers = _CONTROLLERS & set((base / "cgroup.controllers").read_text().split())
+        self._hand_down(base)
+        self._hand_down(_make(base / "rooms"))
+
+    def gateway(self) -> Path | None:
+        return self._base and _make(self._base / "gateway")
+
+    def room(self, account: str) -> Path | None:
+        return self._base and self._base / "rooms" / account
+
+    def rooms(self) -> list[str]:
+        """Return the accounts that have a group."""
+        return [path.name for path in (self._base / "rooms").iterdir() if path.is_dir()] if self._base else []
+
+    def make(self, account: str, uid: int, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
+        """Make the group of a room (no reservation) or a reservation, limit it, and return its path; "" without any."""
+        if (memory_bytes and "memory" not in self.controllers) or (cpus and "cpu" not in self.controllers):
+            raise Refused("the machine can not limit memory or CPUs: its cgroups (v2) lack the controllers for it")
+        if (room := self.room(account)) is None:
+            return ""
+        group = _make(room / reservation if reservation else room)
+        if "memory" in self.controllers:
+            (group / "memory.max").write_text(str(memory_bytes or "max"))
+            if (group / "memory.swap.max").exists():
+                (group / "memory.swap.max").write_text("0" if memory_bytes else "max")
+        if "cpu" in self.controllers:
+            quota = int(cpus * _CPU_PERIOD_US) if cpus else "max"
+            (group / "cpu.max").write_text(f"{quota} {_CPU_PERIOD_US}")
+        os.chown(group / "cgroup.procs", uid, -1)
+        if not reservation:
+            self._hand_down(group)
+            os.chown(_make(group / "own") / "cgroup.procs", uid, -1)
+        return str(group)
+
+    def _hand_down(self, group: Path) -> None:
+        for controller in sorted(self.controllers):
+            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _make(group: Path) -> Path:
+    group.mkdir(exist_ok=True)
+    return group
+
+
+def memory_deaths(group: Path) -> int:
+    """Return how many processes of a group died because its memory limit was reached."""
+    try:
+        events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
+    except OSError:  # nothing limits memory there
+        return 0
+    return int(events.get("oom_kill", 0))
+
+
+def end_group(group: Path) -> None:
+    """SIGKILL everything in a group and below, wait until it is gone, and remove the group."""
+    if not group.exists():
+        return
+    (group / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + ENDS_S
+    with (group / "cgroup.events").open() as events:
+        poll = select.poll()
+        poll.register(events, select.POLLPRI)
+        while "populated 1" in events.read():
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise Refused(f"processes in {group} do not end: they wait in the kernel, for a disk or a GPU")
+            events.seek(0)
+    for below in [*(path for path in group.iterdir() if path.is_dir()), group]:
+        below.rmdir()
+
+
+def end_tree(uid: int, leader: int) -> None:
+    """Without cgroups: SIGKILL what descends from the warden or is of a room's session, and is its account's. Whom sudo
+    made another, and what left its session and lost its parents before a restart of the warden, is not found."""
+    deadline = time.monotonic() + ENDS_S
+    while found := _descendants(uid, leader):
+        poll, open_ones = select.poll(), list[int]()
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                open_ones.append(pidfd := os.pidfd_open(pid))
+                poll.register(pidfd, select.POLLIN)
+                if pid in _descendants(uid, leader):  # nobody else has got the number since
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or not open_ones
+        for pidfd in open_ones:
+            os.close(pidfd)
+        if not ended:
+            raise Refused(f"processes of uid {uid} do not end: they wait in the kernel, for a disk or a GPU")
+
+
+def _descendants(uid: int, leader: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    found, todo = set[int](), [os.getpid(), leader]
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            lines = Path(entry.path, "status").read_text(errors="replace").splitlines()
+            facts = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+            if facts["State"][0] in "ZX" or int(facts["Uid"][0]) != uid:
+                continue
+            children.setdefault(int(facts["PPid"][0]), []).append(int(entry.name))
+            if int(facts["NSsid"][0]) == leader:
+                found.add(int(entry.name))
+    while todo:
+        below = children.pop(todo.pop(), [])
+        found.update(below)
+        todo += below
+    return found

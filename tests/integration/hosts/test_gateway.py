@@ -1,0 +1,80 @@
+"""A gateway with rooms that are this very user's: what people do with a node goes on as ever. What separates accounts
+is tried in tests/integration/warden."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.hosts.elastic import kill
+from integration.hosts.people import Person
+from lab import Allocator, Lab
+from monarch_nb import Reservation, list_reservations, reserve
+from monarch_nb.errors import MonarchNbError
+
+PLAIN = ["--plain-rooms"]
+
+
+@pytest.fixture
+def node(lab: Lab) -> Allocator:
+    return lab.start(procs=4, flags=PLAIN)
+
+
+@pytest.fixture
+def dev(node: Allocator) -> Iterator[Reservation]:
+    held = reserve("dev", procs=2, preload=[])
+    yield held
+    held.release()
+
+
+def room_of(node: Allocator, account: str) -> int:
+    """Return the process of a room."""
+    return int(json.loads((node.paths.directory / "rooms" / account / "node.json").read_text())["pid"])
+
+
+def test_cells_output_status_and_release_go_through_the_gateway(node: Allocator, dev: Reservation) -> None:
+    run = dev.mesh.run("print('rank', rank); rank * 2")
+    assert run.values == [0, 2]
+    assert [line.text for line in dev.mesh.logs()] == ["rank 0\n", "rank 1\n"]
+    [held] = list_reservations()
+    assert (held.name, held.owner, held.procs) == ("dev", "alice", 2)
+    with pytest.raises(MonarchNbError, match="2 of 4 procs free"):
+        reserve("more", procs=3, preload=[])
+
+
+@pytest.mark.slow
+def test_ranks_outlive_room_and_gateway_and_a_run_goes_on_meanwhile(
+    lab: Lab, node: Allocator, dev: Reservation
+) -> None:
+    dev.mesh.run("kept = 7")
+    os.kill(room_of(node, "alice"), signal.SIGKILL)
+    assert dev.mesh.run("kept += 1; kept").values == [8, 8]
+    kill(node)
+    lab.start(procs=4, directory=node.paths.directory, number=1, flags=[*PLAIN, "--listen", node.address])
+    assert dev.mesh.run("kept += 1; kept").values == [9, 9]
+    assert [line.text for line in dev.mesh.logs()] == []
+
+
+@pytest.mark.slow
+def test_each_person_has_a_room_and_runs_cells_in_anothers_only_when_let_in(
+    lab: Lab, node: Allocator, dev: Reservation, tmp_path: Path
+) -> None:
+    bob = Person(lab, "bob", tmp_path)
+    own = "held = monarch_nb.reserve('own', procs=1, preload=[]); print(held.mesh.run('rank').values); held.release()"
+    assert bob.run(f"import monarch_nb; {own}") == ["[0]"]
+    assert {path.name for path in (node.paths.directory / "rooms").iterdir()} == {"alice", "bob"}
+    into = """
+import monarch_nb
+try:
+    print(monarch_nb.attach("dev").mesh.run("__import__('os').getppid()").values)
+except monarch_nb.MonarchNbError as error:
+    print(type(error).__name__)
+"""
+    assert bob.run(into) != [str(dev.mesh.run("__import__('os').getppid()").values)]
+    dev.share("bob", "run")
+    assert bob.run(into) == [str(dev.mesh.run("__import__('os').getppid()").values)]

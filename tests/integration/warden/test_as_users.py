@@ -1,0 +1,243 @@
+"""`monarch-nb allocator --as-users` with three accounts: each person's cells run as themselves, and get nothing of the
+others'."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import monarch_nb
+from integration.hosts.people import Person
+from integration.live import eventually
+from lab import Lab
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
+from monarch_nb.trust.pools import change_hosts, make_paths
+from wardens import PYTHON, TIMEOUT_S, UNIFIED, accounts, gone, skip_unless_possible
+
+CGROUP = UNIFIED / f"mnb-as-users-{os.getpid()}"
+REPOSITORY = Path(monarch_nb.__file__).parents[1]
+
+
+@dataclass
+class Node:
+    """A node that runs people as themselves. Its pool is the one that is meant when none is named."""
+
+    warden: subprocess.Popen[bytes]
+    words: list[str]
+    directory: Path
+    log: Path
+    lab: Lab
+    people: dict[str, Person]
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.warden = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+
+    def run(self, who: str, code: str) -> list[str]:
+        """Run Python as a client of somebody's; return what it prints."""
+        return self.people[who].run(f"import monarch_nb as nb\n{code}")
+
+    def cell(self, who: str, code: str) -> str:
+        """Run a cell on a slot that somebody reserves for it; return the value."""
+        [said] = self.run(
+            who, f"r = nb.reserve('one', procs=1, preload=[])\nprint(r.mesh.run({code!r}).values[0])\nr.release()"
+        )
+        return said
+
+
+def _python(directory: Path) -> Path:
+    """Return a Python with our packages that every account can execute."""
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", directory], check=True)
+    [site] = (directory / "lib").glob("python*/site-packages")
+    (site / "ours.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
+    return directory / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    skip_unless_possible()
+    with (
+        accounts("alice", "bob", "mallory", "gate") as (alice, bob, mallory, gate),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        home = Path(tempfile.mkdtemp(prefix="mnb-as-", dir="/tmp"))
+        home.chmod(0o755)
+        config = home / "config"
+        config.mkdir(mode=0o700)
+        patch.setenv(CONFIG_VARIABLE, str(config))
+        patch.setenv(HOME_VARIABLE, str(home / "client"))
+        patch.setenv(POOL_VARIABLE, "lab")
+        lab = Lab.make(config, home, owner=alice)
+        keys = home / "keys"
+        keys.mkdir(mode=0o700)
+        shutil.copy(make_paths("lab").node, keys / "node.pem")
+        facts = pwd.getpwnam(gate)
+        for path in (keys, keys / "node.pem"):
+            os.chown(path, facts.pw_uid, facts.pw_gid)
+        (home / "users.toml").write_text("")
+        python = _python(home / "python")
+        listen = f"127.0.0.1:{_free_port()}"
+        words = [str(python), "-P", "-m", "monarch_nb.allocator", "--as-users", "--node-id", "host1"]
+        words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6", "--gpus", "none"]
+        words += ["--preload", "", f"--warden=--directory={home / 'state'}", f"--warden=--gateway-user={gate}"]
+        words += [f"--warden=--users={home / 'users.toml'}", *_cgroup_option()]
+        change_hosts(make_paths("lab"), lambda hosts: hosts.added(listen))
+        people = {}
+        for kind, name in (("bob", bob), ("mallory", mallory)):
+            (home / kind).mkdir(mode=0o700)
+            people[kind] = Person(lab, name, home / kind)
+        made = Node(None, words, home / "state", home / "log", lab, people)  # type: ignore[arg-type]
+        made.start()
+        try:
+            eventually(lambda: _serves(made))
+            yield made
+        finally:
+            made.warden.send_signal(signal.SIGTERM)
+            made.warden.wait(TIMEOUT_S)
+            for group in (CGROUP / "rooms", CGROUP / "gateway", CGROUP / "warden", CGROUP):
+                with contextlib.suppress(FileNotFoundError):
+                    group.rmdir()
+        shutil.rmtree(home)
+
+
+def _cgroup_option() -> list[str]:
+    if (UNIFIED / "cgroup.procs").exists() and os.access(UNIFIED, os.W_OK):
+        return [f"--warden=--cgroup={CGROUP}"]
+    return ["--warden=--without-cgroups"]
+
+
+def _serves(node: Node) -> bool:
+    assert node.warden.poll() is None, node.log.read_text()
+    return "serves on" in node.log.read_text()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_cells_run_as_the_person_who_reserved(node: Node) -> None:
+    for who in ("bob", "mallory"):
+        name = node.people[who].name
+        facts = pwd.getpwnam(name)
+        code = "import os, pwd; (pwd.getpwuid(os.getuid()).pw_name, os.environ['HOME'], os.getgroups(), os.umask(0o77))"
+        assert node.cell(who, code) == str((name, facts.pw_dir, [facts.pw_gid], 0o77)), node.log.read_text()
+
+
+HOLDS = """
+import sys
+r = nb.reserve("held", procs=1, preload=[])
+r.mesh.run('''
+import os, pathlib, sys
+os.environ["SECRET"] = "environment"
+kept = "memory"
+secret = pathlib.Path.home() / "secret"
+secret.write_text("home")
+open("/tmp/mnb-secret-" + str(os.getpid()), "w").write("tmp")
+''')
+[pid] = r.mesh.run("os.getpid()").values
+print(pid, flush=True)
+sys.stdin.readline()
+r.mesh.run("os.unlink('/tmp/mnb-secret-' + str(os.getpid()))")
+r.release()
+"""
+
+TRIES = """
+import os, pathlib, signal, socket, glob
+pid, home, state, theirs = {pid}, {home!r}, {state!r}, {theirs!r}
+got = []
+def read(path):
+    def attempt():
+        got.append((path, open(path, "rb").read(10)))
+    return attempt
+def link(path):
+    def attempt():
+        name = f"link-{{os.urandom(4).hex()}}"
+        os.symlink(path, name)
+        got.append((path, open(name, "rb").read(10)))
+    return attempt
+def kill():
+    os.kill(pid, 0)
+    got.append("signal")
+def look(path):
+    def attempt():
+        got.append((path, os.listdir(path)))
+    return attempt
+def connect(path):
+    def attempt():
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(path)
+        got.append(path)
+    return attempt
+room = f"{{state}}/rooms/{{theirs}}"
+attempts = [kill, look(room), look(f"{{state}}/gateway"), look(f"{{room}}/s"), connect(f"{{room}}/s/allocator")]
+attempts += [read(f"/proc/{{pid}}/{{name}}") for name in ("environ", "mem", "maps", "cwd/x", "root/etc/shadow")]
+attempts += [look(f"/proc/{{pid}}/fd"), read(f"{{home}}/secret"), link(f"{{home}}/secret")]
+attempts += [read(f"/tmp/mnb-secret-{{pid}}"), read(f"{{room}}/state.sqlite"), read({key!r}), link({key!r})]
+attempts += [read(f"{{state}}/rooms.json"), read(f"{{state}}/rooms/../rooms/{{theirs}}/node.json")]
+attempts += [look(f"{{state}}/rooms/"), lambda: got.append(os.listdir("/root"))]
+for attempt in attempts:
+    try:
+        attempt()
+    except (OSError, ValueError):
+        pass
+got
+"""
+
+
+def test_cells_get_nothing_of_another_person(node: Node) -> None:
+    bob, mallory = node.people["bob"], node.people["mallory"]
+    with bob.begin(f"import monarch_nb as nb\n{HOLDS}") as held:
+        assert held.stdout is not None
+        try:
+            facts = {
+                "pid": int(held.stdout.readline()),
+                "home": pwd.getpwnam(bob.name).pw_dir,
+                "state": str(node.directory),
+            }
+            code = TRIES.format(**facts, theirs=bob.name, key=str(node.directory.parent / "keys" / "node.pem"))
+            assert node.cell("mallory", code) == "[]"
+            own = TRIES.format(**facts, theirs=bob.name, key="/dev/null")
+            [seen] = bob.run(f"import monarch_nb as nb\nprint(nb.attach('held').mesh.run({own!r}).values[0])")
+            assert all(what in seen for what in ("signal", "b'home'", "state.sqlite"))  # the attempts are real ones
+            refused = mallory.run(
+                "import monarch_nb as nb\ntry: nb.attach('held').mesh.run('1')\n"
+                "except nb.MonarchNbError as error: print(type(error).__name__)"
+            )
+            assert refused == ["AccessDenied"]
+        finally:
+            held.communicate("\n", timeout=TIMEOUT_S)
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        os.dup2(0, 1)
+        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+    os._exit(0)
+"""
+
+
+def test_release_ends_what_has_forked_twice(node: Node) -> None:
+    if "--cgroup" not in str(node.words):
+        pytest.skip("without cgroups (v2) nothing finds what left its session")
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {DAEMON!r}], stdout=-1).stdout.decode()"
+    pid = int(node.cell("mallory", f"{code}.strip()").strip("'"))
+    eventually(lambda: gone(pid))

@@ -1,0 +1,196 @@
+"""A room is its account, from its first line on, and all that it started ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch_nb.errors import WardenGone, WardenRefused
+from wardens import RealWarden, gone, uid, wait_for_end
+
+RESERVATION, OTHER = "1" * 32, "2" * 32
+DAEMON = """
+import os, time
+reads, writes = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        if group:
+            open(group + "/cgroup.procs", "w").write("0")
+        os.write(writes, str(os.getpid()).encode())
+        for number in range(3, 100):
+            try:
+                os.close(number)
+            except OSError:
+                pass
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+answer = int(os.read(reads, 20))
+"""
+Start = Callable[..., RealWarden]
+
+
+def daemon(warden: RealWarden, account: str, group: str = "") -> int:
+    """Start a daemon in a room that has left its parents and its session; return its pid."""
+    return int(warden.run(account, f"group = {group!r}\n{DAEMON}"))
+
+
+@pytest.mark.quick
+def test_a_room_is_its_account(start: Start, people: list[str], cgroup: Path) -> None:
+    alice = people[0]
+    subprocess.run(["usermod", "--append", "--groups", "users", alice], check=True)
+    warden = start(cgroup)
+    os.environ["SECRET_OF_ROOT"] = "1"
+    opened = warden.open(alice)
+    told = warden.run(
+        alice,
+        """
+import os, resource
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+answer = {
+    "uids": os.getresuid(), "gids": os.getresgid(), "groups": os.getgroups(), "environment": dict(os.environ),
+    "directory": os.getcwd(), "session": os.getsid(0) == os.getpid(), "capabilities": status["CapEff"].strip(),
+    "group": [line.strip() for line in open("/proc/self/cgroup") if line.startswith("0::")], **at_start,
+    "log": os.fstat(2).st_uid, "signals": status["SigBlk"].strip(),
+}""",
+    )
+    account, users = uid(alice), 100
+    home = warden.directory / "state" / "rooms" / alice
+    assert told["uids"] == told["gids"] == [account] * 3
+    assert sorted(told["groups"]) == sorted([account, users])
+    assert told["environment"] == {
+        "HOME": f"/home/{alice}",
+        "USER": alice,
+        "LOGNAME": alice,
+        "SHELL": "/bin/bash",
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        "MONARCH_NB_HOME": str(home),
+        "MONARCH_NB_CGROUP": str(cgroup / "rooms" / alice),
+    }
+    assert told["directory"] == f"/home/{alice}"
+    assert told["session"]
+    assert told["umask"] == 0o077
+    assert told["descriptors"] == [0, 1, 2, 3]
+    assert int(told["capabilities"], 16) == int(told["signals"], 16) == 0
+    assert told["group"] == [f"0::/{cgroup.name}/rooms/{alice}/own"]
+    assert told["log"] == account
+    assert (home.stat().st_uid, home.stat().st_mode & 0o777) == (account, 0o700)
+    assert (home.parent.stat().st_uid, home.parent.stat().st_mode & 0o777) == (0, 0o711)
+    assert Path(f"/proc/{opened.pid}").stat().st_uid == account
+
+
+@pytest.mark.parametrize("with_cgroups", [True, False])
+def test_daemons_end_with_their_room(start: Start, people: list[str], cgroup: Path, with_cgroups: bool) -> None:
+    alice, bob, *_ = people
+    warden = start(cgroup if with_cgroups else None)
+    warden.open(alice)
+    warden.open(bob)
+    hers, his = daemon(warden, alice), daemon(warden, bob)
+    warden.client.close_room(alice)
+    assert gone(hers)
+    assert not gone(his)
+    with pytest.raises(WardenRefused, match="has no room"):
+        warden.client.room(alice)
+    assert warden.stop() == 0
+    assert gone(his)
+
+
+def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path) -> None:
+    alice, bob, *_ = people
+    warden = start(cgroup)
+    warden.open(alice)
+    warden.open(bob)
+    group, other = (warden.client.reserve_group(alice, each) for each in (RESERVATION, OTHER))
+    first, second, own = (daemon(warden, alice, each) for each in (group, other, ""))
+    for elsewhere in (str(cgroup), str(cgroup / "rooms"), str(cgroup / "rooms" / bob / "own"), str(cgroup.parent)):
+        moved = f"open({elsewhere!r} + '/cgroup.procs', 'w').write('0')"
+        assert warden.run(alice, moved) == {"error": "PermissionError"}
+    assert warden.run(alice, f"open({group!r} + '/pids.max', 'w').write('1')") == {"error": "PermissionError"}
+    assert warden.run(alice, f"import os; os.mkdir({group!r} + '/own')") == {"error": "PermissionError"}
+    assert warden.client.end_group(alice, RESERVATION) == 0
+    assert gone(first)
+    assert not gone(second)
+    assert not gone(own)
+    assert not Path(group).exists()
+    with pytest.raises(WardenRefused, match="no group"):
+        warden.client.end_group(alice, RESERVATION)
+    with pytest.raises(WardenRefused, match="no group"):
+        warden.client.end_group(bob, OTHER)
+    with pytest.raises(WardenRefused, match="can not limit memory or CPUs"):
+        warden.client.reserve_group(alice, RESERVATION, memory_bytes=1 << 30)
+    warden.client.close_room(alice)
+    assert gone(second)
+    assert gone(own)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_next_warden_adopts_rooms(start: Start, people: list[str], cgroup: Path, number: int) -> None:
+    alice, bob, *_ = people
+    warden = start(cgroup)
+    opened = warden.open(alice)
+    group = warden.client.reserve_group(alice, RESERVATION)
+    rank = daemon(warden, alice, group)
+    ended = warden.open(bob)
+    os.kill(ended.pid, signal.SIGKILL)
+    wait_for_end(ended.pidfd)
+    assert warden.stop(number) == (75 if number == signal.SIGHUP else -number)
+    with pytest.raises(WardenGone, match="the warden has ended"):
+        warden.client.room(alice)
+    warden.gateway.close()
+    warden.start()
+    room = warden.client.room(alice)
+    room.connection.close()
+    assert room.pid == opened.pid
+    assert warden.run(alice, "import os; answer = os.getpid()") == opened.pid
+    with pytest.raises(WardenRefused, match="has a room already"):
+        warden.client.open_room(alice)
+    with pytest.raises(WardenRefused, match="has no room"):
+        warden.client.room(bob)
+    os.kill(opened.pid, signal.SIGKILL)
+    wait_for_end(room.pidfd)
+    with pytest.raises(WardenRefused, match="has no room"):
+        warden.client.room(alice)
+    again = warden.open(alice)
+    assert again.pid != opened.pid
+    assert not gone(rank)
+    assert warden.client.end_group(alice, RESERVATION) == 0
+    assert gone(rank)
+    assert warden.stop() == 0
+    assert gone(again.pid)
+
+
+def test_a_gateway_that_fails_comes_back(start: Start, people: list[str], cgroup: Path) -> None:
+    warden = start(cgroup)
+    opened = warden.open(people[0])
+    warden.gateway.send(bytes([3]))
+    warden.accept()
+    assert warden.client.room(people[0]).pid == opened.pid
+    warden.gateway.send(bytes([0]))
+    assert warden.process.wait(60) == 0
+    assert gone(opened.pid)
+
+
+def test_a_pid_that_is_somebody_elses_is_left_alone(start: Start, people: list[str], cgroup: Path) -> None:
+    alice = people[0]
+    warden = start(cgroup)
+    opened = warden.open(alice)
+    warden.stop(signal.SIGHUP)
+    os.kill(opened.pid, signal.SIGKILL)
+    wait_for_end(opened.pidfd)
+    with subprocess.Popen(["sleep", "1000"], user=alice) as other:
+        table = warden.directory / "state" / "rooms.json"
+        table.write_text(table.read_text().replace(str(opened.pid), str(other.pid)))
+        warden.gateway.close()
+        warden.start()
+        with pytest.raises(WardenRefused, match="has no room"):
+            warden.client.room(alice)
+        assert warden.stop() == 0
+        assert other.poll() is None
+        other.kill()

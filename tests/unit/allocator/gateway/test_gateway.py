@@ -1,0 +1,43 @@
+"""What a gateway answers by itself, whose words a room believes, and who holds the locks of GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, REFUSED, STREAMS, GatewayService
+from monarch_nb.allocator.serving.guard import SERVICE
+from monarch_nb.allocator.serving.service import AllocatorService
+from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
+from monarch_nb.trust.identity import USER
+
+
+def test_each_method_is_answered_passed_on_or_refused_and_none_falls_through() -> None:
+    parts = [OWN, CALLS, ANSWERING_STREAMS, STREAMS, REFUSED]
+    assert sorted(name for part in parts for name in part) == sorted(method.name for method in SERVICE.methods)
+    for name in frozenset().union(*parts[1:]):
+        assert getattr(GatewayService, name) is not getattr(AllocatorService, name), name
+
+
+def _call(**facts: Any) -> Mock:
+    return Mock(peer=lambda: "unix:", **facts)
+
+
+def test_a_room_believes_its_gateway_who_calls() -> None:
+    alice = Caller("alice", USER, node="host1")
+    assert caller_of(_call(invocation_metadata=lambda: told_to_room(alice))) == alice
+
+
+def test_who_calls_a_room_without_a_gateway_is_its_own_account() -> None:
+    assert caller_of(_call(invocation_metadata=tuple)).local
+
+
+@pytest.mark.parametrize(("is_room", "leased"), [(True, [5, 7]), (False, [4, 5])])
+def test_only_a_room_takes_the_gpus_that_a_request_names(is_room: bool, leased: list[int]) -> None:
+    state = NodeState(0, [4, 5, 6, 7], is_room=is_room)
+    request = pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", gpus=2, gpu_indices=[7, 5])
+    assert state.reserve(request).gpu_indices == leased
