@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from monarch_nb.actor.engine.process import process
@@ -23,6 +23,7 @@ from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
 from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
 from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.ground.interrupting import at_awaits
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 
 EXTRA = "pip install 'monarch-nb[monarch]'"
@@ -157,7 +158,8 @@ def _patch() -> None:
     proc_mesh = importlib.import_module("monarch._src.actor.proc_mesh")
     future = importlib.import_module("monarch._src.actor.future")
     supervision = importlib.import_module("monarch._src.actor.supervision")
-    make, spawn, get = actor_mesh.ActorMesh._endpoint, proc_mesh.ProcMesh.spawn, future.Future.get
+    make, spawn = actor_mesh.ActorMesh._endpoint, proc_mesh.ProcMesh.spawn
+    get, awaits = future.Future.get, future.Future.__await__
 
     @functools.wraps(make)
     def endpoint(self: Any, name: Any, *arguments: Any) -> Any:
@@ -184,12 +186,29 @@ def _patch() -> None:
                 error.add_note(said)
             raise
 
+    @functools.wraps(awaits)
+    def await_and_explain(self: Any) -> Generator[Any, Any, Any]:
+        loop = asyncio._get_running_loop()
+        waiting = awaits(self)
+        return waiting if loop is None else _interruptible(loop, waiting)
+
     actor_mesh.ActorMesh._endpoint = endpoint
     proc_mesh.ProcMesh.spawn = spawn_in_cell
-    future.Future.get = get_and_explain
+    future.Future.get, future.Future.__await__ = get_and_explain, await_and_explain
     actor = load()
     if actor.unhandled_fault_hook is supervision.unhandled_fault_hook:
         actor.unhandled_fault_hook = _tell_fault  # Monarch's own ends this process, a kernel with all that it holds
+
+
+def _interruptible(loop: asyncio.AbstractEventLoop, waiting: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Await so that ■ ends it at once, also where nothing else wakes the loop, and say then what goes on."""
+    with at_awaits(loop) as presses:
+        try:
+            return (yield from waiting)
+        except asyncio.CancelledError:
+            if presses is not None and presses.count and (said := _said(lambda each: each.said_of_running())):
+                tell(said)
+            raise
 
 
 @contextlib.contextmanager
