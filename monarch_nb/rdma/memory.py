@@ -47,7 +47,10 @@ class Memory:
 
         Raises:
             TypeError: they are read-only.
+            ValueError: there are fewer than `content` has.
         """
+        if content.nbytes > self.size_bytes:
+            raise ValueError(f"{content.nbytes:,} bytes do not fit into {self.size_bytes:,}")
         if not self._is_here():
             torch: Any = sys.modules["torch"]
             data = torch.frombuffer(bytearray(content) if content.readonly else content, dtype=torch.uint8)
