@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 from typing import Any
@@ -11,6 +12,7 @@ from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import HERE
 from monarch_nb.actor.engine.process import process
 from monarch_nb.actor.future import Future, future_of
+from monarch_nb.errors import SupervisionError
 from monarch_nb.rdma.backend import get_rdma_backend
 from monarch_nb.rdma.kept import answer_drop, keep, life
 from monarch_nb.rdma.memory import Memory
@@ -101,7 +103,8 @@ class RDMABuffer:
         return RDMAAction().write_remote(self, src).submit(timeout=timeout)
 
     def drop(self) -> Future[None]:
-        """Let the owner forget the buffer. Later transfers fail. You can call it anywhere, and again.
+        """Let the owner forget the buffer. Later transfers fail. You can call it anywhere, and again; an owner that is
+        gone has forgotten it.
 
         Example:
             >>> buffer.drop().get()
@@ -112,7 +115,7 @@ class RDMABuffer:
             outcome.resolve(None)
             return future_of(outcome)
         asked = process().ask(Places([self._remote.address]), answer_drop, self._remote.life, self._remote.place.mark)
-        dropped = Outcome(lambda answers: answers.value()[0])
+        dropped = Outcome(_dropped)
         asked.outcome.when_resolved(lambda: dropped.resolve(asked.outcome))
         return future_of(dropped, asked)
 
@@ -185,6 +188,11 @@ class RDMAAction:
         transfer = Transfer(process(), self._operations, timeout)
         transfer.begin()
         return future_of(transfer.outcome, transfer.call)
+
+
+def _dropped(answers: Outcome) -> None:
+    with contextlib.suppress(SupervisionError):
+        answers.value()
 
 
 def _travelled(remote: tuple[Any, ...]) -> RDMABuffer:

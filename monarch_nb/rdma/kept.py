@@ -99,7 +99,11 @@ def answer_read(owner: str, key: bytes) -> pickle.PickleBuffer:
 def answer_fetch(owner: str, key: bytes, source: Place, size_bytes: int) -> bool:
     """Fill a buffer from the memory of who asks; return whether that works here. Raises Gone."""
     done: list[bool] = []
-    use(owner, key, lambda memory: done.append(copy(source, memory.address, size_bytes)))
+
+    def fetch(memory: Memory) -> None:
+        done.append(size_bytes <= memory.size_bytes and copy(source, memory.address, size_bytes))
+
+    use(owner, key, fetch)
     return done[0]
 
 

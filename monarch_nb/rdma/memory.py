@@ -47,10 +47,13 @@ class Memory:
 
         Raises:
             TypeError: they are read-only.
+            ValueError: there are fewer than `content` has.
         """
+        if content.nbytes > self.size_bytes:
+            raise ValueError(f"{content.nbytes:,} bytes do not fit into {self.size_bytes:,}")
         if not self._is_here():
             torch: Any = sys.modules["torch"]
-            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            data = torch.frombuffer(bytearray(content) if content.readonly else content, dtype=torch.uint8)
             self._tensor.view(torch.uint8)[: content.nbytes].copy_(data)
         elif self.address and not content.readonly and content.nbytes:
             ctypes.memmove(self.address, _address(content), content.nbytes)

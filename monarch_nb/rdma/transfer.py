@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -125,7 +126,7 @@ class Transfer:
             if operation.remote.size_bytes <= _AT_ONCE_BYTES:
                 self._begin(number, operation)
             else:
-                self._home.aside(lambda number=number, operation=operation: self._begin(number, operation))  # type: ignore[misc]
+                self._home.aside(functools.partial(self._begin, number, operation))
         if not self._left:
             self.outcome.resolve(self._errors)
         if not self.outcome.is_resolved():

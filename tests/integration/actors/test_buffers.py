@@ -175,9 +175,11 @@ def test_where_the_owner_has_gone(trainer: Any, generators: Any, mesh: Mesh) -> 
     for other in others:
         with pytest.raises(ActorError, match=r"read of 4.0 kB from rank 0 on node0 failed: its process died: killed"):
             other.read.call_one(buffer).get(TIMEOUT_S)
+    large.drop().get(TIMEOUT_S)
     mesh.restart([0])
     for other in others:
         with pytest.raises(ActorError, match=r"from rank 0 on node0 failed: its process was restarted, and does not"):
             other.read.call_one(buffer).get(TIMEOUT_S)
         with pytest.raises(ActorError, match=r"write of 4.0 kB to rank 0 on node0 failed: its process was restarted"):
             other.write.call_one(buffer, 1).get(TIMEOUT_S)
+    buffer.drop().get(TIMEOUT_S)

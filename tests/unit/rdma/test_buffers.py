@@ -183,6 +183,21 @@ def test_sizes_and_times_that_do_not_fit_are_refused_at_once(network: Network) -
         RDMAAction().fetch_add(buffer, memoryview(bytearray(8)), 1)
 
 
+def test_no_byte_lands_behind_a_buffer(buffer: RDMABuffer) -> None:
+    buffer._remote = buffer._remote._replace(size_bytes=24)  # as no handle of ours says
+    with pytest.raises(BufferFailed, match="24 bytes do not fit into 16"):
+        buffer.write_from(torch.zeros(6)).get(TIMEOUT_S)
+
+
+def test_what_is_read_only_can_not_be_written(network: Network) -> None:
+    buffer = RDMABuffer(memoryview(b"abcd"))
+    target = bytearray(4)
+    buffer.read_into(memoryview(target)).get(TIMEOUT_S)
+    assert target == b"abcd"
+    with pytest.raises(BufferFailed, match="read-only"):
+        buffer.write_from(memoryview(b"1234")).get(TIMEOUT_S)
+
+
 def test_nothing_is_copied_from_where_the_mark_is_not() -> None:
     memory, target, mark = Memory(memoryview(bytearray(b"abcd"))), ctypes.create_string_buffer(4), kernel.Mark()
     place = mark.place(memory.address)
