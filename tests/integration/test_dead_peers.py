@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import Gate, pids_of, started
+from integration.live import Gate, eventually, pids_of, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
@@ -45,6 +45,8 @@ def test_all_ranks_end_when_one_dies_between_collectives(four: Mesh) -> None:
     failures = raised.value.failures
     assert {rank: failure.kind for rank, failure in failures.items()} == {0: "error", 1: "died", 2: "error", 3: "error"}
     assert failures[3].message.startswith("interrupted in all_reduce (rank 1 died")
+    others = four.select([0, 2, 3])
+    eventually(lambda: not any(others.run("dist.is_initialized()").values))
     four.restart([1])
     assert four.run(f"{TRAIN}\ndist.get_world_size()").values == [4] * 4
 
