@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from monarch_nb.config import found_blob
+from monarch_nb.errors import UsageError
 from monarch_nb.proto.run_pb2 import RunSpec
 from monarch_nb.worker.runs import values
 from monarch_nb.worker.user_code import UserCode
@@ -154,5 +155,7 @@ def _end(run_id: str, name: str, instrument: Instrument) -> None:
 
 
 def _class_of(name: str) -> type[Instrument]:
+    if name not in INSTRUMENTS:
+        raise UsageError(f"there is no instrument {name!r}: there are {', '.join(INSTRUMENTS)}")
     module, _, attribute = INSTRUMENTS[name].partition(":")
     return cast("type[Instrument]", getattr(importlib.import_module(module), attribute))

@@ -73,6 +73,7 @@ class Freeing:
         self._run, self._nodes = run, nodes
         self.freed, self.news = Flag(), asyncio.Event()
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+        self._telling: asyncio.Future[None] | None = None
         self._torn_ranks: set[int] = set()  # whose code has failed because their group was torn
 
     async def interrupt(self, kill_stuck: bool) -> InterruptReport:
@@ -192,18 +193,21 @@ class Freeing:
         return is_news and not (run.is_script or run.is_interrupted) and bool(run.left())
 
     async def free_from_torn_group(self) -> None:
-        """Break the group on the ranks that go on, where it has lost a peer: nothing comes from it any more, but only
-        a neighbour of the rank that has died learns that from Gloo.
+        """Break the group where it has lost a peer: nothing comes from it any more, but only a neighbour of the rank
+        that has died learns that from Gloo. The others wait.
 
         A rank whose code handles the error has made another group, which is whole: it goes on.
         """
         await asyncio.sleep(_TORN_AFTER_S)
         run = self._run
-        if run.is_interrupted or not (left := run.left()):
+        if run.is_interrupted or not run.left():
             return
         died = [failure.rank for failure in run.failures if failure.kind == "died"]
         reason = f"{name_ranks(died)} died" if died else f"{name_ranks(self._torn_ranks)} lost the process group"
-        await run.mesh.core.abort_groups(reason, left, last_run=run.number, if_torn=True)
+        alive = [rank for rank in run.ranks if rank not in died]  # also those that have failed: all forget it
+        told = run.mesh.core.abort_groups(reason, alive, last_run=run.number, if_torn=True)
+        self._telling = asyncio.ensure_future(told)
+        await asyncio.shield(self._telling)  # the run is over, and this task with it, when the first have heard it
 
 
 def _is_torn(failure: RankFailure) -> bool:
