@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -583,7 +584,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
 
     def _run_infos(self, past_runs: pb.PastRuns | None = None) -> list[RunInfo]:
         told = call(self.core.status(past_runs=past_runs))
-        return run_infos(((connection.name, mesh) for connection, mesh in told), self.core.me)
+        return run_infos(((connection.name, mesh) for connection, mesh in told), self.core.me, time.time())
 
     def attach_run(self, run_id: str, *, from_start: bool = False, listener: Listener | None = None) -> Run:
         """Follow a run that another client submitted. If this process follows the run already, return it as it is.

@@ -95,6 +95,8 @@ def ask(
             living = [rank for rank in mesh.ranks if rank not in died]
             said = {**heard.lines(), **_refusals(error.run, living)}
             became = became_of_load(living, [*error.failures, *said], said)
+            anew = f"%mesh restart -t {','.join(map(str, died))}"
+            became += f"; what {name_ranks(died)} held is gone: {anew}, and load again"
         raise SaveError(f"{name_ranks(died)} died meanwhile: {became}") from error
     failures = [MonarchNbError.from_facts(each) for each in answers if "error" in each]
     if failures:

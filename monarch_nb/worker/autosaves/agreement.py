@@ -54,19 +54,21 @@ class Place:
         run: the number of the run that it executes, or executed last; 0: none yet.
         steps: how many steps of it are complete.
         ended: it executes nothing now.
+        pauses: it ended, and may go on: each call of an endpoint makes some steps of the run.
     """
 
     run: int = 0
     steps: int = 0
     ended: bool = True
+    pauses: bool = False
 
     def encode(self) -> str:
-        return f"{self.run} {self.steps} {int(self.ended)}"
+        return f"{self.run} {self.steps} {int(self.ended)} {int(self.pauses)}"
 
     @classmethod
     def decode(cls, text: str) -> Place:
-        run, steps, ended = map(int, text.split())
-        return cls(run, steps, bool(ended))
+        run, steps, ended, pauses = map(int, text.split())
+        return cls(run, steps, bool(ended), bool(pauses))
 
 
 @dataclass(frozen=True)
@@ -98,25 +100,23 @@ class Part:
     Attributes:
         place: where the main thread is.
         holding: the main thread waits, or is about to.
-        pauses: the run that has ended may go on: each call of an endpoint makes some of its steps.
     """
 
     def __init__(self) -> None:
         self.place = Place()
-        self.holding = self.pauses = False
+        self.holding = False
         self._final: Place | None = None
         self._told = Place()
         self._limit: tuple[int, int] | None = None
         self._is_aimed = self._comes = False
         self._left_out: Place | None = None
         self._arrived: Place | None = None
-        self._may_go_on = False
 
     # ---- the main thread
 
     def begin(self, run: int, steps: int = 0) -> None:
         """A run begins, or goes on after so many steps. First `must_hold` is asked."""
-        self.place, self.pauses = Place(run, steps, ended=False), False
+        self.place = Place(run, steps, ended=False)
 
     def go_on(self, run: int, steps: int) -> bool:
         """A run goes on that had ended after so many steps. Return False when it is to wait, as what it left is being
@@ -128,12 +128,12 @@ class Part:
 
     def step(self) -> None:
         """A step is complete."""
-        self.place = Place(self.place.run, self.place.steps + 1, self.place.ended)
+        self.place = replace(self.place, steps=self.place.steps + 1)
 
     def end(self, *, pauses: bool = False) -> None:
         """The run has ended, or pauses."""
-        self.place, self.pauses = replace(self.place, ended=True), pauses
-        if self._final is None:
+        self.place = replace(self.place, ended=True, pauses=pauses)
+        if self._final is None and not pauses:
             self._final = self.place
 
     def must_hold(self) -> bool:
@@ -151,12 +151,11 @@ class Part:
         """A request begins: return where the main thread is. It holds at the end of its next step, or of the one that
         is asked for."""
         self._told, self._final, self._comes, self._arrived = self.place, None, False, None
-        self._may_go_on = self.place.ended and self.pauses
         self._is_aimed = bool(request.step)
         if request.step:
             self._limit = (request.run, request.step) if self.place.steps <= request.step else None
         else:
-            is_over = self.place.ended and not self.pauses
+            is_over = self.place.ended and not self.place.pauses
             self._limit = None if is_over else (self.place.run, self.place.steps + 1)
         return self.place
 
@@ -166,20 +165,20 @@ class Part:
         if self._limit is not None:
             self._limit = self._limit[0], targets[self._limit[0]]
 
-    def arrival(self, waited_s: float = 0.0) -> Place | None:
+    def arrival(self, paused_s: float = 0.0) -> Place | None:
         """Return where the main thread is for this request; None while it is on its way.
 
         Args:
-            waited_s: for how long that has been asked.
+            paused_s: for how long its run has paused.
         """
-        self._arrived = self._place_of_arrival(waited_s)
+        self._arrived = self._place_of_arrival(paused_s)
         return self._arrived
 
-    def _place_of_arrival(self, waited_s: float) -> Place | None:
-        if self._told.ended and not self._may_go_on:
+    def _place_of_arrival(self, paused_s: float) -> Place | None:
+        if self._told.ended and not self._told.pauses:
             return self._told
-        if self._may_go_on and self.place == self._told and (self._is_at_limit() or waited_s > PAUSE_S):
-            return self._told
+        if self.place.pauses:
+            return self.place if paused_s > PAUSE_S or (self._is_aimed and self._is_at_limit()) else None
         if self._final is not None:
             return self._final
         if self._limit is None:  # it is beyond the step that was asked for
@@ -189,10 +188,10 @@ class Part:
     def come(self) -> bool:
         """All have arrived: hold, also if the main thread executes nothing. Return False when it has begun another run
         since it arrived, or made more steps of that run."""
-        self._comes, arrived = True, self._arrived
-        if arrived is not None and arrived.run == self.place.run and arrived.steps != self.place.steps:
+        self._comes, place, arrived = True, self.place, self._arrived or self.place
+        if (place.pauses or place.run == arrived.run) and (place.run, place.steps) != (arrived.run, arrived.steps):
             return False
-        return self.place.ended or self.must_hold()
+        return place.ended or self.must_hold()
 
     def leave_out(self) -> None:
         """The others have held for this rank in vain: they do not again until it steps, or runs something else."""
@@ -220,7 +219,7 @@ def targets(told: Iterable[Place]) -> dict[int, int]:
 def objection(arrived: Sequence[Place]) -> str:
     """Return why what the ranks hold does not belong together; empty when it does. A rank that made no step of a run,
     or made steps of others only, agrees with all."""
-    for run in {place.run for place in arrived if not place.ended}:
+    for run in {place.run for place in arrived if place.pauses or not place.ended}:
         there = {rank: place for rank, place in enumerate(arrived) if place.run == run and place.steps}
         counts = {place.steps for place in there.values()}
         if len(counts) > 1:
@@ -259,7 +258,8 @@ class Round:
         self._request = request
         self._life = uuid.uuid4().hex[:8]
         self._phase = _Phase.TELL
-        self._since_s = self._now_s = now_s
+        self._since_s = self._there_since_s = now_s
+        self._place_before = part.place
         self._held_since_s: float | None = None
 
     def advance(self, now_s: float) -> str:
@@ -269,10 +269,12 @@ class Round:
             if NO_STEP in verdict and self._phase == _Phase.ARRIVE:
                 self._part.leave_out()
             return verdict
-        before, self._now_s = None, now_s
+        if self._part.place != self._place_before:
+            self._place_before, self._there_since_s = self._part.place, now_s
+        before = None
         while before != self._phase:
             before = self._phase
-            self._step()
+            self._step(now_s - self._there_since_s)
             if self._phase != before:
                 self._since_s = now_s
         self._look_at_clock(now_s)
@@ -289,7 +291,7 @@ class Round:
         before = (f"arrived/{rank}" for rank in range(self._rank))
         return all(not self._store.check([key]) or self._place(key).ended for key in before)
 
-    def _step(self) -> None:
+    def _step(self, paused_s: float) -> None:
         part = self._part
         match self._phase:
             case _Phase.TELL if part.is_left_out and not self._request.is_last:
@@ -307,7 +309,7 @@ class Round:
             case _Phase.AIM if self._store.check(["targets"]):
                 part.aim(dict(json.loads(_text(self._store.get("targets")))))
                 self._phase = _Phase.ARRIVE
-            case _Phase.ARRIVE if (arrival := part.arrival(self._now_s - self._since_s)) is not None:
+            case _Phase.ARRIVE if (arrival := part.arrival(paused_s)) is not None:
                 if self._say("arrived", arrival.encode()):
                     if why := objection(self._all("arrived")):
                         self._decide(why)

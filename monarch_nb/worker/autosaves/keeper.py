@@ -484,7 +484,7 @@ class Keeper:
         return verdict.endswith(STILL_NO_STEP) or self._is_passing(verdict)
 
     def _is_passing(self, verdict: str) -> bool:
-        """Return whether it may be otherwise in a moment: some ranks were between two endpoints, and others were not."""
+        """Return whether it may be otherwise in a moment: some ranks were between two calls, and others were not."""
         of_endpoints = verdict.startswith((DIFFERENT_STEPS, ACTORS_COMPUTE))
         return "meanwhile" in verdict or (of_endpoints and self._trained is not None)
 

@@ -28,9 +28,11 @@ def serve(host: str, report_port: Callable[[int], None], port: int = 0) -> NoRet
         ...     serve("127.0.0.1", lambda port: pipe.send_bytes(b"%d" % port))
     """
     inherited = _open_descriptors()
-    # Slurm tells every process of a job that it ends; ranks may still save, and need the store for that.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if "SLURM_JOB_ID" in os.environ else signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # with which Slurm may warn every process of a job
+    # An engine tells the allocator that a job ends, which ends this process. If a site's engine tells every process of
+    # a job, ranks may still save, and need the store for that. The same holds for SIGUSR1, a warning.
+    in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "LSB_JOBID"))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if in_job else signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)

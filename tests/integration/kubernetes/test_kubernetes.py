@@ -156,8 +156,13 @@ def test_a_right_that_is_lost_later_ends_nothing(standin: Cluster) -> None:
     nothing_is_left(standin)
 
 
-def test_a_job_that_was_deleted_says_so(standin: Cluster) -> None:
+@pytest.mark.slow
+def test_a_job_that_was_deleted_saves_in_the_grace_period_of_its_pods_and_says_so(
+    standin: Cluster, tmp_path: Path
+) -> None:
     dev = pods_of_lab()
+    dev.mesh.run("step = 7")
+    dev.mesh.autosave(tmp_path / "saves", at_end=True)
     with standin.lock:
         standin.objects["jobs", standin.names("jobs")[0].removeprefix("jobs/")]["metadata"]["deletionTimestamp"] = (
             "1970"
@@ -166,6 +171,7 @@ def test_a_job_that_was_deleted_says_so(standin: Cluster) -> None:
     with pytest.raises(PoolError, match=r"Kubernetes job/k8s-dev-\w+ -n lab is gone: %mesh reserve dev --on k8s"):
         dev.status()
     dev.release()
+    assert (tmp_path / "saves" / "0001" / "save.json").exists()
 
 
 SCRIPT = """

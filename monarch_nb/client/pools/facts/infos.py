@@ -27,6 +27,9 @@ _STATES = {
     pb.Rank.STATE_DEAD: "dead",
 }
 
+TELLING_S = 60.0
+"""So long a client may take to tell all nodes of a run."""
+
 
 @dataclass(frozen=True)
 class RankInfo:
@@ -400,12 +403,14 @@ def _failure(failure: run_pb2.Failure) -> str:
     return f"{text} ({where})" if where else text
 
 
-def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> list[RunInfo]:
+def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "", now_s: float = 0.0) -> list[RunInfo]:
     """Put the nodes' parts of each run of a mesh together, oldest first.
 
     Args:
         told: node names and what each said.
         reader: who is told: runs of others say whose they are.
+        now_s: since the epoch. A run of which a node has not heard for so long will not begin there: its client was
+            killed while it told the nodes. 0: nodes may still hear of any run.
 
     A node does not tell of runs that are over and collected, unless it is asked to, and nodes learn of that one after
     the other.
@@ -427,12 +432,14 @@ def run_infos(told: Iterable[tuple[str, pb.MeshStatus]], reader: str = "") -> li
         run = runs[0]
         untold = set(run.all_ranks).difference(*(part.ranks for part in runs))
         collected = {rank for rank in untold if newest.get(rank, 0) >= run.number}
+        is_told = now_s - run.submitted_at > TELLING_S
+        never = {rank for rank in untold - collected if is_told and rank in newest}
         info = RunInfo(
             run_id=run_id,
             number=run.number,
             title=run.title,
             ranks=tuple(sorted(run.all_ranks)),
-            finished=tuple(sorted(collected.union(*(part.finished for part in runs)))),
+            finished=tuple(sorted(collected.union(never, *(part.finished for part in runs)))),
             collected=bool(collected) or any(part.collected for part in runs),
             submitted_at=run.submitted_at,
             cell_number=run.cell_number,

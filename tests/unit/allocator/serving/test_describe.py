@@ -16,7 +16,7 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
-from monarch_nb.client.pools.facts.infos import MeshInfo, RankInfo, RunInfo, reservation_info, run_infos
+from monarch_nb.client.pools.facts.infos import TELLING_S, MeshInfo, RankInfo, RunInfo, reservation_info, run_infos
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2
@@ -151,6 +151,19 @@ def test_what_nodes_know_is_what_clients_read() -> None:
     assert replace(second, running_s=0.0, failures=()) == lasts
     assert second.running_s == pytest.approx(MINUTE_S, abs=30.0)
     assert (first.done, second.done, second.queued) == (True, False, False)
+
+
+def test_a_run_that_a_node_never_heard_of_does_not_go_on_for_ever() -> None:
+    """Its client was killed while it told the nodes."""
+    states = [node(0), node(1)]
+    begin(states[0], "a", 1)
+    for rank in states[0].meshes["m"].ranks:
+        end(states[0], "a", rank)
+    parts = [(name, told(name, state).reservations[0].meshes[0]) for name, state in zip(NAMES, states, strict=True)]
+    submitted_at = states[0].meshes["m"].runs["a"].submitted_at
+    (soon,), (later,) = (run_infos(parts, now_s=submitted_at + age_s) for age_s in (1.0, TELLING_S + 1))
+    assert (soon.finished, soon.done) == ((0, 1), False)
+    assert (later.finished, later.done, later.collected) == ((0, 1, 2, 3), True, False)
 
 
 def test_a_run_that_a_node_tells_no_more_of_has_finished_there() -> None:

@@ -11,6 +11,7 @@ import pytest
 from monarch_nb.worker.autosaves.agreement import (
     ANSWER_S,
     HOLD_S,
+    PAUSE_S,
     SAVE,
     Part,
     Place,
@@ -48,9 +49,11 @@ class Store:
 
 Program = Sequence[str]
 """What a main thread does: `begin`, `step` (which needs the step before of all that run), `alone` (which needs nobody),
-`end`. At a `stop` it does nothing more: it hangs, or has died."""
+`end`. A call of an endpoint ends with `pause`, and the next one begins with `go on`. At a `stop` it does nothing more:
+it hangs, or has died."""
 
 TRAINS = ("begin", "step", "step", "end")
+CALLS = ("begin", "step", "pause", "go on", "step", "pause", "go on", "step", "pause")
 
 
 class Rank:
@@ -114,6 +117,11 @@ class World:
                 part.step()
             case "end":
                 part.end()
+            case "pause":
+                part.end(pauses=True)
+            case "go on":
+                if not part.go_on(rank.run, self._completed(rank)):
+                    return
             case "stop":
                 return
         rank.position += 1
@@ -134,7 +142,8 @@ class World:
         """All have the same verdict, and those that train saved at the same step."""
         assert len({rank.verdict for rank in self.ranks}) == 1
         if self.ranks[0].verdict == SAVE:
-            trains = {(rank.at.run, rank.at.steps) for rank in self.ranks if rank.at and not rank.at.ended}
+            places = [rank.at for rank in self.ranks if rank.at]
+            trains = {(place.run, place.steps) for place in places if place.pauses or not place.ended}
             assert len({run for run, _ in trains}) == len(trains)
 
 
@@ -143,16 +152,18 @@ def everything(world: World) -> Iterator[World]:
     seen, open_ = {world.state()}, [world]
     while open_:
         here = open_.pop()
-        nexts = []
-        for move in here.moves():
-            there = copy.deepcopy(here)
-            there.move(*move)
-            state = there.state()
-            if state != here.state():
-                nexts.append(there)
-                if state not in seen:
-                    seen.add(state)
-                    open_.append(there)
+        nexts: list[World] = []
+        for times_s in ((0.0,), (0.0, 2 * PAUSE_S)):  # time goes on where nobody else does
+            for move in here.moves() if not nexts else ():
+                there = copy.deepcopy(here)
+                for now_s in times_s:
+                    there.move(*move, now_s=now_s)
+                state = there.state()
+                if state != here.state():
+                    nexts.append(there)
+                    if state not in seen:
+                        seen.add(state)
+                        open_.append(there)
         if not nexts:
             assert here.is_over, f"nobody goes on: {here.state()}"
             yield here
@@ -167,6 +178,8 @@ def everything(world: World) -> Iterator[World]:
         ((("begin", "alone", "end", "begin", "end"), ("begin", "alone", "end")), True),
         ((("begin", "end"), TRAINS), True),  # a cell in which one rank makes no step
         ((("begin", "alone", "end"), ("begin", "alone", "alone", "end")), True),  # may end with an objection
+        ((CALLS[:6], CALLS[:6]), True),
+        ((CALLS, ()), True),
     ],
 )
 def test_every_order_of_two_ranks_ends_with_one_verdict(programs: Sequence[Program], may_save: bool) -> None:
@@ -182,6 +195,17 @@ def test_ranks_that_train_alike_save_unless_the_cell_begins_meanwhile() -> None:
     for rank in (0, 1):
         began.move("main", rank)
     assert {world.ranks[0].verdict for world in everything(began)} == {SAVE}
+
+
+def test_endpoints_that_make_a_step_each_save_the_one_that_is_asked_for() -> None:
+    world = World((CALLS[:6], CALLS[:6]), Request("every 2 steps", 7, 2))
+    for rank in (0, 1):
+        world.move("main", rank)
+        world.move("main", rank)
+    for end in everything(world):
+        end.check()
+        assert end.ranks[0].verdict == SAVE
+        assert {rank.at.steps for rank in end.ranks if rank.at} == {2}
 
 
 def test_one_step_that_is_asked_for_is_saved_on_all() -> None:
@@ -200,13 +224,14 @@ def test_many_ranks_in_any_order(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randint(3, 6)
     steps = chance.randint(0, 6)
-    kinds: list[Program] = [("begin", *["step"] * steps, "end"), (), ("begin", "end")]
+    calls = ("begin", *["step", "pause", "go on"] * steps, "pause")
+    kinds: list[Program] = [("begin", *["step"] * steps, "end") if seed % 2 else calls, (), ("begin", "end")]
     programs = [kinds[0] if chance.random() < 0.7 else chance.choice(kinds) for _ in range(size)]
     world = World(programs)
     last_change = 0
     while last_change < 60 * size:
         before = world.state()
-        world.move(*chance.choice(world.moves()))
+        world.move(*chance.choice(world.moves()), now_s=last_change // (5 * size) * PAUSE_S)
         last_change = 0 if world.state() != before else last_change + 1
     assert world.is_over, world.state()
     world.check()
