@@ -102,6 +102,13 @@ class GatewayService(AllocatorService):
         return pb.ConfirmReply()
 
     @translated
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
+        reply: pb.ExtendReply = await super().Extend(request, context)
+        room = await self.rooms.of_reservation(request.reservation_id)
+        await room.call("Extend", request, caller_of(context))
+        return reply
+
+    @translated
     async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
         room = await self.rooms.of_reservation(request.reservation_id)
         await room.call("Share", request, caller_of(context))
