@@ -141,6 +141,7 @@ class Node:
         self.leases = leases = Leases(
             state, records, supervisor, meshes, files, self.sessions, gpu_locks, self.autosaves, self.fairness
         )
+        leases.expiry.keeps_unconfirmed = is_room
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)

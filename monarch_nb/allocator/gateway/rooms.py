@@ -19,7 +19,7 @@ import grpc
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.callers import Caller, told_to_room
@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 START_S = 60.0
 CALL_S = 600.0
+ANSWER_S = 5.0
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
 AGAIN_S = 1.0
@@ -89,6 +90,8 @@ class Rooms:
         self._accounts: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unused: dict[str, asyncio.TimerHandle] = {}
+        self._grouped: set[str] = set()
+        """Reservations whose processes the starter keeps together."""
         self._is_closing = False
         self.meshes: dict[str, str] = {}
 
@@ -147,6 +150,11 @@ class Rooms:
 
     def _is_used(self, account: str) -> bool:
         return self._holds(lambda owner: self._accounts.get(owner) == account)
+
+    def is_in(self, room: Room, reservation_id: str) -> bool:
+        """Whether a reservation is one of those that a room has."""
+        lease = self._state.leases.get(reservation_id)
+        return lease is not None and self._accounts.get(lease.request.owner) == room.account
 
     # ---- open ----
 
@@ -231,6 +239,7 @@ class Rooms:
 
     async def resume(self) -> None:
         """Find again what an earlier gateway has opened, in the background."""
+        self._grouped |= self._state.leases.keys()
         for owner in {lease.request.owner for lease in self._state.leases.values()}:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
@@ -243,17 +252,19 @@ class Rooms:
     # ---- what concerns both ----
 
     async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
-        """Have the owner's room lease what the gateway has leased. The gateway alone ends it by itself."""
+        """Have the owner's room lease what the gateway has leased. Both know when its time is up: ranks save before."""
         account = await self.account_of(request.owner)
         if timer := self._unused.pop(account, None):
             timer.cancel()
         room = await self.room(account)
         given = pb.ReserveRequest()
         given.CopyFrom(request)
-        given.time_s = given.idle_s = 0.0
+        given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.gpu_indices[:] = gpu_indices
+        if request.reservation_id not in self._grouped:
+            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id)
+            self._grouped.add(request.reservation_id)
         await room.call("Reserve", given, GATEWAY)
-        await room.call("Confirm", pb.ConfirmRequest(reservation_id=request.reservation_id), GATEWAY)
 
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
@@ -277,7 +288,8 @@ class Rooms:
             await self._end_rest(account, reservation_id)
 
     async def _end_rest(self, account: str, reservation_id: str) -> None:
-        with contextlib.suppress(MonarchNbError):
+        self._grouped.discard(reservation_id)
+        with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
             await asyncio.to_thread(self._starter.end_group, account, reservation_id)
         if account not in self._unused:
             loop = asyncio.get_running_loop()
@@ -298,6 +310,19 @@ class Rooms:
         except MonarchNbError:
             return None
         return float(reply.idle_for_s)
+
+    async def running(self) -> set[str]:
+        """Return the reservations in which something runs now, as far as rooms say."""
+        living = [task.result() for task in self._rooms.values() if task.done() and not task.exception()]
+        asked = (room.call("Status", pb.StatusRequest(), GATEWAY, ANSWER_S) for room in living)
+        found = set[str]()
+        for room, told in zip(living, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
+                ranks = (rank for mesh in reservation.meshes for rank in mesh.ranks)
+                is_busy = any(rank.state == pb.Rank.STATE_RUNNING for rank in ranks)
+                if is_busy and self.is_in(room, reservation.reservation_id):
+                    found.add(reservation.reservation_id)
+        return found
 
     async def close(self, *, end_processes: bool) -> None:
         """Connect to rooms no more; with `end_processes` they end, with all that is in them."""

@@ -52,6 +52,8 @@ CALLS = frozenset(
         *("SearchLog", "ReadMetrics", "SyncTree", "ChangeFiles", "Workspace", "SeeToken", "ListFiles"),
     }
 )
+MAKING = frozenset({"HostStore", "Spawn"})
+"""Those of CALLS that make a mesh, or the store of one."""
 ANSWERING_STREAMS = frozenset({"ReadLogs", "WatchLog", "ReadBlob", "ReadFile"})
 STREAMS = frozenset({"PutBlob", "PutChunks"})
 """Methods that a room answers."""
@@ -100,6 +102,13 @@ class GatewayService(AllocatorService):
         return pb.ConfirmReply()
 
     @translated
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
+        reply: pb.ExtendReply = await super().Extend(request, context)
+        room = await self.rooms.of_reservation(request.reservation_id)
+        await room.call("Extend", request, caller_of(context))
+        return reply
+
+    @translated
     async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
         room = await self.rooms.of_reservation(request.reservation_id)
         await room.call("Share", request, caller_of(context))
@@ -131,12 +140,13 @@ class GatewayService(AllocatorService):
         rooms = await asyncio.gather(*(self.rooms.of_reservation(each) for each in seen), return_exceptions=True)
         found = {room.account: room for room in rooms if isinstance(room, Room)}
         asked = (room.call("Status", request, caller, STATUS_S) for room in found.values())
-        for told in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(told, pb.StatusReply):
-                for reservation in told.reservations:
-                    if own := seen.get(reservation.reservation_id):
-                        own.meshes.extend(reservation.meshes)
-                        own.files.CopyFrom(reservation.files)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for room, told in zip(found.values(), answers, strict=True):
+            for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
+                own = seen.get(reservation.reservation_id)
+                if own is not None and self.rooms.is_in(room, own.reservation_id):
+                    own.meshes.extend(reservation.meshes)
+                    own.files.CopyFrom(reservation.files)
         return reply
 
     @translated
@@ -212,8 +222,6 @@ class GatewayService(AllocatorService):
     async def room_for(self, request: Any, caller: Caller) -> Room:
         """Return the room that a request is for."""
         if reservation_id := getattr(request, "reservation_id", ""):
-            if mesh_id := getattr(request, "mesh_id", ""):
-                self.rooms.meshes.setdefault(mesh_id, reservation_id)
             return await self.rooms.of_reservation(reservation_id)
         if mesh_id := getattr(request, "mesh_id", ""):
             return await self.rooms.of_mesh(mesh_id)
@@ -229,7 +237,17 @@ def _call(name: str) -> Any:
     async def call(self: GatewayService, request: Any, context: Any) -> Any:
         caller = caller_of(context)
         room = await self.room_for(request, caller)
-        return await asyncio.shield(asyncio.ensure_future(room.call(name, request, caller)))
+        call = asyncio.shield(asyncio.ensure_future(room.call(name, request, caller)))
+        if name not in MAKING:
+            return await call
+        known = request.mesh_id in self.rooms.meshes
+        self.rooms.meshes.setdefault(request.mesh_id, request.reservation_id)
+        try:
+            return await call
+        except MonarchNbError:
+            if not known:
+                self.rooms.meshes.pop(request.mesh_id, None)
+            raise
 
     return call
 

@@ -18,6 +18,7 @@ from monarch_nb.rpc.status import error_to_json
 
 MAX_RUNS = 10_000
 """Of one session, whose rooms are remembered."""
+OF_RUNS = frozenset({"queued", "started", "output", "finished", "refused"})
 
 
 class Carried:
@@ -98,6 +99,18 @@ class Carried:
             return await self._rooms.room(account)
         return None
 
+    def _is_its(self, event: pb.SessionEvent, room: Room) -> bool:
+        """Whether a room may say that: its owner can make it say anything, also of what others hold."""
+        kind = event.WhichOneof("message") or ""
+        message: Any = getattr(event, kind, None)
+        if kind in OF_RUNS:
+            return self._runs.get(message.run_id) == room.account or (kind == "refused" and not message.run_id)
+        if kind == "rank_died":
+            return self._rooms.is_in(room, self._rooms.meshes.get(message.mesh_id, ""))
+        if kind == "files_changed":
+            return self._rooms.is_in(room, message.reservation_id)
+        return kind in ("mail", "seen")
+
     async def _in(self, room: Room, queue: asyncio.Queue[pb.SessionRequest]) -> None:
         """Carry the session on in one room, until that is lost."""
 
@@ -111,7 +124,7 @@ class Carried:
             with contextlib.suppress(Exception):  # however it ends, it is lost
                 async for batch in stream:
                     for event in batch.events:
-                        if not event.HasField("opened"):
+                        if self._is_its(event, room):
                             self._session.pass_on(event)
                     await self._session.room()
         finally:

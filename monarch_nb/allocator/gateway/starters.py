@@ -65,6 +65,10 @@ class Starter(Protocol):
         """Return a connection to a room that runs."""
         ...
 
+    def reserve_group(self, account: str, reservation: str) -> object:
+        """Keep the processes of a reservation together from now on, within the limits of their account."""
+        ...
+
     def end_group(self, account: str, reservation: str) -> object:
         """End every process of a reservation."""
         ...
@@ -131,6 +135,9 @@ class PlainStarter:
         connection.settimeout(CONNECT_S)
         connection.connect(str(NodePaths(self._directory / account).allocator_socket))
         return _Reached(os.pidfd_open(process.pid), connection)
+
+    def reserve_group(self, account: str, reservation: str) -> object:
+        return None
 
     def end_group(self, account: str, reservation: str) -> object:
         return None

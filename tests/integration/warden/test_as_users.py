@@ -3,6 +3,8 @@ others'."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -22,8 +24,9 @@ from integration.live import eventually
 from lab import Lab
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
 from monarch_nb.trust.pools import change_hosts, make_paths
-from wardens import PYTHON, TIMEOUT_S, accounts, skip_unless_possible
+from wardens import PYTHON, TIMEOUT_S, UNIFIED, accounts, gone, skip_unless_possible
 
+CGROUP = UNIFIED / f"mnb-as-users-{os.getpid()}"
 REPOSITORY = Path(monarch_nb.__file__).parents[1]
 
 
@@ -89,7 +92,7 @@ def node() -> Iterator[Node]:
         words = [str(python), "-P", "-m", "monarch_nb.allocator", "--as-users", "--node-id", "host1"]
         words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6", "--gpus", "none"]
         words += ["--preload", "", f"--warden=--directory={home / 'state'}", f"--warden=--gateway-user={gate}"]
-        words += [f"--warden=--users={home / 'users.toml'}", "--warden=--without-cgroups"]
+        words += [f"--warden=--users={home / 'users.toml'}", *_cgroup_option()]
         change_hosts(make_paths("lab"), lambda hosts: hosts.added(listen))
         people = {}
         for kind, name in (("bob", bob), ("mallory", mallory)):
@@ -103,7 +106,16 @@ def node() -> Iterator[Node]:
         finally:
             made.warden.send_signal(signal.SIGTERM)
             made.warden.wait(TIMEOUT_S)
+            for group in (CGROUP / "rooms", CGROUP / "gateway", CGROUP / "warden", CGROUP):
+                with contextlib.suppress(FileNotFoundError):
+                    group.rmdir()
         shutil.rmtree(home)
+
+
+def _cgroup_option() -> list[str]:
+    if (UNIFIED / "cgroup.procs").exists() and os.access(UNIFIED, os.W_OK):
+        return [f"--warden=--cgroup={CGROUP}"]
+    return ["--warden=--without-cgroups"]
 
 
 def _serves(node: Node) -> bool:
@@ -125,3 +137,155 @@ def test_cells_run_as_the_person_who_reserved(node: Node) -> None:
         facts = pwd.getpwnam(name)
         code = "import os, pwd; (pwd.getpwuid(os.getuid()).pw_name, os.environ['HOME'], os.getgroups(), os.umask(0o77))"
         assert node.cell(who, code) == str((name, facts.pw_dir, [facts.pw_gid], 0o77)), node.log.read_text()
+
+
+HOLDS = """
+import sys
+r = nb.reserve("held", procs=1, preload=[])
+r.mesh.run('''
+import os, pathlib, sys
+os.environ["SECRET"] = "environment"
+kept = "memory"
+secret = pathlib.Path.home() / "secret"
+secret.write_text("home")
+open("/tmp/mnb-secret-" + str(os.getpid()), "w").write("tmp")
+''')
+[pid] = r.mesh.run("os.getpid()").values
+print(pid, flush=True)
+sys.stdin.readline()
+r.mesh.run("os.unlink('/tmp/mnb-secret-' + str(os.getpid()))")
+r.release()
+"""
+
+TRIES = """
+import os, pathlib, signal, socket, glob
+pid, home, state, theirs = {pid}, {home!r}, {state!r}, {theirs!r}
+got = []
+def read(path):
+    def attempt():
+        got.append((path, open(path, "rb").read(10)))
+    return attempt
+def link(path):
+    def attempt():
+        name = f"link-{{os.urandom(4).hex()}}"
+        os.symlink(path, name)
+        got.append((path, open(name, "rb").read(10)))
+    return attempt
+def kill():
+    os.kill(pid, 0)
+    got.append("signal")
+def look(path):
+    def attempt():
+        got.append((path, os.listdir(path)))
+    return attempt
+def connect(path):
+    def attempt():
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(path)
+        got.append(path)
+    return attempt
+room = f"{{state}}/rooms/{{theirs}}"
+attempts = [kill, look(room), look(f"{{state}}/gateway"), look(f"{{room}}/s"), connect(f"{{room}}/s/allocator")]
+attempts += [read(f"/proc/{{pid}}/{{name}}") for name in ("environ", "mem", "maps", "cwd/x", "root/etc/shadow")]
+attempts += [look(f"/proc/{{pid}}/fd"), read(f"{{home}}/secret"), link(f"{{home}}/secret")]
+attempts += [read(f"/tmp/mnb-secret-{{pid}}"), read(f"{{room}}/state.sqlite"), read({key!r}), link({key!r})]
+attempts += [read(f"{{state}}/rooms.json"), read(f"{{state}}/rooms/../rooms/{{theirs}}/node.json")]
+attempts += [look(f"{{state}}/rooms/"), lambda: got.append(os.listdir("/root"))]
+for attempt in attempts:
+    try:
+        attempt()
+    except (OSError, ValueError):
+        pass
+got
+"""
+
+
+def test_cells_get_nothing_of_another_person(node: Node) -> None:
+    bob, mallory = node.people["bob"], node.people["mallory"]
+    with bob.begin(f"import monarch_nb as nb\n{HOLDS}") as held:
+        assert held.stdout is not None
+        try:
+            facts = {
+                "pid": int(held.stdout.readline()),
+                "home": pwd.getpwnam(bob.name).pw_dir,
+                "state": str(node.directory),
+            }
+            code = TRIES.format(**facts, theirs=bob.name, key=str(node.directory.parent / "keys" / "node.pem"))
+            assert node.cell("mallory", code) == "[]"
+            own = TRIES.format(**facts, theirs=bob.name, key="/dev/null")
+            [seen] = bob.run(f"import monarch_nb as nb\nprint(nb.attach('held').mesh.run({own!r}).values[0])")
+            assert all(what in seen for what in ("signal", "b'home'", "state.sqlite"))  # the attempts are real ones
+            refused = mallory.run(
+                "import monarch_nb as nb\ntry: nb.attach('held').mesh.run('1')\n"
+                "except nb.MonarchNbError as error: print(type(error).__name__)"
+            )
+            assert refused == ["AccessDenied"]
+        finally:
+            held.communicate("\n", timeout=TIMEOUT_S)
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        os.dup2(0, 1)
+        os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)"], {})
+    os._exit(0)
+"""
+
+
+def test_release_ends_what_has_forked_twice(node: Node) -> None:
+    if "--cgroup" not in str(node.words):
+        pytest.skip("without cgroups (v2) nothing finds what left its session")
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {DAEMON!r}], stdout=-1).stdout.decode()"
+    pid = int(node.cell("mallory", f"{code}.strip()").strip("'"))
+    eventually(lambda: gone(pid))
+
+
+KEEPS = """
+import sys
+r = nb.reserve("kept", procs=1, preload=[])
+r.mesh.run("kept = 0")
+print("held", flush=True)
+for line in sys.stdin:
+    print(r.mesh.run("kept += 1; (kept, __import__('getpass').getuser())").values, flush=True)
+r.release()
+"""
+
+
+@pytest.mark.slow
+def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node) -> None:
+    held = [node.people[who].begin(f"import monarch_nb as nb\n{KEEPS}") for who in ("bob", "mallory")]
+    names = [node.people[who].name for who in ("bob", "mallory")]
+
+    def all_say(count: int) -> None:
+        for one, name in zip(held, names, strict=True):
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+            assert one.stdout is not None
+            assert one.stdout.readline() == f"[({count}, '{name}')]\n", node.log.read_text()
+
+    try:
+        assert [one.stdout.readline() for one in held if one.stdout] == ["held\n"] * 2
+        all_say(1)
+        for name in names:
+            os.kill(_pid_in(node.directory / "rooms" / name), signal.SIGKILL)
+        all_say(2)
+        [gateway] = (node.directory / "gateway").glob("lab/host1")
+        os.kill(_pid_in(gateway), signal.SIGKILL)
+        all_say(3)
+        node.warden.kill()
+        node.warden.wait(TIMEOUT_S)
+        node.start()
+        all_say(4)
+    finally:
+        for one in held:
+            said, errors = one.communicate(timeout=TIMEOUT_S)
+            assert one.returncode == 0, said + errors
+
+
+def _pid_in(directory: Path) -> int:
+    return int(json.loads((directory / "node.json").read_text())["pid"])
