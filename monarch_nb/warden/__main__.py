@@ -134,8 +134,11 @@ class Warden:
 
     def _on_datagram(self, gateway: socket.socket) -> None:
         number, descriptors = None, list[int]()
-        datagram, _, flags, _ = gateway.recvmsg(LARGEST_BYTES + 1)
-        if not datagram:  # it ends, and is started again
+        try:
+            datagram, _, flags, _ = gateway.recvmsg(LARGEST_BYTES + 1)
+        except OSError:  # it has ended, and left an answer unread
+            datagram = b""
+        if not datagram:  # it is started again
             self._hang_up()
             return
         try:
