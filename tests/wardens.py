@@ -117,7 +117,11 @@ class RealWarden:
             ],
         )
         self.process = subprocess.Popen(
-            words, stderr=self.log, cwd=Path(__file__).parents[1], env={**os.environ, "PYTHONPATH": sys.path[0]}
+            words,
+            umask=0o077,
+            stderr=self.log,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONPATH": sys.path[0]},
         )
         self.accept()
 
