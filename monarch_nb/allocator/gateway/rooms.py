@@ -18,6 +18,7 @@ import grpc
 
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
+from monarch_nb.allocator.state.rights import Right, right_of
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
@@ -130,14 +131,17 @@ class Rooms:
         return await self.of_reservation(reservation_id)
 
     async def of_person(self, person: str) -> Room:
-        """Return a person's own room.
+        """Return a person's own room; of somebody who holds nothing here, that of who lets them run cells.
 
         Raises:
-            AccessDenied: they hold nothing here, and so have none.
+            AccessDenied: nobody does.
         """
-        if not self._holds(lambda owner: owner == person):
-            raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
-        return await self._of(person)
+        if self._holds(lambda owner: owner == person):
+            return await self._of(person)
+        for lease in self._state.leases.values():
+            if right_of(person, lease) >= Right.RUN:
+                return await self._of(lease.request.owner)
+        raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
 
     async def _of(self, owner: str) -> Room:
         return await self.room(await self._account_known(owner))
