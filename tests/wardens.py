@@ -78,6 +78,8 @@ def accounts(*kinds: str) -> Iterator[list[str]]:
         for name in names:
             subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True)
         yield names
+        left = {name: found for name in names if (found := processes_of_user(uid(name)))}
+        assert not left, f"processes of accounts are left: {left}"
     finally:
         for name in names:
             subprocess.run(["userdel", "--remove", "--force", name], check=False, capture_output=True)
@@ -117,7 +119,11 @@ class RealWarden:
             ],
         )
         self.process = subprocess.Popen(
-            words, stderr=self.log, cwd=Path(__file__).parents[1], env={**os.environ, "PYTHONPATH": sys.path[0]}
+            words,
+            umask=0o077,
+            stderr=self.log,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONPATH": sys.path[0]},
         )
         self.accept()
 
@@ -152,8 +158,8 @@ class RealWarden:
         return self.process.wait(TIMEOUT_S)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.stop(signal.SIGKILL)
+        if self.process.poll() is None and self.stop() != 0:
+            pytest.fail(f"the warden did not end well: {self.said()}")
         self.log.close()
         self._listening.close()
         if self.cgroup is not None:
@@ -166,6 +172,16 @@ class RealWarden:
 
 def uid(name: str) -> int:
     return pwd.getpwnam(name).pw_uid
+
+
+def processes_of_user(uid: int) -> list[int]:
+    """Return the pids of living processes that are an account's."""
+    found = []
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == uid and not gone(int(entry.name)):
+                found.append(int(entry.name))
+    return found
 
 
 def wait_for_end(pidfd: int) -> None:

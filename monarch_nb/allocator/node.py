@@ -157,6 +157,7 @@ class Node:
             self._warn_scripts,
             grace_s,
         )
+        leases.expiry.keeps_unconfirmed = is_room
         self.owed = owed = Owed(records, files.relay)
         self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)

@@ -38,9 +38,11 @@ class Warden:
         self._gateway_account = look_up(options.gateway_user)
         if self._gateway_account.uid == 0:
             raise Refused("the gateway reads the network: it can not be root (--gateway-user)")
+        os.umask(0o022)  # accounts pass through directories and cgroups to their own
         options.directory.mkdir(mode=0o711, exist_ok=True)
         check_only_root_writes(options.directory)
         top = os.open(options.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.fchmod(top, 0o711)
         self._groups = Groups(options.cgroup)
         self._rooms = Rooms(top, options.directory, self._groups, shlex.split(options.room))
         self._directory = own_directory(top, "gateway", self._gateway_account.uid, self._gateway_account.gid)
@@ -132,8 +134,11 @@ class Warden:
 
     def _on_datagram(self, gateway: socket.socket) -> None:
         number, descriptors = None, list[int]()
-        datagram, _, flags, _ = gateway.recvmsg(LARGEST_BYTES + 1)
-        if not datagram:  # it ends, and is started again
+        try:
+            datagram, _, flags, _ = gateway.recvmsg(LARGEST_BYTES + 1)
+        except OSError:  # it has ended, and left an answer unread
+            datagram = b""
+        if not datagram:  # it is started again
             self._hang_up()
             return
         try:

@@ -3,6 +3,7 @@ group for each reservation. The account may move its processes between its own g
 
 import contextlib
 import ctypes
+import logging
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from monarch_nb.warden.requests import Refused
 
+_log = logging.getLogger("monarch-nb-warden")
 ENDS_S = 10.0
 _SET_CHILD_SUBREAPER = 36
 _CPU_PERIOD_US = 100_000
@@ -43,7 +45,11 @@ class Groups:
         if str(os.getpid()) in (base / "cgroup.procs").read_text().split():  # limits are for groups without processes
             (_make(base / "warden") / "cgroup.procs").write_text("0")
         self.controllers = _CONTROLLERS & set((base / "cgroup.controllers").read_text().split())
-        self._hand_down(base)
+        try:
+            self._hand_down(base)
+        except OSError as error:  # others' processes are in it, as in a session of sshd
+            self.controllers = set()
+            _log.warning("%s can not limit memory and CPUs (%s): run the unit in deploy/", base, error.strerror)
         self._hand_down(_make(base / "rooms"))
 
     def gateway(self) -> Path | None:

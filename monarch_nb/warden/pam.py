@@ -38,7 +38,7 @@ class Pam:
         self._library = ctypes.CDLL("libpam.so.0")
         self._library.pam_strerror.restype = c_char_p
         self._library.pam_getenvlist.restype = POINTER(c_char_p)
-        self._handle, self._last = c_void_p(), 0
+        self._handle, self._last, self._told = c_void_p(), 0, list[str]()
         self._conversation = _Conversation(_Converse(self._converse))
         self._call("pam_start", SERVICE.encode(), account.encode(), byref(self._conversation), byref(self._handle))
         self._call("pam_set_item", self._handle, _TTY, b"monarch-nb")
@@ -70,10 +70,13 @@ class Pam:
         self._last = getattr(self._library, function)(*arguments)
         if self._last:
             said = os.fsdecode(self._library.pam_strerror(self._handle, self._last) or b"").rstrip(".")
-            raise Refused(f"PAM refuses the account: {said} ({function}, {SERVICE})")
+            why = "; ".join([said, *self._told])
+            raise Refused(f"PAM refuses the account: {why} ({function}, {SERVICE})")
 
     def _converse(self, count: int, messages: object, responses: object, _: object) -> int:
         if any(messages[number].contents.style in _PROMPTS for number in range(count)):  # type: ignore[index]
             return _CONVERSATION_FAILED
+        texts = [messages[number].contents.text or b"" for number in range(count)]  # type: ignore[index]
+        self._told += [text.decode(errors="replace").strip() for text in texts]
         responses[0] = self._libc.calloc(count, 2 * ctypes.sizeof(c_void_p))  # type: ignore[index]
         return 0

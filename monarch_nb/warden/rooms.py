@@ -1,6 +1,7 @@
 """The rooms: one process for each account and what it started, written down for the next warden."""
 
 import json
+import logging
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from monarch_nb.warden.requests import Refused
 from monarch_nb.warden.starting import Account, become, connect, fork, in_child, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit
 
+_log = logging.getLogger("monarch-nb-warden")
 _SOCKET = "s/allocator"
 
 
@@ -64,12 +66,14 @@ class Rooms:
             self._write()
             os.write(starts, b"1")
             if refused := read_answer(told).get("refused"):
-                os.close(ready)
                 signal.pidfd_send_signal(room.pidfd, signal.SIGKILL)
                 if earlier is None:
                     self.close(account.name)
                 raise Refused(str(refused))
             return room, ready
+        except BaseException:
+            os.close(ready)
+            raise
         finally:
             for descriptor in (directory, writes, may_start, starts):
                 os.close(descriptor)
@@ -147,9 +151,12 @@ class Rooms:
             in_child(lambda: pam.Pam(account).close_session())
 
     def close_all(self) -> None:
-        """End everything."""
+        """End everything that can be ended."""
         for account in list(self._rooms):
-            self.close(account)
+            try:
+                self.close(account)
+            except Refused as refused:
+                _log.error("the room of %s: %s", account, refused)
 
     def pidfds(self) -> list[int]:
         return [room.pidfd for room in self._rooms.values() if room.pidfd >= 0]

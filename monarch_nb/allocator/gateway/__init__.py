@@ -9,4 +9,5 @@ rooms     which rooms there are, and what is whose: opens, watches and ends them
 access    who may do what, where meshes are in rooms
 sessions  one client's session, carried on in the rooms that it is about
 service   takes each request, answers it, or passes it on
+making    puts it together, and makes the command lines of the warden and of rooms
 """

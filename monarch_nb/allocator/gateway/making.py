@@ -27,6 +27,7 @@ def make_rooms(node: Node, options: argparse.Namespace, network: Network | None)
     rooms = Rooms(_starter(node, options, network), node.paths.sockets, node.state)
     node.leases.end_in_room = rooms.end
     node.leases.expiry.idle_in_room = rooms.idle_s
+    node.fairness.running_in_rooms = rooms.running
     return rooms
 
 

@@ -18,6 +18,7 @@ import grpc
 
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
+from monarch_nb.allocator.state.rights import Right, right_of
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 START_S = 60.0
 CALL_S = 600.0
+ANSWER_S = 5.0
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
 AGAIN_S = 1.0
@@ -129,14 +131,17 @@ class Rooms:
         return await self.of_reservation(reservation_id)
 
     async def of_person(self, person: str) -> Room:
-        """Return a person's own room.
+        """Return a person's own room; of somebody who holds nothing here, that of who lets them run cells.
 
         Raises:
-            AccessDenied: they hold nothing here, and so have none.
+            AccessDenied: nobody does.
         """
-        if not self._holds(lambda owner: owner == person):
-            raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
-        return await self._of(person)
+        if self._holds(lambda owner: owner == person):
+            return await self._of(person)
+        for lease in self._state.leases.values():
+            if right_of(person, lease) >= Right.RUN:
+                return await self._of(lease.request.owner)
+        raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
 
     async def _of(self, owner: str) -> Room:
         return await self.room(await self._account_known(owner))
@@ -251,20 +256,19 @@ class Rooms:
     # ---- what concerns both ----
 
     async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
-        """Have the owner's room lease what the gateway has leased. The gateway alone ends it by itself."""
+        """Have the owner's room lease what the gateway has leased. Both know when its time is up: ranks save before."""
         account = await self.account_of(request.owner)
         if timer := self._unused.pop(account, None):
             timer.cancel()
         room = await self.room(account)
         given = pb.ReserveRequest()
         given.CopyFrom(request)
-        given.time_s = given.idle_s = 0.0
+        given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.gpu_indices[:] = gpu_indices
         if request.reservation_id not in self._grouped:
             await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id)
             self._grouped.add(request.reservation_id)
         await room.call("Reserve", given, GATEWAY)
-        await room.call("Confirm", pb.ConfirmRequest(reservation_id=request.reservation_id), GATEWAY)
 
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
@@ -310,6 +314,19 @@ class Rooms:
         except MonarchNbError:
             return None
         return float(reply.idle_for_s)
+
+    async def running(self) -> set[str]:
+        """Return the reservations in which something runs now, as far as rooms say."""
+        living = [task.result() for task in self._rooms.values() if task.done() and not task.exception()]
+        asked = (room.call("Status", pb.StatusRequest(), GATEWAY, ANSWER_S) for room in living)
+        found = set[str]()
+        for room, told in zip(living, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
+                ranks = (rank for mesh in reservation.meshes for rank in mesh.ranks)
+                is_busy = any(rank.state == pb.Rank.STATE_RUNNING for rank in ranks)
+                if is_busy and self.is_in(room, reservation.reservation_id):
+                    found.add(reservation.reservation_id)
+        return found
 
     async def close(self, *, end_processes: bool) -> None:
         """Connect to rooms no more; with `end_processes` they end, with all that is in them."""

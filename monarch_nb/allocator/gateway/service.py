@@ -19,6 +19,7 @@ from monarch_nb.allocator.leases.record import RUN
 from monarch_nb.allocator.serving.service import AllocatorService, translated
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
+from monarch_nb.config import PROTOCOL
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -102,6 +103,13 @@ class GatewayService(AllocatorService):
         return pb.ConfirmReply()
 
     @translated
+    async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:
+        reply: pb.ExtendReply = await super().Extend(request, context)
+        room = await self.rooms.of_reservation(request.reservation_id)
+        await room.call("Extend", request, caller_of(context))
+        return reply
+
+    @translated
     async def Share(self, request: pb.ShareRequest, context: Any) -> pb.ShareReply:
         room = await self.rooms.of_reservation(request.reservation_id)
         await room.call("Share", request, caller_of(context))
@@ -177,7 +185,7 @@ class GatewayService(AllocatorService):
             request.open.mailbox = ""  # its mail is in rooms
             super()._handle(session, caller, request)
             assert task is not None
-            if task not in self._carried and session.client_id:
+            if task not in self._carried and opening.protocol == PROTOCOL:
                 self._carried[task] = Carried(self.rooms, session, caller, opening, task.cancel)
             return
         if (carried := self._carried.get(task)) is None:

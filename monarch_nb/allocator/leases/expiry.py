@@ -67,6 +67,8 @@ class Expiry:
         """What was done before the end of reservations."""
         self.idle_in_room: Callable[[str], Awaitable[float | None]] | None = None
         """Of a gateway: returns how long nothing has run where the ranks of a reservation are; None: nobody knows."""
+        self.keeps_unconfirmed = False
+        """Of a room: its gateway ends what nobody confirms."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._saved_s: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -218,6 +220,8 @@ class Expiry:
         del self._timers[reservation_id]
         lease, now_s = self._state.leases[reservation_id], seconds_since_boot()
         if not lease.confirmed:
+            if self.keeps_unconfirmed:
+                return
             if any(session.client_id and session.client_id == lease.request.client_id for session in self._sessions):
                 self.watch(reservation_id)
             else:

@@ -18,7 +18,7 @@ import pwd
 import stat
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from monarch_nb.allocator.leases.others import Others
@@ -127,6 +127,8 @@ class Fairness:
         self._told: list[pb.UsageReply] = []
         self._groups: dict[str, tuple[float, frozenset[str]]] = {}
         self._looking: asyncio.Task[None] | None = None
+        self.running_in_rooms: Callable[[], Awaitable[set[str]]] | None = None
+        """Of a gateway: returns in which reservations something runs, which its state does not know."""
 
     async def start(self) -> None:
         """Read the record, and look from now on which reservations are used."""
@@ -311,8 +313,12 @@ class Fairness:
             await asyncio.sleep(LOOK_EVERY_S)
             now_s = seconds_since_boot()
             busy = await self._readings.busy_gpus()
+            running = await self.running_in_rooms() if self.running_in_rooms else set[str]()
+            running |= {
+                reservation_id for reservation_id in self._state.leases if self._state.is_running(reservation_id)
+            }
             for reservation_id, lease in self._state.leases.items():
-                if self._state.is_running(reservation_id) or busy.intersection(lease.gpu_indices):
+                if reservation_id in running or busy.intersection(lease.gpu_indices):
                     self._record.ledger.used_for(reservation_id, min(now_s - looked_s, 2 * LOOK_EVERY_S))
             looked_s = now_s
             if now_s - written_s >= WRITE_EVERY_S:

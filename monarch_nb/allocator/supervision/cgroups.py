@@ -32,5 +32,5 @@ def memory_cause(group: str, deaths_before: int) -> str:
     amount = f" of {size(int(most))}" if most.isdigit() else ""
     return (
         f"out of memory: the reservation's processes on this node reached their limit{amount} together; use a smaller "
-        "batch or model, fewer ranks per node, or reserve with more --memory"
+        "batch or model or fewer ranks per node, or ask whoever runs the node for more (users.toml)"
     )

@@ -4,6 +4,7 @@ others'."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pwd
 import shutil
@@ -241,3 +242,50 @@ def test_release_ends_what_has_forked_twice(node: Node) -> None:
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {DAEMON!r}], stdout=-1).stdout.decode()"
     pid = int(node.cell("mallory", f"{code}.strip()").strip("'"))
     eventually(lambda: gone(pid))
+
+
+KEEPS = """
+import sys
+r = nb.reserve("kept", procs=1, preload=[])
+r.mesh.run("kept = 0")
+print("held", flush=True)
+for line in sys.stdin:
+    print(r.mesh.run("kept += 1; (kept, __import__('getpass').getuser())").values, flush=True)
+r.release()
+"""
+
+
+@pytest.mark.slow
+def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node) -> None:
+    held = [node.people[who].begin(f"import monarch_nb as nb\n{KEEPS}") for who in ("bob", "mallory")]
+    names = [node.people[who].name for who in ("bob", "mallory")]
+
+    def all_say(count: int) -> None:
+        for one, name in zip(held, names, strict=True):
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+            assert one.stdout is not None
+            assert one.stdout.readline() == f"[({count}, '{name}')]\n", node.log.read_text()
+
+    try:
+        assert [one.stdout.readline() for one in held if one.stdout] == ["held\n"] * 2
+        all_say(1)
+        for name in names:
+            os.kill(_pid_in(node.directory / "rooms" / name), signal.SIGKILL)
+        all_say(2)
+        [gateway] = (node.directory / "gateway").glob("lab/host1")
+        os.kill(_pid_in(gateway), signal.SIGKILL)
+        all_say(3)
+        node.warden.kill()
+        node.warden.wait(TIMEOUT_S)
+        node.start()
+        all_say(4)
+    finally:
+        for one in held:
+            said, errors = one.communicate(timeout=TIMEOUT_S)
+            assert one.returncode == 0, said + errors
+
+
+def _pid_in(directory: Path) -> int:
+    return int(json.loads((directory / "node.json").read_text())["pid"])

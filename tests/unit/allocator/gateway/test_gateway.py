@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from monarch_nb.allocator.__main__ import main, parse
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, REFUSED, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
@@ -14,6 +16,7 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
+from monarch_nb.warden.command import parse as parse_warden
 
 
 def test_each_method_is_answered_passed_on_or_refused_and_none_falls_through() -> None:
@@ -41,3 +44,40 @@ def test_only_a_room_takes_the_gpus_that_a_request_names(is_room: bool, leased: 
     state = NodeState(0, [4, 5, 6, 7], is_room=is_room)
     request = pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", gpus=2, gpu_indices=[7, 5])
     assert state.reserve(request).gpu_indices == leased
+
+
+LISTEN = ["--listen", "127.0.0.1:7878", "--certificate", "node.pem"]
+
+
+@pytest.mark.parametrize(
+    ("uid", "words", "said"),
+    [
+        (1000, LISTEN, "run it as root"),
+        (0, [], "say --listen and --certificate"),
+        (0, [*LISTEN, "--temporary", "5m"], "does not go with --temporary"),
+    ],
+)
+def test_as_users_is_refused_where_it_can_not_work(
+    uid: int, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("os.execv", Mock(side_effect=AssertionError))
+    assert main(["--as-users", *words]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_the_warden_starts_the_same_command_line_as_the_gateway_and_rooms_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    execv = Mock(side_effect=SystemExit)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.execv", execv)
+    with pytest.raises(SystemExit):
+        main(["--as-users", *LISTEN, "--procs", "4", "--record", "/var/log/{odd}.jsonl"])
+    words = parse_warden(execv.call_args.args[1][4:])
+    gateway = [word.format(descriptor=3, directory="/d") for word in shlex.split(words.gateway)]
+    room = [word.format(account="alice", directory="/d", ready=3) for word in shlex.split(words.room)]
+    as_gateway, as_room = parse(gateway[4:]), parse(room[4:])
+    assert (as_gateway.warden_fd, as_gateway.procs, as_gateway.as_users) == (3, 4, False)
+    assert str(as_gateway.record) == "/var/log/{odd}.jsonl"
+    assert (as_room.room, as_room.procs, as_room.advertise, as_room.certificate) == ("alice", 4, "127.0.0.1:7878", None)
