@@ -50,6 +50,8 @@ class Rooms:
         earlier = self._rooms.get(account.name)
         if earlier is not None and earlier.pidfd >= 0:
             raise Refused(f"{account.name} has a room already")
+        if earlier is not None and earlier.uid != account.uid:
+            raise Refused(f"{account.name} is another account than the one that had the room: close that first")
         if any(room.uid == account.uid and room is not earlier for room in self._rooms.values()):
             raise Refused(f"another account has the uid {account.uid} of {account.name}, and a room already")
         if earlier is None and len(self._rooms) >= most:
@@ -171,7 +173,7 @@ class Rooms:
 
     def _adopt(self) -> None:
         """Take over what the last warden has left; end what no table names."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a disk that was full, another version
             written = json.loads((self._path / "rooms.json").read_text())
             if written["boot_id"] == _boot_id():
                 self._rooms = {facts["account"]: Room(**facts) for facts in written["rooms"]}
