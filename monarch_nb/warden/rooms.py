@@ -165,8 +165,12 @@ class Rooms:
 
     def reap(self, statuses: Mapping[int, int]) -> None:
         """Note which processes of rooms have ended; what they started goes on until the room is closed or opened."""
+        poll = select.poll()
+        for pidfd in self.pidfds():
+            poll.register(pidfd, select.POLLIN)
+        ended = {pidfd for pidfd, _ in poll.poll(0)}
         for room in self._rooms.values():
-            if room.pidfd >= 0 and select.select([room.pidfd], [], [], 0)[0]:
+            if room.pidfd in ended:
                 _forget_process(room)
                 code = os.waitstatus_to_exitcode(statuses[room.pid]) if room.pid in statuses else None
                 room.ended = "" if code is None else f"exit status {code}" if code >= 0 else f"signal {-code}"
