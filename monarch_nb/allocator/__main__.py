@@ -143,7 +143,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         gpus=_gpus(options.gpus),
         python=options.python,
         preload=preload,
-        isolated=options.isolate,
+        isolated=options.isolate or is_gateway,  # clients of this machine have no way around it
         log_limit_bytes=_log_limit_bytes(options, paths),
         store_host=store_host,
         interface=interface,

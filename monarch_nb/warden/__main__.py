@@ -125,7 +125,8 @@ class Warden:
         self._stops = self._stops or (int(signal.SIGTERM) if code == 0 else 0)
         self._hang_up()
         if group := self._groups.gateway():
-            end_group(group)
+            with suppress(Refused):  # what does not end has no socket of ours
+                end_group(group)
 
     def _hang_up(self) -> None:
         if self._gateway is not None:

@@ -50,6 +50,8 @@ class Rooms:
         earlier = self._rooms.get(account.name)
         if earlier is not None and earlier.pidfd >= 0:
             raise Refused(f"{account.name} has a room already")
+        if earlier is not None and earlier.uid != account.uid:
+            raise Refused(f"{account.name} is another account than the one that had the room: close that first")
         if any(room.uid == account.uid and room is not earlier for room in self._rooms.values()):
             raise Refused(f"another account has the uid {account.uid} of {account.name}, and a room already")
         if earlier is None and len(self._rooms) >= most:
@@ -163,15 +165,19 @@ class Rooms:
 
     def reap(self, statuses: Mapping[int, int]) -> None:
         """Note which processes of rooms have ended; what they started goes on until the room is closed or opened."""
+        poll = select.poll()
+        for pidfd in self.pidfds():
+            poll.register(pidfd, select.POLLIN)
+        ended = {pidfd for pidfd, _ in poll.poll(0)}
         for room in self._rooms.values():
-            if room.pidfd >= 0 and select.select([room.pidfd], [], [], 0)[0]:
+            if room.pidfd in ended:
                 _forget_process(room)
                 code = os.waitstatus_to_exitcode(statuses[room.pid]) if room.pid in statuses else None
                 room.ended = "" if code is None else f"exit status {code}" if code >= 0 else f"signal {-code}"
 
     def _adopt(self) -> None:
         """Take over what the last warden has left; end what no table names."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a disk that was full, another version
             written = json.loads((self._path / "rooms.json").read_text())
             if written["boot_id"] == _boot_id():
                 self._rooms = {facts["account"]: Room(**facts) for facts in written["rooms"]}

@@ -102,6 +102,9 @@ def fork(work: Callable[[Callable[[dict[str, Any]], None]], object]) -> tuple[in
     if pid := os.fork():
         os.close(tells)
         return pid, told
+    signal.set_wakeup_fd(-1)  # while it is root's: whoever may signal it later is not to wake the warden
+    for handled in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ):
+        signal.signal(handled, signal.SIG_DFL)
     tells = fcntl.fcntl(tells, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)  # 0 to 3 get other meanings
 
     def tell(answer: dict[str, Any]) -> None:
@@ -183,8 +186,5 @@ def _execute(command: Sequence[str], keeps: int, output: int, environment: Mappi
         os.dup2(source, number)
     if ctypes.CDLL(None).syscall(_CLOSE_RANGE, 4, ctypes.c_uint(-1), _ON_EXECUTION):
         raise Refused("the kernel can not close descriptors at a start: Linux 5.11 or newer is needed")
-    signal.set_wakeup_fd(-1)
-    for handled in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM, signal.SIGXFSZ):
-        signal.signal(handled, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.execve(command[0], list(command), dict(environment))

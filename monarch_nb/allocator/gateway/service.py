@@ -185,7 +185,9 @@ class GatewayService(AllocatorService):
             request.open.mailbox = ""  # its mail is in rooms
             super()._handle(session, caller, request)
             assert task is not None
-            if task not in self._carried and opening.protocol == PROTOCOL:
+            if carried := self._carried.get(task):
+                carried.open_again(opening)
+            elif opening.protocol == PROTOCOL:
                 self._carried[task] = Carried(self.rooms, session, caller, opening, task.cancel)
             return
         if (carried := self._carried.get(task)) is None:

@@ -49,6 +49,11 @@ class Carried:
         """Pass a message on, in its turn."""
         self._said.put_nowait(request)
 
+    def open_again(self, opening: pb.Open) -> None:
+        """The client says of itself what it did not say before: that it takes mail."""
+        self._opening = opening
+        self.say(pb.SessionRequest(open=opening))
+
     def close(self) -> None:
         """The client is gone."""
         self._is_closed = True

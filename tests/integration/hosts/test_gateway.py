@@ -47,6 +47,27 @@ def test_cells_output_status_and_release_go_through_the_gateway(node: Allocator,
         reserve("more", procs=3, preload=[])
 
 
+ACTORS = """
+import monarch_nb
+from monarch_nb.actor import Actor, endpoint
+
+class Counter(Actor):
+    @endpoint
+    async def count(self, data):
+        return len(data)
+
+held = monarch_nb.reserve("counting", procs=2, preload=[])
+counters = held.mesh.spawn("counters", Counter)
+for size_bytes in (10, 5_000_000):
+    print(list(counters.count.call(b"x" * size_bytes).get(timeout=60).values()))
+held.release()
+"""
+
+
+def test_actors_answer_through_the_gateway(lab: Lab, node: Allocator, tmp_path: Path) -> None:
+    assert Person(lab, "bob", tmp_path).run(ACTORS) == ["[10, 10]", "[5000000, 5000000]"]
+
+
 @pytest.mark.slow
 def test_ranks_outlive_room_and_gateway_and_a_run_goes_on_meanwhile(
     lab: Lab, node: Allocator, dev: Reservation

@@ -289,3 +289,26 @@ def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node)
 
 def _pid_in(directory: Path) -> int:
     return int(json.loads((directory / "node.json").read_text())["pid"])
+
+
+FILES = """
+import pathlib
+pathlib.Path("model.py").write_text("width = 8\\n")
+r = nb.reserve("files", procs=1, preload=[], files=".")
+code = "import model, os; open('made', 'w').write('12'); (model.width, os.stat('model.py').st_uid, os.getcwd())"
+width, uid, where = r.mesh.run(code).values[0]
+r.fetch("made")
+try:
+    got = r.fetch({secret!r}, to="stolen").path.read_text()
+except nb.MonarchNbError:
+    got = "nothing"
+print(width, uid, where.startswith({room!r}), pathlib.Path("made").read_text(), got)
+r.release()
+"""
+
+
+def test_synced_files_are_the_persons_and_only_what_they_may_read_is_fetched(node: Node) -> None:
+    bob = node.people["bob"].name
+    secret = str(node.directory.parent / "keys" / "node.pem")
+    code = FILES.format(secret=secret, room=str(node.directory / "rooms" / bob))
+    assert node.run("bob", code) == [f"8 {pwd.getpwnam(bob).pw_uid} True 12 nothing"]

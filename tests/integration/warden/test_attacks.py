@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import stat
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,3 +279,31 @@ def test_an_account_that_was_closed_gets_no_room(start: Start, people: list[str]
             warden.client.open_room(carol)
         subprocess.run(["usermod", *back, carol], check=True)
     assert warden.client.accounts([carol])[carol].account == carol
+
+
+def test_a_signal_to_a_room_that_starts_does_not_reach_the_warden() -> None:
+    """An account may signal its process before that is another program: it is still a copy of the warden then."""
+    code = """
+import os, select, signal, socket
+from monarch_nb.warden.starting import in_child
+woken, wakes = socket.socketpair()
+wakes.setblocking(False)
+signal.set_wakeup_fd(wakes.fileno())
+signal.signal(signal.SIGTERM, lambda *_: None)
+print(in_child(lambda: os.kill(os.getpid(), signal.SIGTERM) or {"lives": True}))
+print(select.select([woken], [], [], 0)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "{'refused': 'the process that was to look has ended'}\n[]\n"
+
+
+def test_a_table_that_was_cut_is_none(start: Start, people: list[str], cgroup: Path) -> None:
+    alice = people[0]
+    warden = start(cgroup)
+    opened = warden.open(alice)
+    warden.stop(signal.SIGHUP)
+    (warden.directory / "state" / "rooms.json").write_text('{"boot_id": ')
+    warden.gateway.close()
+    warden.start()
+    assert gone(opened.pid)
+    warden.open(alice)

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
+from monarch_nb.allocator.gateway.rooms import _says_that_it_serves
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, REFUSED, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
@@ -81,3 +82,17 @@ def test_the_warden_starts_the_same_command_line_as_the_gateway_and_rooms_of_it(
     assert (as_gateway.warden_fd, as_gateway.procs, as_gateway.as_users) == (3, 4, False)
     assert str(as_gateway.record) == "/var/log/{odd}.jsonl"
     assert (as_room.room, as_room.procs, as_room.advertise, as_room.certificate) == ("alice", 4, "127.0.0.1:7878", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "serves"),
+    [
+        (b'{"serving": "host1:7878"}', True),
+        (b"", False),
+        (b"[" * 4096, False),
+        (b'{"template_error": ""}', False),
+        (b"7", False),
+    ],
+)
+def test_what_a_room_says_at_its_start_is_not_believed_blindly(line: bytes, serves: bool) -> None:
+    assert _says_that_it_serves(line) is serves
