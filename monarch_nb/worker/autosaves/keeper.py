@@ -229,7 +229,7 @@ class Keeper:
         own = threading.get_ident()
         self._endpoints[own] = _Endpoint(number, actor)
         trained = self._trained
-        if trained is None or trained.thread != own:
+        if trained is None or (trained.thread, trained.actor) != (own, actor):
             return
         while not self._goes_on(trained):  # what it left is being saved
             time.sleep(TALK_EVERY_S)
@@ -251,10 +251,10 @@ class Keeper:
     def end_endpoint(self) -> None:
         """The endpoint of this thread has ended."""
         own = threading.get_ident()
-        self._endpoints.pop(own, None)
+        endpoint = self._endpoints.pop(own, None)
         if self._trains == own:
             place = self._part.place
-            self._trained = _Trained(own, place.run, place.steps, self._steps)
+            self._trained = _Trained(own, endpoint.actor if endpoint else "", place.run, place.steps, self._steps)
             try:
                 self._end(pauses=True)
             finally:
@@ -481,7 +481,7 @@ class Keeper:
             self._in_round = False
 
     def _is_no_news(self, verdict: str) -> bool:
-        return verdict.endswith(STILL_NO_STEP) or self._is_passing(verdict)
+        return verdict.endswith(STILL_NO_STEP) or (self._trained is not None and self._is_passing(verdict))
 
     def _is_passing(self, verdict: str) -> bool:
         """Return whether it may be otherwise in a moment: some ranks were between two calls, and others were not."""
@@ -535,6 +535,7 @@ class _Trained:
     its steps so far."""
 
     thread: int
+    actor: str
     run: int
     steps: int
     counter: StepCounter
