@@ -98,7 +98,7 @@ class Rounds:
         self.client.kill()
         eventually(lambda: not self.processes())
         died = [info for info in self.held.meshes["monarch"].status() if not info.is_alive]
-        assert [info.pid for info in died] == self.doomed, died
+        assert [info.rank for info in died] == self.doomed, died
         self.client = self.started()
         self.use()
 
@@ -127,7 +127,7 @@ class Rounds:
         if in_the_middle:
             self.client.tell("use()")
             time.sleep(after_s)
-        self.doomed = [worker]
+        self.doomed = [number]
         kill(worker)
         eventually(lambda: not set(with_it) & set(self.processes()))
         if in_the_middle:  # it may wait for a minute

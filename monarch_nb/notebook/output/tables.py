@@ -150,7 +150,7 @@ def status_table(
     notes += [*(_other_line(other) for other in others), *bare]
     if waiting:
         notes.append(line_sentence(waiting))
-    notes += [*saves.splitlines(), *_process_notes(ranks, actors)]
+    notes += [*saves.splitlines(), *process_notes(ranks, actors)]
     alive = sum(rank.is_alive for rank in ranks)
     reservation = mesh.reservation
     whose = "" if reservation.is_mine else f" of {reservation.owner}"
@@ -174,7 +174,7 @@ def with_processes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> li
     return [replace(info, memory_bytes=info.memory_bytes + more.get(info.rank, 0)) for info in ranks]
 
 
-def _process_notes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> list[str]:
+def process_notes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> list[str]:
     """Return what Monarch's own processes hold, node by node."""
     notes = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):

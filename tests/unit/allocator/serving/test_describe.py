@@ -86,7 +86,7 @@ def told(name: str, state: NodeState) -> pb.StatusReply:
         "warming": SimpleNamespace(error="", ready=asyncio.Event()),
         "readings": SimpleNamespace(read=read, look_at_gpus=nothing),
         "whereabouts": SimpleNamespace(refresh=nothing, of=lambda pid, _: where.get(pid)),
-        "actors": SimpleNamespace(refresh=nothing, of=lambda _: ((), 0)),
+        "actors": SimpleNamespace(refresh=nothing, of=lambda _: ((), 0), memory_bytes=lambda _: 0),
         "expiry": SimpleNamespace(is_busy=lambda _: False),
         "scripts": SimpleNamespace(at_work=lambda *_: None),
         "resizing": SimpleNamespace(between=lambda _: []),
