@@ -18,6 +18,7 @@ from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.notebook.syntax.declarations import RUN
+from monarch_nb.notebook.syntax.holding import CPUS, MEMORY
 from monarch_nb.shape import Extent, parse_targets
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--procs", type=int, metavar="N", help="CPU ranks to reserve per node")
     kind.add_argument("--gpus", type=int, metavar="N", help="GPUs to reserve per node, with one rank each")
+    for declared in (MEMORY, CPUS):
+        add_flag(parser, declared)
     for declared in RUN.flags:
         if declared.name in _AS_IN_A_CELL:
             add_flag(parser, declared)
@@ -122,10 +125,12 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
     from monarch_nb.client.reservations.known.lists import elsewhere
 
     shape = {"procs": options.procs, "gpus": options.gpus}
+    if name and (options.memory or options.cpus):
+        raise UsageError(f"{name} is held already: leave out --memory and --cpus, or leave out {name}")
     if name and (options.nodes or any(shape.values())):
         raise UsageError(f"{name} is held already: leave out --nodes, --procs and --gpus, or leave out {name}")
     if not any(shape.values()):
-        if options.nodes:
+        if options.nodes or options.memory or options.cpus:
             raise UsageError("say how many ranks per node: --procs N or --gpus N")
         mine = [] if name else _held_by_me(options.pool)
         if not name and not mine:
@@ -147,6 +152,8 @@ def _held(options: argparse.Namespace, name: str | None) -> Iterator[Reservation
         pool=options.pool,
         directory=os.getcwd(),
         idle=ABANDONED_AFTER_S,
+        memory=options.memory,
+        cpus=options.cpus,
         progress=_say,
         **shape,
     )

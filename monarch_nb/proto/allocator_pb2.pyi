@@ -393,6 +393,8 @@ class ReserveRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
     GPU_INDICES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -414,6 +416,9 @@ class ReserveRequest(_message.Message):
     """as in Open: while that session is there, the lease is waited for to be confirmed"""
     lease_id: _builtins.str
     """of a lease in another node's place: what tells it from others of the reservation on this node"""
+    memory_bytes: _builtins.int
+    """the most that the processes of the reservation have on this node together; 0: as the node says"""
+    cpus: _builtins.float
     @_builtins.property
     def gpu_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """said by a gateway to a room of its node, and by nobody else: those that it has leased"""
@@ -436,10 +441,12 @@ class ReserveRequest(_message.Message):
         client_id: _builtins.str = ...,
         lease_id: _builtins.str = ...,
         gpu_indices: _abc.Iterable[_builtins.int] | None = ...,
+        memory_bytes: _builtins.int = ...,
+        cpus: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created_at", b"created_at", "force_busy", b"force_busy", "gpu_indices", b"gpu_indices", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "cpus", b"cpus", "created_at", b"created_at", "force_busy", b"force_busy", "gpu_indices", b"gpu_indices", "gpus", b"gpus", "idle_s", b"idle_s", "lease_id", b"lease_id", "memory_bytes", b"memory_bytes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "time_s", b"time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1815,6 +1822,8 @@ class ReservationStatus(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     name: _builtins.str
     owner: _builtins.str
@@ -1835,6 +1844,9 @@ class ReservationStatus(_message.Message):
     """What the caller may do with it. Who has no right learns whose it is, its shape and its times, and no more."""
     revision: _builtins.int
     """of these: ChangeMembersRequest.revision"""
+    memory_bytes: _builtins.int
+    """what was asked for on each node: ReserveRequest.memory_bytes"""
+    cpus: _builtins.float
     @_builtins.property
     def meshes(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeshStatus]: ...
     @_builtins.property
@@ -1877,10 +1889,12 @@ class ReservationStatus(_message.Message):
         waiting: _abc.Iterable[Global___WaitRequest] | None = ...,
         members: _abc.Iterable[_files_pb2.Peer] | None = ...,
         revision: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        cpus: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "cpus", b"cpus", "created_at", b"created_at", "files", b"files", "gpus", b"gpus", "idle_left_s", b"idle_left_s", "idle_s", b"idle_s", "members", b"members", "memory_bytes", b"memory_bytes", "meshes", b"meshes", "name", b"name", "node_rank", b"node_rank", "nodes", b"nodes", "notebook", b"notebook", "owner", b"owner", "procs", b"procs", "reservation_id", b"reservation_id", "revision", b"revision", "right", b"right", "shares", b"shares", "time_left_s", b"time_left_s", "time_s", b"time_s", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

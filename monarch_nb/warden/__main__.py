@@ -21,7 +21,7 @@ from monarch_nb.warden.groups import Groups, end_group
 from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, read
 from monarch_nb.warden.rooms import Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
-from monarch_nb.warden.users_file import Users, read_users
+from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
 
 _log = logging.getLogger("monarch-nb-warden")
 GATEWAY_ENDS_S, AGAIN_S = 30.0, 1.0
@@ -178,7 +178,7 @@ class Warden:
             room = self._rooms.find(account)
             return {"pid": room.pid}, [room.pidfd, self._rooms.connect(room)]
         if request.do == "reserve_group":
-            amounts = self._amounts(account, asked.get("memory_bytes"), asked.get("cpus"))
+            amounts = self._amounts(account, Limit(asked.get("memory_bytes"), asked.get("cpus")))
             return {"path": self._rooms.reserve(self._rooms.find(account), asked["reservation"], *amounts)}, []
         if request.do == "end_group":
             return {"memory_deaths": self._rooms.end_group(account, asked["reservation"])}, []
@@ -210,12 +210,14 @@ class Warden:
                 found[name] = f"{name} may not: `allow` in users.toml names neither the account nor a group of it"
         return found
 
-    def _amounts(self, account: str, memory_bytes: int | None, cpus: float | None) -> tuple[int | None, float | None]:
-        limit = self._users().limit_of(account, look_up(account).groups)
-        for asked, most, what in ((memory_bytes, limit.memory_bytes, "bytes of memory"), (cpus, limit.cpus, "CPUs")):
-            if asked is not None and most is not None and asked > most:
-                raise Refused(f"{account} may have {most} {what} on this machine, not {asked} (limits in users.toml)")
-        return memory_bytes or limit.memory_bytes, cpus or limit.cpus
+    def _amounts(self, account: str, asked: Limit) -> tuple[int | None, float | None]:
+        most, said = self._users().limit_of(account, look_up(account).groups), f"{account} may have at most"
+        if asked.memory_bytes and most.memory_bytes and asked.memory_bytes > most.memory_bytes:
+            memory, wanted = memory_text(most.memory_bytes), memory_text(asked.memory_bytes)
+            raise Refused(f"{said} {memory} of memory on this machine, not {wanted} (limits in users.toml)")
+        if asked.cpus and most.cpus and asked.cpus > most.cpus:
+            raise Refused(f"{said} {most.cpus:g} CPUs on this machine, not {asked.cpus:g} (limits in users.toml)")
+        return asked.memory_bytes or most.memory_bytes, asked.cpus or most.cpus
 
     def _users(self) -> Users:
         """Return what users.toml says now; while something is wrong with it, nobody may."""

@@ -65,7 +65,10 @@ class Groups:
     def make(self, account: str, uid: int, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
         """Make the group of a room (no reservation) or a reservation, limit it, and return its path; "" without any."""
         if (memory_bytes and "memory" not in self.controllers) or (cpus and "cpu" not in self.controllers):
-            raise Refused("the machine can not limit memory or CPUs: its cgroups (v2) lack the controllers for it")
+            raise Refused(
+                "this machine can not limit memory or CPUs: that takes cgroups (v2) with the controllers memory and cpu"
+                ", and the unit in deploy/"
+            )
         if (room := self.room(account)) is None:
             return ""
         group = _make(room / reservation if reservation else room)

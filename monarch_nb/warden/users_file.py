@@ -75,6 +75,12 @@ def memory_of(text: object) -> int | None:
     return None
 
 
+def memory_text(memory_bytes: int) -> str:
+    """Return "64G" or "1.5T": what `memory_of` reads."""
+    unit = next((unit for unit in "TG" if memory_bytes >= 1 << _POWERS[unit]), "M")
+    return f"{memory_bytes / (1 << _POWERS[unit]):.3f}".rstrip("0").rstrip(".") + unit
+
+
 def read_users(text: str) -> tuple[Users, list[str]]:
     """Return what a file says, and what is wrong with it: "line 3: ...", in the order of the lines."""
     try:

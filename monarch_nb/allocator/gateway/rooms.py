@@ -269,9 +269,11 @@ class Rooms:
         given = pb.ReserveRequest()
         given.CopyFrom(request)
         given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
+        given.memory_bytes, given.cpus = 0, 0.0  # the warden sees to that
         given.gpu_indices[:] = gpu_indices
         if request.reservation_id not in self._grouped:
-            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id)
+            amounts = request.memory_bytes or None, request.cpus or None
+            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
             self._grouped.add(request.reservation_id)
         await room.call("Reserve", given, GATEWAY)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
 from monarch_nb.config import NodePaths, private_directory
-from monarch_nb.errors import PoolError
+from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.proto.state_pb2 import ProcessIdentity
 
 CONNECT_S = 5.0
@@ -65,8 +66,8 @@ class Starter(Protocol):
         """Return a connection to a room that runs."""
         ...
 
-    def reserve_group(self, account: str, reservation: str) -> object:
-        """Keep the processes of a reservation together from now on, within the limits of their account."""
+    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
+        """Keep the processes of a reservation together from now on, within limits: these, else their account's."""
         ...
 
     def end_group(self, account: str, reservation: str) -> object:
@@ -136,7 +137,9 @@ class PlainStarter:
         connection.connect(str(NodePaths(self._directory / account).allocator_socket))
         return _Reached(os.pidfd_open(process.pid), connection)
 
-    def reserve_group(self, account: str, reservation: str) -> object:
+    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
+        if memory_bytes or cpus:
+            raise UsageError(CAN_NOT_LIMIT)
         return None
 
     def end_group(self, account: str, reservation: str) -> object:

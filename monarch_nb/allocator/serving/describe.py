@@ -128,6 +128,8 @@ class Description:
                 shares={name: right for name, right in lease.shares.items() if right},
                 members=lease.nodes,
                 revision=lease.revision,
+                memory_bytes=request.memory_bytes,
+                cpus=request.cpus,
             )
             for mesh_id, mesh in self._state.meshes.items():
                 if mesh.spec.reservation_id == reservation_id:

@@ -27,6 +27,7 @@ from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.supervision import processes
+from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.room import explained
@@ -104,6 +105,8 @@ class AllocatorService(service.AllocatorServicer):
 
     @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        if request.memory_bytes or request.cpus:
+            raise UsageError(CAN_NOT_LIMIT)
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await _whole(self._node.leases.take(request, context.peer())))
 

@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 from monarch_nb.config import CGROUP_VARIABLE
-from monarch_nb.sizes import size
+from monarch_nb.warden.users_file import memory_text
+
+CAN_NOT_LIMIT = (
+    "this node can not limit memory or CPUs of a reservation: an allocator --as-users can, on a machine with cgroups "
+    "(v2); reserve without --memory and --cpus here"
+)
 
 
 def group_of(reservation_id: str) -> str:
@@ -29,8 +34,9 @@ def memory_cause(group: str, deaths_before: int) -> str:
     if not group or memory_deaths(group) <= deaths_before:
         return ""
     most = Path(group, "memory.max").read_text().strip()
-    amount = f" of {size(int(most))}" if most.isdigit() else ""
+    amount = f" of {memory_text(int(most))}" if most.isdigit() else ""
     return (
         f"out of memory: the reservation's processes on this node reached their limit{amount} together; use a smaller "
-        "batch or model or fewer ranks per node, or ask whoever runs the node for more (users.toml)"
+        "batch or model or fewer ranks per node, reserve with more --memory, or ask whoever runs the node for more "
+        "(users.toml)"
     )

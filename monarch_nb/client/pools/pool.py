@@ -27,6 +27,7 @@ from monarch_nb.client.pools.answering.last_heard import held_on, keep
 from monarch_nb.client.pools.answering.reach import check_ways
 from monarch_nb.client.pools.answering.revocations import Messenger
 from monarch_nb.client.pools.answering.silence import all_away, nobody_answers, reasons
+from monarch_nb.client.pools.facts.amounts import ANY, Amounts
 from monarch_nb.client.pools.facts.choosing import Shape, choose_nodes, lacking
 from monarch_nb.client.pools.facts.held import HeldReservation, current_owner
 from monarch_nb.client.pools.facts.missing import not_found, raise_if_released
@@ -41,6 +42,7 @@ from monarch_nb.errors import (
     CapacityError,
     NodeUnreachable,
     PoolError,
+    VersionMismatch,
 )
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
@@ -89,12 +91,14 @@ class SpawnOptions:
 
 @dataclass(frozen=True)
 class Terms:
-    """Whose a reservation is to be, how long (seconds, 0 for no limit), and whether it takes GPUs that others use."""
+    """Whose a reservation is to be, how long (seconds, 0 for no limit), whether it takes GPUs that others use, and how
+    much it may have of each node."""
 
     notebook: str = ""
     time_s: float = 0.0
     idle_s: float = 0.0
     force_busy: bool = False
+    amounts: Amounts = ANY
 
 
 class Pool:
@@ -396,6 +400,8 @@ class Pool:
                 idle_s=terms.idle_s,
                 force_busy=terms.force_busy,
                 client_id=connection.client_id,
+                memory_bytes=terms.amounts.memory_bytes,
+                cpus=terms.amounts.cpus,
             )
             for node_rank, connection in enumerate(connections)
         ]
@@ -416,7 +422,10 @@ class Pool:
                 nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
                 confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
                 await all_of(connection.unary("Confirm", confirm) for connection in connections)
-            return await self.held(reservation_id, name)
+            held = await self.held(reservation_id, name)
+            if terms.amounts != ANY:
+                check_limited(held, terms.amounts)
+            return held
         except BaseException:
             await asyncio.shield(release(connections, reservation_id))
             raise
@@ -437,6 +446,14 @@ class Pool:
 def in_order(connections: Iterable[Connection]) -> list[Connection]:
     """Return nodes in the order that all clients have."""
     return sorted(connections, key=lambda connection: connection.name)
+
+
+def check_limited(held: HeldReservation, amounts: Amounts) -> None:
+    """Raise VersionMismatch where a node does not know what limits of memory and CPUs are."""
+    for connection, status in held.nodes.values():
+        if Amounts(status.memory_bytes, status.cpus) != amounts:
+            older = "runs an older monarch_nb, which can not limit memory or CPUs: restart its allocator"
+            raise VersionMismatch(f"{connection.name} {older}")
 
 
 async def lease(requests: Mapping[Connection, pb.ReserveRequest]) -> None:

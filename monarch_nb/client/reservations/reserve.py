@@ -9,6 +9,7 @@ from pathlib import Path
 
 from monarch_nb import config
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.facts.amounts import ANY, amounts_of
 from monarch_nb.client.pools.facts.conflicts import Asked
 from monarch_nb.client.pools.pool import Progress, SpawnOptions, Terms, pool_named
 from monarch_nb.client.reservations import sharing
@@ -45,6 +46,8 @@ def reserve(
     shared: str | os.PathLike[str] | None = None,
     time: Duration | None = None,
     idle: Duration | None = None,
+    memory: str | None = None,
+    cpus: float | None = None,
     force_busy: bool = False,
     wait: bool | Duration = False,
     replace: bool = False,
@@ -79,6 +82,9 @@ def reserve(
         time: how long to hold it: "8h", a timedelta or seconds; by default until you release it. When the time is up it
             is released, also while a cell runs. A reservation that you hold already keeps its limits.
         idle: how long to hold it while no cell runs and no client is attached; a time, as above.
+        memory: the most that its processes together have on each node: "64G", in powers of 1024. More than the node's
+            `users.toml` allows you is refused. Only nodes that run people as their own accounts limit memory and CPUs.
+        cpus: the same of CPUs: 8 or 0.5.
         force_busy: also take GPUs on which other people's programs compute, when no others are free.
         wait: wait for what others hold: True, or a time as above, the longest. First come, first served; `progress`
             gets your place in the line.
@@ -94,8 +100,9 @@ def reserve(
         UsageError: the arguments make no sense.
         NoSuchPool: no pool is called `pool`. The message lists the pools that exist.
         CapacityError: the pool has not that much, or not that much free.
-        ReservationConflict: you hold the name with another shape, `python`, `env`, `preload`, `directory`, `files` or
-            `shared`. Arguments that you do not give can not conflict.
+        ReservationConflict: you hold the name with another shape, `python`, `env`, `preload`, `directory`, `files`,
+            `shared`, `memory` or `cpus`. Arguments that you do not give can not conflict.
+        AccessDenied: a node lets you have less than `memory` or `cpus`, or its machine can not limit them.
         SharedStorageError: a node does not see `shared`. Nothing is reserved.
         SpawnError: ranks could not start. PreloadError: a preload failed.
         NodeUnreachable: you hold it, and one of its nodes does not answer.
@@ -108,6 +115,9 @@ def reserve(
     name = arguments.checked_name(name or DEFAULT_NAME)
     shape = arguments.checked_shape(nodes, procs, gpus)
     time_s, idle_s = arguments.limit_of(time, "time"), arguments.limit_of(idle, "idle")
+    amounts = amounts_of(memory, cpus)
+    if on and amounts != ANY:
+        raise UsageError("memory and cpus do not go with on: the engine has flags for that, as in -- --mem=64G")
     say = progress or _silent
     grants = {to: sharing.checked_grant(right) for to, right in (share or {}).items()}
     longest_s = None if isinstance(wait, bool) else seconds_of(wait, "wait")
@@ -133,12 +143,13 @@ def reserve(
         directory=None if directory is None else start,
         files=None if files is True else root,
         shared=options.shared if shared is not None else None,
+        amounts=amounts,
     )
     request = JobRequest(on, tuple(on_arguments), name, shape, time_s, longest_s, replace, tuple(options.preload))
     with nodes_of_job(request, pool, say) as (in_pool, most_s):
         chosen = pool_named(in_pool)
         options = dataclasses.replace(options, python=python or chosen.default_python)
-        terms = Terms(notebook or "", most_s, idle_s, force_busy)
+        terms = Terms(notebook or "", most_s, idle_s, force_busy, amounts)
         here = [one for one in in_use() if one.is_mine and (one.pool, one.name) == (chosen.name, name)]
         known = {one.id: list(one._members.connections.values()) for one in here}
         with all_end_here(one._attachment for one in here if replace):

@@ -208,6 +208,8 @@ class Subcommands:
             shared=parsed.text("shared"),
             time=parsed.seconds("time"),
             idle=parsed.seconds("idle"),
+            memory=parsed.text("memory"),
+            cpus=parsed.decimal("cpus"),
             force_busy=parsed.switch("force_busy"),
             wait=parsed.seconds("wait") or parsed.switch("wait"),
             replace=parsed.switch("replace"),
@@ -387,7 +389,8 @@ class Subcommands:
         who = info.waiting, price, job, info.absences, info.nodes_without_main
         way_on = mesh.core.way_on("; ".join(info.absences))
         saves = str(mesh.autosave_status() or "")
-        show(status_table(mesh, mesh.status(), runs, others, info.left, actors, *who, way_on=way_on, saves=saves))
+        said = partial(status_table, way_on=way_on, saves=saves, amounts=info.amounts)
+        show(said(mesh, mesh.status(), runs, others, info.left, actors, *who))
 
     def _known(self, mesh: Mesh) -> Shown | None:
         """Return what this kernel knows while no node answers; None when one does, or their job has ended."""

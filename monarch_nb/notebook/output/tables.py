@@ -103,6 +103,7 @@ def status_table(
     bare: Sequence[str] = (),
     way_on: str = "",
     saves: str = "",
+    amounts: str = "",
 ) -> Shown:
     """Return what the ranks of a mesh do, and why any of them died: equal ranks once.
 
@@ -118,6 +119,7 @@ def status_table(
         bare: what there is to say of nodes that have no ranks of the main mesh.
         way_on: what to do about nodes that do not answer, if there are any.
         saves: what there is to say of saves that ranks make by themselves.
+        amounts: the most that the reservation gets of each node.
     """
     ranks = with_processes(ranks, actors)
     titles = run_names(runs)
@@ -160,6 +162,8 @@ def status_table(
     title = f"{mesh_called(mesh)}{whose}{size} · {lives}"
     if job:
         title += f" · {job}"
+    if amounts:
+        title += f" · at most {amounts}"
     if left:
         title += f" · {left} left"
     if price_per_hour:

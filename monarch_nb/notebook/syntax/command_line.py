@@ -51,8 +51,8 @@ class Flag:
         help: what it does, in a few words.
         short: its short form, "-t"; empty when there is none.
         value: what stands after it, as help calls it ("N"); empty for a switch.
-        kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" is
-            more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
+        kind: how the value is read: "count" is a whole number of at least 1, "number" one of at least 0, "seconds" and
+            "decimal" are more than 0, "duration" is "8h" or "1h30m" and comes as seconds.
         optional: the value may be left out: of the words that follow, only what begins with a digit or is one of
             `choices` is one.
         implied: the value where an optional one is left out; empty: it is True then.
@@ -67,7 +67,7 @@ class Flag:
     help: str
     short: str = ""
     value: str = ""
-    kind: Literal["text", "count", "number", "seconds", "duration"] = "text"
+    kind: Literal["text", "count", "number", "seconds", "decimal", "duration"] = "text"
     optional: bool = False
     implied: str = ""
     choices: tuple[str, ...] = ()
@@ -192,6 +192,10 @@ class Parsed:
         """Return the seconds of a flag, or None when it was not given."""
         value = self.values.get(key)
         return value if isinstance(value, float) else None
+
+    def decimal(self, key: str) -> float | None:
+        """Return the number of a flag, or None when it was not given."""
+        return self.seconds(key)
 
     def switch(self, key: str, default: bool = False) -> bool:
         """Return whether a switch was given; `default` when it was not."""
@@ -486,8 +490,8 @@ def read_value(flag: Flag, text: str) -> Value:
         if int(text) < least:
             raise UsageError(f"{flag.name} is at least {least}, not {text}")
         return int(text)
-    if flag.kind == "seconds":
-        return _read_seconds(flag, text)
+    if flag.kind in ("seconds", "decimal"):
+        return _read_above_0(flag, text)
     if flag.kind == "duration":
         return seconds_of(text, flag.name)
     if not text:
@@ -495,14 +499,15 @@ def read_value(flag: Flag, text: str) -> Value:
     return text
 
 
-def _read_seconds(flag: Flag, text: str) -> float:
+def _read_above_0(flag: Flag, text: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"{flag.name} is a number of seconds above 0, not {text!r}")
-    return seconds
+        number = math.nan
+    if not 0 < number < math.inf:
+        what = "a number of seconds" if flag.kind == "seconds" else "a number"
+        raise UsageError(f"{flag.name} is {what} above 0, not {text!r}")
+    return number
 
 
 def _read_words(command: Command, words: list[str]) -> tuple[str, ...]:

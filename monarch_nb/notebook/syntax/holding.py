@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from monarch_nb.notebook.syntax.command_line import Command, Flag, Words
 
+MEMORY = Flag("--memory", "memory limit per node, as in 64G (only where nodes run --as-users)", value="SIZE")
+CPUS = Flag("--cpus", "CPU limit per node, as in 8 or 0.5 (only where nodes run --as-users)", value="N", kind="decimal")
 NOBLOCK = Flag("--noblock", "go on at once; output keeps arriving here", short="-a")
 _WAIT = Flag(
     "--wait",
@@ -72,6 +74,8 @@ RESERVE = Command(
             value="T",
             kind="duration",
         ),
+        MEMORY,
+        CPUS,
         Flag("--save", "save in DIR before the nodes are taken away (%mesh save DIR --at-end)", value="DIR"),
         Flag("--resume", "when the engine of --on takes the nodes back: ask again, load, rerun the cell"),
         Flag("--setup", "with --resume: first run the notebook's cells that have this tag", value="TAG", repeat=True),

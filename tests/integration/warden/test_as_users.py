@@ -291,6 +291,48 @@ def _pid_in(directory: Path) -> int:
     return int(json.loads((directory / "node.json").read_text())["pid"])
 
 
+AMOUNTS = """
+import pathlib
+def tried(**amounts):
+    said = []
+    try:
+        nb.reserve("limited", procs=1, preload=[], progress=said.append, **amounts).release()
+        print("reserved")
+    except nb.MonarchNbError as error:
+        print(type(error).__name__, error)
+        assert said == ["leasing 1 node × 1 proc"], said
+    assert not [held for held in nb.list_reservations() if held.name == "limited"]
+users = pathlib.Path({users!r})
+r = nb.reserve("free", procs=1, preload=[])  # a room is there
+try:
+    users.write_text('[limits."*"]\\nmemory = "64G"\\ncpus = 8\\n')
+    tried(memory="128G")
+    tried(memory="8G", cpus=8.5)
+    users.write_text("")
+    tried(memory="8G")
+    print(r.status().amounts == "" and r.mesh.run("1 + 1").values)
+finally:
+    users.write_text("")
+    r.release()
+"""
+
+
+def test_amounts_that_root_does_not_allow_or_the_machine_can_not_keep_are_refused_before_a_rank_starts(
+    node: Node,
+) -> None:
+    """Where a machine has the controllers, what is allowed is kept: that could not be tried where this was written."""
+    users, name = node.directory.parent / "users.toml", node.people["bob"].name
+    more, cpus, cannot, free = node.run("bob", AMOUNTS.format(users=str(users)))
+    assert (
+        more == f"WardenRefused {name} may have at most 64G of memory on this machine, not 128G (limits in users.toml)"
+    )
+    assert cpus == f"WardenRefused {name} may have at most 8 CPUs on this machine, not 8.5 (limits in users.toml)"
+    if cannot != "reserved":
+        assert "WardenRefused" in cannot
+        assert "this machine can not limit memory or CPUs: that takes cgroups (v2) with the controllers" in cannot
+    assert free == "[2]"
+
+
 FILES = """
 import pathlib
 pathlib.Path("model.py").write_text("width = 8\\n")

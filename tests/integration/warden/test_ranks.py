@@ -9,10 +9,17 @@ import pytest
 
 import monarch_nb
 from monarch_nb.config import CGROUP_VARIABLE
+from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.provision.local import LocalProvisioner
 from monarch_nb.warden.groups import Groups, end_group
 from wardens import gone, skip_unless_possible
 
+KILLED = """
+import os, pathlib, signal
+group = pathlib.Path({group!r})
+(group / "memory.events").write_text("oom 1\\noom_kill 1\\n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 WHERE = "open('/proc/self/cgroup').read().split('0::')[1].strip()"
 
 
@@ -39,3 +46,27 @@ def test_ranks_are_in_their_reservations_group(pool_home: Path, cgroup: Path, mo
         LocalProvisioner().down(force=True)
         for each in (room, cgroup / "rooms", cgroup):
             end_group(each)
+
+
+def test_what_dies_by_its_reservations_limit_is_said_to(
+    pool_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's files are stand-ins that the rank writes as the kernel would: no machine of ours limits memory."""
+    monkeypatch.setenv(CGROUP_VARIABLE, str(tmp_path))
+    try:
+        LocalProvisioner().up(nodes=1, procs=1)
+        mine = monarch_nb.reserve("mine", procs=1, preload=[])
+        group = tmp_path / mine.id
+        group.mkdir()
+        for name, text in (("procs", ""), ("events", "oom 0\noom_kill 0\n"), ("max", f"{64 << 30}\n")):
+            (group / f"{'cgroup' if name == 'procs' else 'memory'}.{name}").write_text(text)
+        mine.mesh.restart()
+        with pytest.raises(RunFailed, match="on this node reached their limit of 64G together"):
+            mine.mesh.run(KILLED.format(group=str(group)))
+        assert "out of memory: the reservation's processes" in str(mine.mesh.status()[0].death)
+        mine.release()
+        with pytest.raises(UsageError, match="can not limit memory or CPUs of a reservation: an allocator --as"):
+            monarch_nb.reserve("limited", procs=1, preload=[], memory="64G", cpus=8)
+        assert monarch_nb.list_reservations() == []
+    finally:
+        LocalProvisioner().down(force=True)

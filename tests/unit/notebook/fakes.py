@@ -321,7 +321,7 @@ class FakeReservation:
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.meshes = FakeMeshes({"main": self.mesh})
         self.files = FakeFiles()
-        self.left = ""
+        self.left = self.amounts = ""
         self.shares: dict[str, str] = {}
         self.pool, self.node_names = "lab", [f"node{node}" for node in range(nodes)]
 
@@ -386,6 +386,7 @@ class FakeReservation:
             directory=self.directory,
             created_at=time.time() - 90,
             left=self.left,
+            amounts=self.amounts,
             alive=self.mesh.ranks,
             alive_of_all=f"{len(self.mesh.ranks)} of {len(self.mesh.ranks)}",
         )

@@ -222,9 +222,10 @@ class TestTime:
     """The time of a reservation, as the notebook tells it."""
 
     def test_limits_are_asked_for_and_what_is_left_is_said(self, notebook: Notebook, client: FakeClient) -> None:
-        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h")
+        notebook.ok("%mesh reserve dev --nodes 2 --procs 2 --time 8h --idle 2h --memory 64G --cpus 0.5")
         options = client.calls[0][-1]
         assert (options["time"], options["idle"]) == (28800.0, 7200.0)
+        assert (options["memory"], options["cpus"]) == ("64G", 0.5)
         client.held["dev"].left = "7 h, idle 2 h"
         assert notebook.ok("%mesh status").startswith(
             "dev · 2 nodes × 2 procs · 4 of 4 ranks alive · 7 h, idle 2 h left"

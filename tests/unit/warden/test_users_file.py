@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.warden.requests import ACCOUNT
-from monarch_nb.warden.users_file import Limit, Users, memory_of, read_users
+from monarch_nb.warden.users_file import Limit, Users, memory_of, memory_text, read_users
 
 FILE = """
 allow = ["alice", "@lab"]
@@ -104,6 +104,7 @@ def test_what_is_wrong_is_said_with_its_line(text: str, problem: str) -> None:
 )
 def test_memory_is_counted_as_by_slurm(text: object, size_bytes: int | None) -> None:
     assert memory_of(text) == size_bytes
+    assert size_bytes is None or memory_text(size_bytes) == text
 
 
 @given(st.text(max_size=40), st.dictionaries(st.text("ab*", max_size=4), st.text("ab/.", max_size=4), max_size=4))

@@ -10,10 +10,12 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator.supervision.pythons import python_identity
 from monarch_nb.client.files.project import holds_home
+from monarch_nb.client.pools.facts.amounts import ANY, Amounts
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.errors import ReservationConflict
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.warden.users_file import memory_text
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Asked:
     directory: str | None = None
     files: str | None = None
     shared: str | None = None
+    amounts: Amounts = ANY
 
 
 def check_same(held: HeldReservation, asked: Asked) -> None:
@@ -88,6 +91,11 @@ def _differences(held: HeldReservation, asked: Asked) -> Iterator[str]:
         yield f"with the files of {spec.root}" if spec.root else "without files"
     if asked.shared and asked.shared != (has := shared_storage(held)):
         yield f"with --shared {has}" if has else "without --shared"
+    facts, amounts = held.facts, asked.amounts
+    if amounts.memory_bytes and amounts.memory_bytes != facts.memory_bytes:
+        yield f"with --memory {memory_text(facts.memory_bytes)}" if facts.memory_bytes else "without --memory"
+    if amounts.cpus and amounts.cpus != facts.cpus:
+        yield f"with --cpus {facts.cpus:g}" if facts.cpus else "without --cpus"
 
 
 def start_directory(spec: pb.SpawnRequest) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from monarch_nb.allocator.state.limits import how_it_ended
 from monarch_nb.client.connections.decoding import result_event
+from monarch_nb.client.pools.facts.amounts import Amounts
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import start_directory
 from monarch_nb.client.pools.facts.held import HeldReservation
@@ -171,6 +172,7 @@ class ReservationInfo:
         waiting: who waits for such nodes, the first first: "bob (2 nodes × 4 procs)".
         meshes: as far as its nodes tell, the main one first.
         node_names: what its nodes are called, by number.
+        memory_bytes, cpus: the most that its processes together get on each node, if that was asked for.
     """
 
     name: str
@@ -196,6 +198,8 @@ class ReservationInfo:
     absences: tuple[str, ...] = ()
     meshes: tuple[MeshInfo, ...] = ()
     node_names: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    cpus: float | None = None
 
     @property
     def mesh_names(self) -> str:
@@ -252,6 +256,11 @@ class ReservationInfo:
     def shape(self) -> str:
         """`2 nodes × 4 procs`."""
         return str(Shape(self.nodes, self.procs, self.gpus))
+
+    @property
+    def amounts(self) -> str:
+        """`64G of memory and 8 CPUs per node`, or empty when nothing was asked for."""
+        return str(Amounts(self.memory_bytes or 0, self.cpus or 0.0))
 
     @property
     def left(self) -> str:
@@ -312,6 +321,8 @@ def reservation_info(held: HeldReservation, pool: str = "") -> ReservationInfo:
         absences=tuple(connection.absence for _, connection in sorted(held.absent.items())),
         meshes=_mesh_infos(held),
         node_names=tuple(connection.name for connection in held.connections.values()),
+        memory_bytes=facts.memory_bytes or None,
+        cpus=facts.cpus or None,
     )
 
 

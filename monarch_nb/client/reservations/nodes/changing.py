@@ -232,6 +232,8 @@ class Change:
                 idle_s=facts.idle_s,
                 client_id=connection.client_id,
                 lease_id=self._lease_id,
+                memory_bytes=facts.memory_bytes,
+                cpus=facts.cpus,
             )
             for place, connection in self._plan.joining.items()
         }

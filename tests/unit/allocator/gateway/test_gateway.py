@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
-from monarch_nb.allocator.gateway.rooms import _says_that_it_serves
+from monarch_nb.allocator.gateway.rooms import Rooms, _says_that_it_serves
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, REFUSED, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
@@ -45,6 +46,21 @@ def test_only_a_room_takes_the_gpus_that_a_request_names(is_room: bool, leased: 
     state = NodeState(0, [4, 5, 6, 7], is_room=is_room)
     request = pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", gpus=2, gpu_indices=[7, 5])
     assert state.reserve(request).gpu_indices == leased
+
+
+async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter, room = Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names}), AsyncMock()
+    rooms = Rooms(starter, tmp_path, NodeState(4))
+    monkeypatch.setattr(rooms, "room", AsyncMock(return_value=room))
+    limited = pb.ReserveRequest(reservation_id="r", owner="alice", procs=1, memory_bytes=64 << 30, cpus=0.5)
+    for request in (limited, limited, pb.ReserveRequest(reservation_id="free", owner="alice", procs=1)):
+        await rooms.reserve(request, [])
+        _, given, _ = room.call.call_args.args
+        assert (given.reservation_id, given.memory_bytes, given.cpus) == (request.reservation_id, 0, 0.0)
+    asked = [call.args for call in starter.reserve_group.call_args_list]
+    assert asked == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
 
 
 LISTEN = ["--listen", "127.0.0.1:7878", "--certificate", "node.pem"]

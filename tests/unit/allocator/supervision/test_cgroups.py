@@ -16,7 +16,7 @@ from monarch_nb.config import CGROUP_VARIABLE
 def group(tmp_path: Path) -> Path:
     """The files of a group whose limit has killed two processes."""
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 0\n")
-    (tmp_path / "memory.max").write_text("64000000000\n")
+    (tmp_path / "memory.max").write_text("68719476736\n")
     return tmp_path
 
 
@@ -24,7 +24,7 @@ def test_a_limit_that_has_killed_is_named(group: Path) -> None:
     assert memory_deaths(str(group)) == 2
     cause = memory_cause(str(group), deaths_before=1)
     assert cause.startswith(
-        "out of memory: the reservation's processes on this node reached their limit of 64 GB together"
+        "out of memory: the reservation's processes on this node reached their limit of 64G together"
     )
     death = processes.explain_death(
         7, signal.SIGKILL, killed_by_us=False, oom_kills_before=-1, stderr_tail=[], limit=cause

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.facts.amounts import Amounts
 from monarch_nb.client.pools.facts.infos import RankInfo, ReservationInfo, RunInfo
 from monarch_nb.client.reservations.known.lists import Holdings
 from monarch_nb.notebook.output.tables import reservations_table, stacks_view, status_table, table
@@ -108,6 +109,12 @@ def test_what_was_running_where_no_node_answers_is_shown() -> None:
 def test_nodes_without_ranks_are_named() -> None:
     shown = status_table(Main(), [rank_info(0)], [], bare=["node3: held, no ranks"])  # type: ignore[arg-type]
     assert shown.plain.splitlines()[-1] == "node3: held, no ranks"
+
+
+def test_what_a_reservation_gets_of_each_node_is_shown() -> None:
+    amounts = str(Amounts(96 << 29, 1))
+    shown = status_table(Main(), [rank_info(0)], [], left="3 h", amounts=amounts)  # type: ignore[arg-type]
+    assert shown.plain.splitlines()[0].endswith(" · at most 48G of memory and 1 CPU per node · 3 h left")
 
 
 def test_what_is_known_of_the_price_is_shown() -> None:

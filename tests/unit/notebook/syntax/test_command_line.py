@@ -152,6 +152,7 @@ def test_expressions_stay_as_written() -> None:
         (declarations.PULL, "", "%mesh pull needs EXPRESSION"),
         (declarations.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
         (declarations.CELL, "--timeout 0", "not '0'"),
+        (holding.RESERVE, "--cpus many", "--cpus is a number above 0, not 'many'"),
         (declarations.CELL, "--timeout nan", "not 'nan'"),
         (
             declarations.CELL,

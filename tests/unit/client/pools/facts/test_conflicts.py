@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.pools.facts.amounts import amounts_of
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import Asked, check_same
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.config import SHARED_VARIABLE
-from monarch_nb.errors import ReservationConflict
+from monarch_nb.errors import ReservationConflict, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
 SHAPE = Shape(1, 4, 0)
@@ -55,6 +56,23 @@ def test_the_same_said_again_is_the_same() -> None:
     environment = {"A": "1", "B": "2", SHARED_VARIABLE: "/data"}
     check_same(held(environment=environment), asked)
     check_same(held(environment=environment, directory="books", in_workspace=True), asked)
+
+
+def test_amounts_that_are_said_and_differ_are_said() -> None:
+    limited = held()
+    limited.facts.memory_bytes, limited.facts.cpus = 64 << 30, 8.0
+    check_same(limited, Asked(SHAPE))
+    check_same(limited, Asked(SHAPE, amounts=amounts_of("65536M", 8)))
+    assert refused(limited, amounts=amounts_of("32G", 4)) == "with --memory 64G, with --cpus 8"
+    assert refused(held(), amounts=amounts_of("32G", 0.5)) == "without --memory, without --cpus"
+
+
+@pytest.mark.parametrize(
+    ("memory", "cpus"), [("64GB", None), ("64", None), ("0.5M", None), ("", None), (None, 0), (None, True)]
+)
+def test_what_is_no_amount_is_refused(memory: str | None, cpus: float | None) -> None:
+    with pytest.raises(UsageError, match="is such as 512M, 64G" if cpus is None else "is a number such as 8"):
+        amounts_of(memory, cpus)
 
 
 def test_everything_that_differs_is_said_at_once() -> None:
