@@ -12,10 +12,12 @@ import pytest
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.pools.answering import asked
+from monarch_nb.client.pools.facts.amounts import Amounts
 from monarch_nb.client.pools.facts.choosing import Shape
+from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.leasing import attempts
 from monarch_nb.client.pools.pool import Pool, SpawnOptions, Terms
-from monarch_nb.errors import CapacityError, NodeUnreachable
+from monarch_nb.errors import CapacityError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 
 NODES = 5
@@ -199,3 +201,16 @@ async def test_two_that_ask_at_once_hear_each_for_itself_who_does_not_answer(mon
     for outcome in await asyncio.gather(pool.ask(), pool.ask(), return_exceptions=True):
         assert isinstance(outcome, NodeUnreachable)
     assert pool.silent == ["host1", "host2"]
+
+
+async def test_a_node_that_knows_of_no_amounts_is_given_back() -> None:
+    class Older(FakePool):
+        async def held(self, reservation_id: str, name: str, *, memory: bool = False) -> Any:
+            return HeldReservation(reservation_id, {0: (nodes[0], pb.ReservationStatus(name=name))})  # type: ignore[dict-item]
+
+    moments = random.Random(0)
+    nodes = [FakeConnection("host1", moments)]
+    terms = Terms(amounts=Amounts(cpus=8.0))
+    with pytest.raises(VersionMismatch, match="host1 runs an older monarch_nb, which can not limit memory or CPUs"):
+        await Older(nodes, moments).reserve("dev", Shape(1, 4, 0), SpawnOptions("/"), terms, lambda _: None)
+    assert not nodes[0].state.leases
