@@ -7,6 +7,7 @@ concerns ranks and files goes to the room of the reservation's owner.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from monarch_nb.allocator.serving.service import AllocatorService, translated
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.config import PROTOCOL
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
@@ -41,6 +42,7 @@ OWN = frozenset(
             "Wait",
             "Confirm",
             "Release",
+            "ChangeMembers",
             "StopMesh",
         ),
         *("Undertake", "Extend", "Share", "Idle", "Session", "DescribeEnvironment", "Shutdown"),
@@ -56,11 +58,8 @@ CALLS = frozenset(
 MAKING = frozenset({"HostStore", "Spawn"})
 """Those of CALLS that make a mesh, or the store of one."""
 ANSWERING_STREAMS = frozenset({"ReadLogs", "WatchLog", "ReadBlob", "ReadFile"})
-STREAMS = frozenset({"PutBlob", "PutChunks"})
+STREAMS = frozenset({"PutBlob", "PutChunks", "Mail"})
 """Methods that a room answers."""
-REFUSED = frozenset({"ChangeMembers", "Mail"})
-"""Methods of reservations on several nodes."""
-ONE_NODE = "on a node where people run as their own accounts, a reservation has one node: reserve with nodes=1"
 
 
 class GatewayService(AllocatorService):
@@ -79,19 +78,19 @@ class GatewayService(AllocatorService):
 
     @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
-        if request.nodes > 1 or request.node_rank or request.lease_id:
-            raise UsageError(ONE_NODE)
         await self.rooms.account_of(request.owner)  # first: nothing is leased to who may not
         del request.gpu_indices[:]
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await asyncio.shield(asyncio.ensure_future(self._reserve(request, context))))
 
     async def _reserve(self, request: pb.ReserveRequest, context: Any) -> list[int]:
+        is_new = request.reservation_id not in self._node.state.leases
         indices = await self._node.leases.take(request, context.peer())
         try:
             await self.rooms.reserve(request, indices)
         except MonarchNbError:
-            await self._node.leases.release(request.reservation_id)
+            if is_new:
+                await self._node.leases.release(request.reservation_id)
             raise
         return indices
 
@@ -118,11 +117,21 @@ class GatewayService(AllocatorService):
 
     @translated
     async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
-        raise UsageError(ONE_NODE)
+        return await asyncio.shield(asyncio.ensure_future(self._change_both(request, caller_of(context))))
 
-    async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
-        await refuse(context, UsageError(ONE_NODE))
-        return pb.MailEnd()
+    async def _change_both(self, request: pb.ChangeMembersRequest, caller: Caller) -> pb.ChangeMembersReply:
+        """First the room: while the gateway does not know it, whoever tells it tells it again."""
+        reservation_id = request.reservation_id
+        room = await self.rooms.of_reservation(reservation_id)
+        self.rooms.name_nodes(reservation_id, request.nodes)
+        for mesh_id in filter(None, (request.resized, request.makes)):
+            self.rooms.meshes.setdefault(mesh_id, reservation_id)
+        reply: pb.ChangeMembersReply = await room.call("ChangeMembers", request, caller)
+        with contextlib.suppress(ReservationNotFound):  # it has no place any more, and is released
+            await self._node.members.change(request)
+        if request.makes:
+            self._node.undertakings.mesh_is_whole(request.makes)
+        return reply
 
     @translated
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
@@ -194,9 +203,6 @@ class GatewayService(AllocatorService):
             return
         if kind in ("attach", "detach"):
             super()._handle(session, caller, request)
-        elif kind == "branches":
-            session.send(refused=pb.Refused(error_json=error_to_json(UsageError(ONE_NODE))))
-            return
         elif kind:
             try:
                 self._access.admit_message(caller, kind, getattr(request, kind))
@@ -224,7 +230,10 @@ class GatewayService(AllocatorService):
 
     async def room_for(self, request: Any, caller: Caller) -> Room:
         """Return the room that a request is for."""
+        if isinstance(request, pb.Envelopes):
+            return await self.rooms.of_holder(caller.name)
         if reservation_id := getattr(request, "reservation_id", ""):
+            self.rooms.name_nodes(reservation_id, getattr(request, "peers", ()))
             return await self.rooms.of_reservation(reservation_id)
         if mesh_id := getattr(request, "mesh_id", ""):
             return await self.rooms.of_mesh(mesh_id)

@@ -2,8 +2,8 @@
 
 People are who has a certificate of the pool that is not a node's. They own what they reserve, and may grant others
 rights to it (monarch_nb.allocator.state.rights). Nodes pass on what people ask for in their names, with their rights;
-by themselves they only carry mail. What comes over the node's Unix socket comes from the allocator's own user, and
-needs nothing.
+by themselves they only carry mail, where they do not know whose it is. What comes over the node's Unix socket comes
+from the allocator's own user, and needs nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Access:
         if caller.local:
             return
         self._check_certificate(caller)
-        if caller.role not in rule.roles:
+        if caller.role not in rule.roles and not (caller.node and NODE in rule.roles):
             raise AccessDenied(_wrong_role(method, caller, rule))
         if rule.check is not None and request is not None:
             rule.check(self, caller, request)

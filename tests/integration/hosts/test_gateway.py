@@ -99,3 +99,38 @@ except monarch_nb.MonarchNbError as error:
     assert bob.run(into) != [str(dev.mesh.run("__import__('os').getppid()").values)]
     dev.share("bob", "run")
     assert bob.run(into) == [str(dev.mesh.run("__import__('os').getppid()").values)]
+
+
+@pytest.fixture
+def two(lab: Lab) -> Lab:
+    """Two nodes with gateways."""
+    for _ in range(2):
+        lab.start(procs=2, flags=PLAIN)
+    return lab
+
+
+ACROSS = """
+import monarch_nb
+from monarch_nb.actor import Actor, endpoint
+
+class Counter(Actor):
+    @endpoint
+    async def count(self, data):
+        return len(data)
+
+class Asker(Actor):
+    @endpoint
+    async def ask(self, others, size_bytes):
+        return list((await others.count.call(b"x" * size_bytes)).values())
+
+held = monarch_nb.reserve("across", nodes=2, procs=1, preload=[])
+counters, askers = held.mesh.spawn("counters", Counter), held.mesh.spawn("askers", Asker)
+for size_bytes in (10, 5_000_000):
+    print(list(askers.ask.call(counters, size_bytes).get(timeout=60).values()))
+held.release()
+"""
+
+
+def test_ranks_of_two_nodes_call_each_other_through_their_gateways(lab: Lab, two: Lab, tmp_path: Path) -> None:
+    said = Person(lab, "bob", tmp_path).run(ACROSS)
+    assert said == [f"[[{size}, {size}], [{size}, {size}]]" for size in (10, 5_000_000)]
