@@ -21,7 +21,7 @@ from monarch_nb.allocator.serving.service import AllocatorService, translated
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.config import PROTOCOL
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
@@ -60,6 +60,8 @@ MAKING = frozenset({"HostStore", "Spawn"})
 ANSWERING_STREAMS = frozenset({"ReadLogs", "WatchLog", "ReadBlob", "ReadFile"})
 STREAMS = frozenset({"PutBlob", "PutChunks", "Mail"})
 """Methods that a room answers."""
+OF_TREE = frozenset({"branches", "submit", "follow"})
+"""Messages of a session that need the nodes below."""
 
 
 class GatewayService(AllocatorService):
@@ -206,6 +208,10 @@ class GatewayService(AllocatorService):
         elif kind:
             try:
                 self._access.admit_message(caller, kind, getattr(request, kind))
+                if kind == "branches" and request.branches.nodes:
+                    carried.refusal = self._why_no_tree(caller, request.branches)
+                if carried.refusal is not None and kind in OF_TREE:
+                    raise carried.refusal
             except MonarchNbError as error:
                 message: Any = getattr(request, kind)
                 run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
@@ -214,6 +220,18 @@ class GatewayService(AllocatorService):
         if kind == "submit":
             self._note(caller, request.submit)
         carried.say(request)
+
+    def _why_no_tree(self, caller: Caller, branches: pb.Branches) -> MonarchNbError | None:
+        """Return why a session has no nodes below this one: rooms talk to other nodes in their owners' names only."""
+        lease = self._node.state.lease(self._access.reservation_of(branches.mesh_id)).request
+        if lease.owner == caller.name:
+            return None
+        return AccessDenied(
+            f"{lease.name} is {lease.owner}'s, on nodes where people run as their own accounts. There only the owner "
+            f"can run cells on a mesh of so many nodes: ask {lease.owner} to run it, or to reserve fewer nodes",
+            lease.owner,
+            lease.name,
+        )
 
     def _note(self, caller: Caller, submit: pb.Submit) -> None:
         run = submit.run

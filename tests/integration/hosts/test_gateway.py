@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from integration.hosts.elastic import kill
 from integration.hosts.people import Person
 from lab import Allocator, Lab
 from monarch_nb import Reservation, list_reservations, reserve
+from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
 
 PLAIN = ["--plain-rooms"]
@@ -134,3 +137,47 @@ held.release()
 def test_ranks_of_two_nodes_call_each_other_through_their_gateways(lab: Lab, two: Lab, tmp_path: Path) -> None:
     said = Person(lab, "bob", tmp_path).run(ACROSS)
     assert said == [f"[[{size}, {size}], [{size}, {size}]]" for size in (10, 5_000_000)]
+
+
+ASKS = """
+import asyncio, sys
+import grpc
+from monarch_nb.allocator.gateway.outgoing import Toward
+from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
+from monarch_nb.rpc.callers import acting_for
+from monarch_nb.rpc.channel import open_channel
+
+async def ask(method, address, owner, request):
+    channel = Toward(open_channel(f"unix:{sys.argv[1]}"), address)
+    try:
+        await getattr(AllocatorStub(channel), method)(request, metadata=acting_for(owner), timeout=30)
+        return "OK"
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    finally:
+        await channel.close()
+
+async def main():
+    other, bobs, own = sys.argv[2:]
+    find = pb.FindStoreRequest(mesh_id="m", reservation_id="r")
+    asked = [("FindStore", *to, find) for to in [(other, "alice"), (other, "bob"), (bobs, "alice")]]
+    asked += [("FindStore", *to, find) for to in [(f"unix:{own}", "alice"), (other, "")]]
+    asked += [("Release", other, "alice", pb.ReleaseRequest()), ("Shutdown", other, "alice", pb.ShutdownRequest())]
+    print(*[await ask(*one) for one in asked])
+asyncio.run(main())
+"""
+
+
+def test_a_room_reaches_the_nodes_of_its_own_reservations_only(lab: Lab, two: Lab) -> None:
+    bobs = lab.start(procs=1, flags=PLAIN)
+    held = reserve("across", nodes=2, procs=1, preload=[])
+    try:
+        here, there = two.allocators[:2]
+        out = NodePaths(here.paths.directory / "rooms" / "alice").way_out_socket
+        words = [sys.executable, "-c", ASKS, str(out), there.address, bobs.address, str(here.paths.allocator_socket)]
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    finally:
+        held.release()
+    denied, unknown = "PERMISSION_DENIED", "UNIMPLEMENTED"
+    assert said == ["NOT_FOUND", denied, denied, denied, denied, unknown, unknown]
