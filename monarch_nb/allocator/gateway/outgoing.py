@@ -64,7 +64,7 @@ class Outgoing:
     """Carries what one room asks of other nodes.
 
     Args:
-        path: of a socket in a directory that nobody else can enter.
+        path: of a new socket in a directory that nobody else can enter.
         connect: opens a connection to the room, on which it may ask something.
         may_reach: whether the room may talk to the node at an address in a person's name.
         open_channel: to another node. certificate: what this node shows there now.
@@ -88,7 +88,6 @@ class Outgoing:
 
     async def open(self) -> None:
         """Begin."""
-        self._path.unlink(missing_ok=True)
         self._server.add_insecure_port(f"unix:{self._path}")
         await self._server.start()
         self._offering = asyncio.create_task(self._offer())
@@ -114,17 +113,26 @@ class Outgoing:
                 await asyncio.sleep(AGAIN_S)
                 continue
             try:
-                is_used = await _says_something(connection)
+                if await _says_something(connection):
+                    await self._pipe.carry(connection, await self._to_server())
+                    continue
+            except OSError as error:
+                _log.warning("what a room asks of other nodes is lost: %s", error)
             except BaseException:
                 connection.close()
                 raise
-            if is_used:
-                near = socket.socket(socket.AF_UNIX)
-                near.connect(str(self._path))  # our own server, in this very process: it does not block
-                await self._pipe.carry(connection, near)
-            else:
-                connection.close()
-                await asyncio.sleep(AGAIN_S)
+            connection.close()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _to_server(self) -> socket.socket:
+        near = socket.socket(socket.AF_UNIX)
+        try:
+            near.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(near, str(self._path))
+        except BaseException:
+            near.close()
+            raise
+        return near
 
     async def _carry(self, method: str, requests: Any, context: Any) -> AsyncIterator[bytes]:
         told = dict(context.invocation_metadata() or ())

@@ -109,6 +109,8 @@ class Rooms:
         self._unused: dict[str, asyncio.TimerHandle] = {}
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
+        for left in sockets.glob("o-*"):  # by an earlier gateway
+            left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
 
@@ -218,7 +220,7 @@ class Rooms:
         pipe = Pipe(self._sockets / f"r-{short}", functools.partial(self._connect, account))
         await pipe.listen()
         outgoing = Outgoing(
-            self._sockets / f"o-{short}",
+            self._sockets / f"o-{short}-{os.urandom(4).hex()}",
             functools.partial(asyncio.to_thread, self._starter.way_out, account),
             functools.partial(self._may_reach, account),
             self._open_channel,

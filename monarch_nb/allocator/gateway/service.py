@@ -118,6 +118,14 @@ class GatewayService(AllocatorService):
         return reply
 
     @translated
+    async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
+        reply: pb.IdleReply = await super().Idle(request, context)
+        in_room_s = await self.rooms.idle_s(request.reservation_id)
+        if in_room_s is None:
+            raise NodeUnreachable("the room of the reservation's owner does not say whether something runs there")
+        return pb.IdleReply(idle_for_s=min(reply.idle_for_s, in_room_s))
+
+    @translated
     async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
         return await asyncio.shield(asyncio.ensure_future(self._change_both(request, caller_of(context))))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -25,6 +26,14 @@ def test_each_method_is_answered_or_passed_on_and_none_falls_through() -> None:
     assert sorted(name for part in parts for name in part) == sorted(method.name for method in SERVICE.methods)
     for name in frozenset().union(*parts[1:]):
         assert getattr(GatewayService, name) is not getattr(AllocatorService, name), name
+
+
+@pytest.mark.parametrize(("in_room_s", "said_s"), [(3.0, 3.0), (50.0, 20.0)])
+def test_who_asks_whether_a_reservation_is_idle_hears_of_its_room(in_room_s: float, said_s: float) -> None:
+    node = Mock(**{"leases.expiry.idle_for_s.return_value": 20.0})
+    service = GatewayService(Mock(idle_s=AsyncMock(return_value=in_room_s)), node, Mock(), Mock(), Mock(), Mock())
+    reply: pb.IdleReply = asyncio.run(service.Idle(pb.IdleRequest(reservation_id="r"), Mock()))  # type: ignore[arg-type]
+    assert reply.idle_for_s == said_s
 
 
 def _call(**facts: Any) -> Mock:
