@@ -39,6 +39,8 @@ LONGEST_LINE_BYTES = 4096
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
 AGAIN_S = 1.0
+MOST_NAMED = 10_000
+"""Nodes of one reservation."""
 UNUSED_S = 600.0
 """A room whose account has held nothing for so long is ended."""
 GATEWAY = Caller("gateway", ADMIN, local=True)
@@ -173,8 +175,9 @@ class Rooms:
 
     def name_nodes(self, reservation_id: str, nodes: Iterable[files_pb2.Peer]) -> None:
         """The owner of a reservation says which nodes it has, or is about to have."""
-        if reservation_id in self._state.leases:
-            self._named.setdefault(reservation_id, set()).update(node.address for node in nodes)
+        named = self._named.setdefault(reservation_id, set()) if reservation_id in self._state.leases else set()
+        if len(named) < MOST_NAMED:
+            named.update(node.address for node in nodes)
 
     def _may_reach(self, account: str, address: str, owner: str) -> bool:
         """Whether the room of an account may talk to the node at an address in a person's name."""

@@ -134,9 +134,14 @@ class GatewayService(AllocatorService):
         reservation_id = request.reservation_id
         room = await self.rooms.of_reservation(reservation_id)
         self.rooms.name_nodes(reservation_id, request.nodes)
-        for mesh_id in filter(None, (request.resized, request.makes)):
-            self.rooms.meshes.setdefault(mesh_id, reservation_id)
-        reply: pb.ChangeMembersReply = await room.call("ChangeMembers", request, caller)
+        new = {request.resized, request.makes} - {"", *self.rooms.meshes}
+        self.rooms.meshes.update(dict.fromkeys(new, reservation_id))
+        try:
+            reply: pb.ChangeMembersReply = await room.call("ChangeMembers", request, caller)
+        except MonarchNbError:
+            for mesh_id in new:
+                self.rooms.meshes.pop(mesh_id, None)
+            raise
         with contextlib.suppress(ReservationNotFound):  # it has no place any more, and is released
             await self._node.members.change(request)
         if request.makes:

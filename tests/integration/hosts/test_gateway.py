@@ -15,6 +15,7 @@ import pytest
 
 from integration.hosts.elastic import kill
 from integration.hosts.people import Person
+from integration.live import TIMEOUT_S, eventually
 from lab import Allocator, Lab
 from monarch_nb import Reservation, list_reservations, reserve
 from monarch_nb.config import NodePaths
@@ -113,6 +114,7 @@ def two(lab: Lab) -> Lab:
 
 
 ACROSS = """
+import sys
 import monarch_nb
 from monarch_nb.actor import Actor, endpoint
 
@@ -128,15 +130,50 @@ class Asker(Actor):
 
 held = monarch_nb.reserve("across", nodes=2, procs=1, preload=[])
 counters, askers = held.mesh.spawn("counters", Counter), held.mesh.spawn("askers", Asker)
-for size_bytes in (10, 5_000_000):
-    print(list(askers.ask.call(counters, size_bytes).get(timeout=60).values()))
+for line in sys.stdin:
+    print(list(askers.ask.call(counters, int(line)).get(timeout=60).values()), flush=True)
 held.release()
 """
 
 
-def test_ranks_of_two_nodes_call_each_other_through_their_gateways(lab: Lab, two: Lab, tmp_path: Path) -> None:
-    said = Person(lab, "bob", tmp_path).run(ACROSS)
-    assert said == [f"[[{size}, {size}], [{size}, {size}]]" for size in (10, 5_000_000)]
+def answers(size_bytes: int) -> str:
+    return f"[[{size_bytes}, {size_bytes}], [{size_bytes}, {size_bytes}]]\n"
+
+
+@pytest.mark.parametrize("first", [PLAIN, []])
+def test_ranks_of_two_nodes_call_each_other_also_where_one_has_no_gateway(
+    lab: Lab, first: list[str], tmp_path: Path
+) -> None:
+    for flags in (first, PLAIN):
+        lab.start(procs=1, flags=flags)
+    with Person(lab, "bob", tmp_path).begin(ACROSS) as bob:
+        said, errors = bob.communicate("10\n5000000\n", timeout=TIMEOUT_S)
+    assert said == answers(10) + answers(5_000_000), errors
+
+
+@pytest.mark.slow
+def test_ranks_call_each_other_again_after_a_gateway_and_a_room_were_killed(lab: Lab, two: Lab, tmp_path: Path) -> None:
+    with Person(lab, "bob", tmp_path).begin(ACROSS) as bob:
+
+        def asked() -> str:
+            assert bob.stdin is not None
+            assert bob.stdout is not None
+            bob.stdin.write("10\n")
+            bob.stdin.flush()
+            return bob.stdout.readline()
+
+        assert asked() == answers(10)
+        here, there = two.allocators
+        kill(there)
+        flags = [*PLAIN, "--listen", there.address]
+        lab.start(procs=2, directory=there.paths.directory, number=2, flags=flags)
+        assert asked() == answers(10)
+        before = room_of(here, "bob")
+        os.kill(before, signal.SIGKILL)
+        eventually(lambda: room_of(here, "bob") != before)
+        assert asked() == answers(10)
+        _, errors = bob.communicate(timeout=TIMEOUT_S)
+    assert bob.returncode == 0, errors
 
 
 ASKS = """
