@@ -131,7 +131,10 @@ class Asker(Actor):
 held = monarch_nb.reserve("across", nodes=2, procs=1, preload=[])
 counters, askers = held.mesh.spawn("counters", Counter), held.mesh.spawn("askers", Asker)
 for line in sys.stdin:
-    print(list(askers.ask.call(counters, int(line)).get(timeout=60).values()), flush=True)
+    try:
+        print(list(askers.ask.call(counters, int(line)).get(timeout=60).values()), flush=True)
+    except Exception as error:
+        print(type(error).__name__, *str(error).split(), flush=True)
 held.release()
 """
 
@@ -167,11 +170,11 @@ def test_ranks_call_each_other_again_after_a_gateway_and_a_room_were_killed(lab:
         kill(there)
         flags = [*PLAIN, "--listen", there.address]
         lab.start(procs=2, directory=there.paths.directory, number=2, flags=flags)
-        assert asked() == answers(10)
+        eventually(lambda: asked() == answers(10))
         before = room_of(here, "bob")
         os.kill(before, signal.SIGKILL)
-        eventually(lambda: room_of(here, "bob") != before)
-        assert asked() == answers(10)
+        eventually(lambda: asked() == answers(10))  # calls that are under way when an allocator dies are lost
+        assert room_of(here, "bob") != before
         _, errors = bob.communicate(timeout=TIMEOUT_S)
     assert bob.returncode == 0, errors
 
