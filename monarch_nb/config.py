@@ -256,6 +256,16 @@ class NodePaths:
         return self.sockets / "post"
 
     @property
+    def gateway_socket(self) -> Path:
+        """Of a room: where its gateway offers it ways to other nodes."""
+        return self.sockets / "gateway"
+
+    @property
+    def way_out_socket(self) -> Path:
+        """Of a room: where its own calls to other nodes begin."""
+        return self.sockets / "out"
+
+    @property
     def address(self) -> str:
         """The allocator's, as gRPC writes it."""
         return f"unix:{self.allocator_socket}"

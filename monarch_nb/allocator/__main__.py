@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
@@ -111,7 +111,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 async def serve(options: argparse.Namespace, paths: config.NodePaths, network: Network | None) -> bool:
     """Serve until Shutdown (everything ends) or a signal (ranks go on, the next allocator adopts them). A temporary one
     ends everything whenever it ends. Return whether everything has ended."""
-    from monarch_nb.rpc.channel import make_server, open_channel  # before gRPC: it says how that is to behave
+    from monarch_nb.rpc.channel import make_server, open_channel_to_node  # before gRPC: it says how that is to behave
 
     # isort: split
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -119,6 +119,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.gateway.access import GatewayAccess
     from monarch_nb.allocator.gateway.making import end_of_warden, make_rooms
     from monarch_nb.allocator.gateway.service import GatewayService
+    from monarch_nb.allocator.gateway.way_out import WayOut
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.access import Access
     from monarch_nb.allocator.serving.describe import Description
@@ -134,6 +135,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     def shown() -> Identity | None:
         return network.identity if network else None
 
+    def to_node(address: str) -> Any:
+        return way_out.open_channel(address) if way_out else open_channel_to_node(address, shown())
+
+    way_out = WayOut(paths) if options.room else None
     address, store_host, interface = _places(options, paths, network)
     is_gateway = options.plain_rooms or options.warden_fd is not None
     node = Node(
@@ -148,7 +153,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         store_host=store_host,
         interface=interface,
         address=address,
-        open_channel=lambda address: open_channel(address, shown()),
+        open_channel=to_node,
         certificate=shown,
         limits=None if options.room else options.limits or (network.limits if network else config.local_limits()),
         record=None if options.room else (options.record or paths.record).absolute(),
@@ -158,7 +163,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         is_gateway=is_gateway,
         is_room=bool(options.room),
     )
-    rooms = make_rooms(node, options, network) if is_gateway else None
+    rooms = make_rooms(node, options, network, to_node, shown) if is_gateway else None
     node.limits.check()
     await node.start()
     server = make_server()
@@ -190,6 +195,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     if network:
         _listen(server, network)
     await node.mail.listen()
+    if way_out is not None:
+        await way_out.listen()
     if rooms is not None:
         await rooms.resume()
     await server.start()
@@ -246,6 +253,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     await node.close(end_processes=ends)
     if network and network.publish and ends:
         withdraw(network.publish, _told(node, network))
+    if way_out is not None:
+        way_out.close()
     await log_lines.close()
     if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # all are cancelled, also what clients had open
         await asyncio.wait(rest, timeout=LAST_S)

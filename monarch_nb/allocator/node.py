@@ -159,7 +159,18 @@ class Node:
         )
         leases.expiry.keeps_unconfirmed = is_room
         self.owed = owed = Owed(records, files.relay)
-        self.members = Members(self.identity.address, state, records, leases, owed, mail, self.sessions, self._end_runs)
+        self.members = Members(
+            self.identity.address,
+            state,
+            records,
+            leases,
+            owed,
+            mail,
+            self.sessions,
+            self._end_runs,
+            is_gateway=is_gateway,
+            is_room=is_room,
+        )
         self.undertakings = Undertakings(records, self.sessions, leases.expiry, owed)
         self.values = Values(paths, state, records)
         self.runs = runs = Runs(

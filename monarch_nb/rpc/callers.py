@@ -59,10 +59,8 @@ def caller_of(context: Call) -> Caller:
     if not certificates:
         raise AccessDenied("this node answers only who shows a certificate of its pool")
     facts = facts_of(bytes(certificates[0]))
-    if facts.role == NODE:
-        for key, value in context.invocation_metadata() or ():
-            if key == _FOR and isinstance(value, bytes):
-                return Caller(value.decode(errors="replace"), USER, facts, node=facts.name)
+    if facts.role == NODE and (name := named_in(context.invocation_metadata() or ())):
+        return Caller(name, USER, facts, node=facts.name)
     return Caller(facts.name, facts.role, facts)
 
 
@@ -70,6 +68,14 @@ def acting_for(name: str) -> tuple[tuple[str, bytes], ...]:
     """Return the metadata with which a node calls another for a person: else one node could be made to do on another
     what the person may not do there."""
     return ((_FOR, name.encode()),) if name else ()
+
+
+def named_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Return for whom a node calls, as `acting_for` says it; "" for nobody."""
+    for key, value in metadata:
+        if key == _FOR and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return ""
 
 
 def told_to_room(caller: Caller) -> tuple[tuple[str, bytes], ...]:

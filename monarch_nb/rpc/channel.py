@@ -85,6 +85,17 @@ def open_channel(address: str, identity: Identity | None = None) -> grpc.aio.Cha
     return grpc.aio.secure_channel(address, _credentials(address, identity), options=_options_for(identity))
 
 
+def open_channel_to_node(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """Return a channel from a node to another one, whose address somebody has named.
+
+    A node of a network has no peers on Unix sockets: there it would call itself, or others of its machine, with all its
+    rights. So it asks for TLS there, too, and gets no answer.
+    """
+    if identity is not None and is_local(address):
+        address = f"{TUNNEL_SCHEME}{address.removeprefix('unix:')}"
+    return open_channel(address, identity)
+
+
 def open_blocking_channel(address: str, identity: Identity | None = None) -> grpc.Channel:
     """Return the same for calls without an event loop."""
     if is_local(address):

@@ -19,7 +19,7 @@ from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_
 from monarch_nb.warden.command import parse
 from monarch_nb.warden.groups import Groups, end_group
 from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, read
-from monarch_nb.warden.rooms import Rooms
+from monarch_nb.warden.rooms import SOCKET, WAY_OUT, Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
 
@@ -176,7 +176,9 @@ class Warden:
             return {"pid": room.pid}, [room.pidfd, ready]
         if request.do == "room":
             room = self._rooms.find(account)
-            return {"pid": room.pid}, [room.pidfd, self._rooms.connect(room)]
+            return {"pid": room.pid}, [room.pidfd, self._rooms.connect(room, SOCKET)]
+        if request.do == "way_out":
+            return {}, [self._rooms.connect(self._rooms.find(account), WAY_OUT)]
         if request.do == "reserve_group":
             amounts = self._amounts(account, Limit(asked.get("memory_bytes"), asked.get("cpus")))
             return {"path": self._rooms.reserve(self._rooms.find(account), asked["reservation"], *amounts)}, []

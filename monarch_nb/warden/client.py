@@ -90,6 +90,11 @@ class Warden:
         told, (pidfd, connection) = self._ask("room", account=account)
         return Room(told["pid"], pidfd, socket.socket(fileno=connection))
 
+    def way_out(self, account: str) -> socket.socket:
+        """Return a new connection on which a living room may talk to other nodes through the gateway."""
+        _, [connection] = self._ask("way_out", account=account)
+        return socket.socket(fileno=connection)
+
     def reserve_group(
         self, account: str, reservation: str, memory_bytes: int | None = None, cpus: float | None = None
     ) -> str:

@@ -49,6 +49,7 @@ KEYS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "accounts": {"names": _are_names},
     "open_room": _ACCOUNT,
     "room": _ACCOUNT,
+    "way_out": _ACCOUNT,
     "reserve_group": {**_ACCOUNT, **_ID, "memory_bytes": _is_memory, "cpus": _are_cpus},
     "end_group": {**_ACCOUNT, **_ID},
     "close_room": _ACCOUNT,

@@ -19,7 +19,7 @@ from monarch_nb.warden.starting import Account, become, connect, fork, in_child,
 from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
-_SOCKET = "s/allocator"
+SOCKET, WAY_OUT = "s/allocator", "s/gateway"
 
 
 @dataclass
@@ -106,11 +106,11 @@ class Rooms:
             raise Refused(f"{account} has no room{f': it ended ({room.ended})' if room and room.ended else ''}")
         return room
 
-    def connect(self, room: Room) -> int:
-        """Return a new connection to a room's allocator."""
+    def connect(self, room: Room, path: str) -> int:
+        """Return a new connection to a room's allocator. Args: path: SOCKET, or WAY_OUT."""
         directory = own_directory(self._directory, room.account, room.uid, -1)
         try:
-            return connect(directory, _SOCKET, room.uid).detach()
+            return connect(directory, path, room.uid).detach()
         except OSError as error:
             raise Refused(f"the room of {room.account} does not listen (yet): {error.strerror}") from error
         finally:

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch_nb.allocator.gateway.rooms import Rooms
 from monarch_nb.allocator.gateway.starters import PlainStarter, Starter
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from monarch_nb.allocator.serving.network import Network
 
 
-def make_rooms(node: Node, options: argparse.Namespace, network: Network | None) -> Rooms:
-    """Return the rooms of a gateway's node, which ends there what it ends."""
-    rooms = Rooms(_starter(node, options, network), node.paths.sockets, node.state)
+def make_rooms(node: Node, options: argparse.Namespace, network: Network | None, *reaching: Any) -> Rooms:
+    """Return the rooms of a gateway's node, which ends there what it ends.
+
+    Args:
+        reaching: how other nodes are reached: `open_channel` and `certificate`, as of Rooms.
+    """
+    rooms = Rooms(_starter(node, options, network), node.paths.sockets, node.state, *reaching)
     node.leases.end_in_room = rooms.end
     node.leases.expiry.idle_in_room = rooms.idle_s
     node.fairness.running_in_rooms = rooms.running

@@ -52,6 +52,20 @@ class Pipe:
         self._open.add(far)
         end.join(far)
 
+    @property
+    def ends(self) -> int:
+        """How many ends of connections are open."""
+        return len(self._open)
+
+    async def carry(self, one: socket.socket, other: socket.socket) -> None:
+        """Join two connections."""
+        loop, ends = asyncio.get_running_loop(), (_End(self), _End(self))
+        self._open.update(ends)
+        for end, connection in zip(ends, (one, other), strict=True):
+            connection.setblocking(False)
+            await loop.create_unix_connection(lambda end=end: end, sock=connection)  # type: ignore[misc]
+        ends[0].join(ends[1])
+
     def closed(self, end: _End) -> None:
         self._open.discard(end)
 
@@ -73,7 +87,7 @@ class _End(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._other: _End | None = None
         self._waiting: list[bytes] = []
-        self._is_near = False
+        self._is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -84,10 +98,12 @@ class _End(asyncio.Protocol):
     def join(self, other: _End) -> None:
         """Carry everything to another end from now on, and back."""
         self._other, other._other = other, self
-        for data in self._waiting:
-            other.write(data)
-        self._waiting.clear()
-        if self._transport is None or self._transport.is_closing():
+        for near, far in ((self, other), (other, self)):
+            for data in near._waiting:
+                far.write(data)
+            near._waiting.clear()
+        if self._is_closed or other._is_closed:
+            self.close()
             other.close()
 
     def data_received(self, data: bytes) -> None:
@@ -109,6 +125,7 @@ class _End(asyncio.Protocol):
             self._other._transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._is_closed = True
         self._pipe.closed(self)
         if self._other is not None:
             self._other.close()

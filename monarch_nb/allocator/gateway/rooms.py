@@ -10,19 +10,21 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.rpc.channel import open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
+from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
+from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
 from monarch_nb.allocator.state.rights import Right, right_of
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import files_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.callers import Caller, told_to_room
 from monarch_nb.rpc.status import translate
@@ -37,6 +39,8 @@ LONGEST_LINE_BYTES = 4096
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
 AGAIN_S = 1.0
+MOST_NAMED = 10_000
+"""Nodes of one reservation."""
 UNUSED_S = 600.0
 """A room whose account has held nothing for so long is ended."""
 GATEWAY = Caller("gateway", ADMIN, local=True)
@@ -49,8 +53,8 @@ class Room:
         stub: for calls. is_down: set when it has ended.
     """
 
-    def __init__(self, account: str, pipe: Pipe) -> None:
-        self.account, self._pipe, self.is_down = account, pipe, asyncio.Event()
+    def __init__(self, account: str, pipe: Pipe, outgoing: Outgoing) -> None:
+        self.account, self._pipe, self._outgoing, self.is_down = account, pipe, outgoing, asyncio.Event()
         self._channel = open_channel(f"unix:{pipe.path}")
         self.stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
 
@@ -73,6 +77,7 @@ class Room:
         self.is_down.set()
         self._pipe.close()
         await self._channel.close()
+        await self._outgoing.close()
 
 
 class Rooms:
@@ -82,19 +87,32 @@ class Rooms:
         starter: opens them.
         sockets: a directory that nobody else can enter.
         state: what is leased, to whom.
+        open_channel: to another node. certificate: what this node shows there now.
 
     Attributes:
         meshes: by id, the reservations that they are of.
     """
 
-    def __init__(self, starter: Starter, sockets: Path, state: NodeState) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        sockets: Path,
+        state: NodeState,
+        open_channel: OpenChannel,
+        certificate: Callable[[], object],
+    ) -> None:
         self._starter, self._sockets, self._state = starter, sockets, state
+        self._open_channel, self._certificate = open_channel, certificate
+        self._named: dict[str, set[str]] = {}
+        """By reservation, the addresses of nodes that its owner has named before it was confirmed."""
         self._rooms: dict[str, asyncio.Task[Room]] = {}
         self._accounts: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unused: dict[str, asyncio.TimerHandle] = {}
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
+        for left in sockets.glob("o-*"):  # by an earlier gateway
+            left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
 
@@ -139,11 +157,34 @@ class Rooms:
             AccessDenied: nobody does.
         """
         if self._holds(lambda owner: owner == person):
-            return await self._of(person)
+            return await self.of_holder(person)
         for lease in self._state.leases.values():
             if right_of(person, lease) >= Right.RUN:
                 return await self._of(lease.request.owner)
         raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
+
+    async def of_holder(self, person: str) -> Room:
+        """Return the room of somebody who holds something on this node.
+
+        Raises:
+            AccessDenied: they do not.
+        """
+        if not self._holds(lambda owner: owner == person):
+            raise AccessDenied(f"{person} holds nothing on this node")
+        return await self._of(person)
+
+    def name_nodes(self, reservation_id: str, nodes: Iterable[files_pb2.Peer]) -> None:
+        """The owner of a reservation says which nodes it has, or is about to have."""
+        named = self._named.setdefault(reservation_id, set()) if reservation_id in self._state.leases else set()
+        if len(named) < MOST_NAMED:
+            named.update(node.address for node in nodes)
+
+    def _may_reach(self, account: str, address: str, owner: str) -> bool:
+        """Whether the room of an account may talk to the node at an address in a person's name."""
+        if self._accounts.get(owner) != account:
+            return False
+        own = ((key, lease) for key, lease in self._state.leases.items() if lease.request.owner == owner)
+        return any(lease.number_of(address) is not None or address in self._named.get(key, ()) for key, lease in own)
 
     async def _of(self, owner: str) -> Room:
         return await self.room(await self._account_known(owner))
@@ -178,12 +219,18 @@ class Rooms:
             pidfd = found.pidfd
         except MonarchNbError:
             pidfd = await self._start(account)
-        pipe = Pipe(
-            self._sockets / f"r-{hashlib.sha256(account.encode()).hexdigest()[:12]}",
-            functools.partial(self._connect, account),
-        )
+        short = hashlib.sha256(account.encode()).hexdigest()[:12]
+        pipe = Pipe(self._sockets / f"r-{short}", functools.partial(self._connect, account))
         await pipe.listen()
-        room = Room(account, pipe)
+        outgoing = Outgoing(
+            self._sockets / f"o-{short}-{os.urandom(4).hex()}",
+            functools.partial(asyncio.to_thread, self._starter.way_out, account),
+            functools.partial(self._may_reach, account),
+            self._open_channel,
+            self._certificate,
+        )
+        await outgoing.open()
+        room = Room(account, pipe, outgoing)
         asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
         _log.info("the room of %s is open", account)
         try:
@@ -302,6 +349,7 @@ class Rooms:
         self._grouped.discard(reservation_id)
         with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
             await asyncio.to_thread(self._starter.end_group, account, reservation_id)
+        self._named.pop(reservation_id, None)
         if account not in self._unused:
             loop = asyncio.get_running_loop()
             self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))

@@ -7,6 +7,7 @@ concerns ranks and files goes to the room of the reservation's owner.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from monarch_nb.allocator.serving.service import AllocatorService, translated
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.config import PROTOCOL
-from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
@@ -41,6 +42,7 @@ OWN = frozenset(
             "Wait",
             "Confirm",
             "Release",
+            "ChangeMembers",
             "StopMesh",
         ),
         *("Undertake", "Extend", "Share", "Idle", "Session", "DescribeEnvironment", "Shutdown"),
@@ -56,11 +58,10 @@ CALLS = frozenset(
 MAKING = frozenset({"HostStore", "Spawn"})
 """Those of CALLS that make a mesh, or the store of one."""
 ANSWERING_STREAMS = frozenset({"ReadLogs", "WatchLog", "ReadBlob", "ReadFile"})
-STREAMS = frozenset({"PutBlob", "PutChunks"})
+STREAMS = frozenset({"PutBlob", "PutChunks", "Mail"})
 """Methods that a room answers."""
-REFUSED = frozenset({"ChangeMembers", "Mail"})
-"""Methods of reservations on several nodes."""
-ONE_NODE = "on a node where people run as their own accounts, a reservation has one node: reserve with nodes=1"
+OF_TREE = frozenset({"branches", "submit", "follow"})
+"""Messages of a session that need the nodes below."""
 
 
 class GatewayService(AllocatorService):
@@ -79,19 +80,19 @@ class GatewayService(AllocatorService):
 
     @translated
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
-        if request.nodes > 1 or request.node_rank or request.lease_id:
-            raise UsageError(ONE_NODE)
         await self.rooms.account_of(request.owner)  # first: nothing is leased to who may not
         del request.gpu_indices[:]
         await self._node.readings.look_at_gpus(self._node.state)
         return pb.ReserveReply(gpu_indices=await asyncio.shield(asyncio.ensure_future(self._reserve(request, context))))
 
     async def _reserve(self, request: pb.ReserveRequest, context: Any) -> list[int]:
+        is_new = request.reservation_id not in self._node.state.leases
         indices = await self._node.leases.take(request, context.peer())
         try:
             await self.rooms.reserve(request, indices)
         except MonarchNbError:
-            await self._node.leases.release(request.reservation_id)
+            if is_new:
+                await self._node.leases.release(request.reservation_id)
             raise
         return indices
 
@@ -117,12 +118,35 @@ class GatewayService(AllocatorService):
         return reply
 
     @translated
-    async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
-        raise UsageError(ONE_NODE)
+    async def Idle(self, request: pb.IdleRequest, context: Any) -> pb.IdleReply:
+        reply: pb.IdleReply = await super().Idle(request, context)
+        in_room_s = await self.rooms.idle_s(request.reservation_id)
+        if in_room_s is None:
+            raise NodeUnreachable("the room of the reservation's owner does not say whether something runs there")
+        return pb.IdleReply(idle_for_s=min(reply.idle_for_s, in_room_s))
 
-    async def Mail(self, request_iterator: Any, context: Any) -> pb.MailEnd:
-        await refuse(context, UsageError(ONE_NODE))
-        return pb.MailEnd()
+    @translated
+    async def ChangeMembers(self, request: pb.ChangeMembersRequest, context: Any) -> pb.ChangeMembersReply:
+        return await asyncio.shield(asyncio.ensure_future(self._change_both(request, caller_of(context))))
+
+    async def _change_both(self, request: pb.ChangeMembersRequest, caller: Caller) -> pb.ChangeMembersReply:
+        """First the room: while the gateway does not know it, whoever tells it tells it again."""
+        reservation_id = request.reservation_id
+        room = await self.rooms.of_reservation(reservation_id)
+        self.rooms.name_nodes(reservation_id, request.nodes)
+        new = {request.resized, request.makes} - {"", *self.rooms.meshes}
+        self.rooms.meshes.update(dict.fromkeys(new, reservation_id))
+        try:
+            reply: pb.ChangeMembersReply = await room.call("ChangeMembers", request, caller)
+        except MonarchNbError:
+            for mesh_id in new:
+                self.rooms.meshes.pop(mesh_id, None)
+            raise
+        with contextlib.suppress(ReservationNotFound):  # it has no place any more, and is released
+            await self._node.members.change(request)
+        if request.makes:
+            self._node.undertakings.mesh_is_whole(request.makes)
+        return reply
 
     @translated
     async def StopMesh(self, request: pb.StopMeshRequest, context: Any) -> pb.StopMeshReply:
@@ -194,12 +218,13 @@ class GatewayService(AllocatorService):
             return
         if kind in ("attach", "detach"):
             super()._handle(session, caller, request)
-        elif kind == "branches":
-            session.send(refused=pb.Refused(error_json=error_to_json(UsageError(ONE_NODE))))
-            return
         elif kind:
             try:
                 self._access.admit_message(caller, kind, getattr(request, kind))
+                if kind == "branches" and request.branches.nodes:
+                    carried.refusal = self._why_no_tree(caller, request.branches)
+                if carried.refusal is not None and kind in OF_TREE:
+                    raise carried.refusal
             except MonarchNbError as error:
                 message: Any = getattr(request, kind)
                 run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
@@ -208,6 +233,18 @@ class GatewayService(AllocatorService):
         if kind == "submit":
             self._note(caller, request.submit)
         carried.say(request)
+
+    def _why_no_tree(self, caller: Caller, branches: pb.Branches) -> MonarchNbError | None:
+        """Return why a session has no nodes below this one: rooms talk to other nodes in their owners' names only."""
+        lease = self._node.state.lease(self._access.reservation_of(branches.mesh_id)).request
+        if lease.owner == caller.name:
+            return None
+        return AccessDenied(
+            f"{lease.name} is {lease.owner}'s, on nodes where people run as their own accounts. There only the owner "
+            f"can run cells on a mesh of so many nodes: ask {lease.owner} to run it, or to reserve fewer nodes",
+            lease.owner,
+            lease.name,
+        )
 
     def _note(self, caller: Caller, submit: pb.Submit) -> None:
         run = submit.run
@@ -224,7 +261,10 @@ class GatewayService(AllocatorService):
 
     async def room_for(self, request: Any, caller: Caller) -> Room:
         """Return the room that a request is for."""
+        if isinstance(request, pb.Envelopes):
+            return await self.rooms.of_holder(caller.name)
         if reservation_id := getattr(request, "reservation_id", ""):
+            self.rooms.name_nodes(reservation_id, getattr(request, "peers", ()))
             return await self.rooms.of_reservation(reservation_id)
         if mesh_id := getattr(request, "mesh_id", ""):
             return await self.rooms.of_mesh(mesh_id)

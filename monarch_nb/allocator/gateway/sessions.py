@@ -32,6 +32,7 @@ class Carried:
 
     Attributes:
         is_lost: whether one is.
+        refusal: why this session has no runs; None: it may have some.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Carried:
     ) -> None:
         self._rooms, self._session, self._caller, self._lost = rooms, session, caller, lost
         self._opening, self.is_lost, self._is_closed = opening, False, False
+        self.refusal: MonarchNbError | None = None
         self._said: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self._to: dict[str, asyncio.Queue[pb.SessionRequest]] = {}
         self._runs: dict[str, str] = {}
@@ -110,7 +112,7 @@ class Carried:
         message: Any = getattr(event, kind, None)
         if kind in OF_RUNS:
             return self._runs.get(message.run_id) == room.account or (kind == "refused" and not message.run_id)
-        if kind == "rank_died":
+        if kind in ("rank_died", "links"):
             return self._rooms.is_in(room, self._rooms.meshes.get(message.mesh_id, ""))
         if kind == "files_changed":
             return self._rooms.is_in(room, message.reservation_id)

@@ -66,6 +66,10 @@ class Starter(Protocol):
         """Return a connection to a room that runs."""
         ...
 
+    def way_out(self, account: str) -> socket.socket:
+        """Return a connection on which a room that runs may talk to other nodes."""
+        ...
+
     def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
         """Keep the processes of a reservation together from now on, within limits: these, else their account's."""
         ...
@@ -136,6 +140,12 @@ class PlainStarter:
         connection.settimeout(CONNECT_S)
         connection.connect(str(NodePaths(self._directory / account).allocator_socket))
         return _Reached(os.pidfd_open(process.pid), connection)
+
+    def way_out(self, account: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(CONNECT_S)
+        connection.connect(str(NodePaths(self._directory / account).gateway_socket))
+        return connection
 
     def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
         if memory_bytes or cpus:

@@ -38,6 +38,8 @@ class Members:
         owed: tells other nodes.
         sessions: the clients, as they come and go.
         end_runs: called with (mesh id, why) when what a mesh runs here is about to end.
+        is_gateway: the ranks are in rooms, which start them anew.
+        is_room: the gateway tells other nodes.
     """
 
     def __init__(
@@ -50,7 +52,11 @@ class Members:
         mail: Mail,
         sessions: Iterable[Session],
         end_runs: Callable[[str, str], None],
+        *,
+        is_gateway: bool = False,
+        is_room: bool = False,
     ) -> None:
+        self._is_gateway, self._is_room = is_gateway, is_room
         self._address, self._state, self._records, self._leases = address, state, records, leases
         self._owed, self._mail, self._sessions, self._end_runs = owed, mail, sessions, end_runs
 
@@ -69,7 +75,8 @@ class Members:
             if not lease.has_node(self._address):
                 await self._leases.release(reservation_id)
             return False
-        self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
+        if not self._is_room:
+            self._pass_on(request, lease.request.owner, concerned if request.pass_on else astray)
         if not lease.has_node(self._address):
             _log.warning("this node is no longer part of %s: its part is released", lease.request.name)
             for mesh_id in [
@@ -78,7 +85,7 @@ class Members:
                 self._end_runs(mesh_id, request.ends or LEFT)
             await self._leases.release(reservation_id)
             return False
-        if request.resized:
+        if request.resized and not self._is_gateway:
             self._note_resize(request, lease.request)
         self._leases.has_changed(reservation_id)
         for peer in concerned:

@@ -59,7 +59,7 @@ class Mail:
         self._identity, self._state = identity, state
         self.blobs = Blobs(paths)
         self._peers = Peers(open_channel, certificate, self.node_is_lost, self.refuse)
-        self._office = PostOffice(identity.address, self._peers.send, self._why_missing)
+        self._office = PostOffice(identity.address, self._forward, self._why_missing)
         self._boxes: dict[str, ClientBox] = {}
         """Of clients, by their addresses here."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -193,6 +193,19 @@ class Mail:
         self._office.returned(envelope, f"{self._identity.node_id} can not deliver the message: {error}")
 
     # ---- other nodes ----
+
+    def _forward(self, node: str, letter: Letter) -> None:
+        self._peers.send(node, self._owner_of(node, letter.envelope), letter)
+
+    def _owner_of(self, node: str, envelope: Envelope) -> str:
+        """Return whose reservation a letter to another node is about."""
+        leases = self._state.leases
+        for process in (envelope.sender.process, *envelope.processes[:1]):
+            mesh = self._state.meshes.get(process.rpartition("/")[0])
+            if mesh is not None and (lease := leases.get(mesh.spec.reservation_id)):
+                return lease.request.owner
+        of_both = (lease for lease in leases.values() if lease.number_of(node) is not None)
+        return next((lease.request.owner for lease in of_both), "")
 
     def node_is_lost(self, node: str, reason: str = BROKEN) -> None:
         """Letters to another node, or from there, may be lost."""

@@ -18,6 +18,7 @@ from monarch_nb.allocator.mail.blobs import Blob
 from monarch_nb.allocator.mail.letters import Letter
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
+from monarch_nb.rpc.callers import acting_for
 from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import translate
 
@@ -50,14 +51,18 @@ class Peers:
     ) -> None:
         self._open_channel, self._certificate = open_channel, certificate
         self._on_lost, self._on_returned = on_lost, on_returned
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[tuple[str, str], Peer] = {}
 
-    def send(self, node: str, letter: Letter) -> None:
-        """Send a letter, after those before it."""
-        if node not in self._peers:
+    def send(self, node: str, owner: str, letter: Letter) -> None:
+        """Send a letter, after those before it.
+
+        Args:
+            owner: of the reservation that it is about: it goes in their name. "" when that is not known.
+        """
+        if (node, owner) not in self._peers:
             channel = RenewedChannel(functools.partial(self._open_channel, node), self._certificate)
-            self._peers[node] = Peer(node, channel, self._on_lost, self._on_returned)
-        self._peers[node].send(letter)
+            self._peers[node, owner] = Peer(node, owner, channel, self._on_lost, self._on_returned)
+        self._peers[node, owner].send(letter)
 
     async def close(self) -> None:
         """End every stream."""
@@ -70,11 +75,13 @@ class Peer:
     def __init__(
         self,
         node: str,
+        owner: str,
         channel: RenewedChannel,
         on_lost: Callable[[str, str], None],
         on_returned: Callable[[Envelope, Exception], None],
     ) -> None:
         self._node, self._on_lost, self._on_returned = node, on_lost, on_returned
+        self._metadata = acting_for(owner)
         self._letters: list[Letter] = []
         self._wake = asyncio.Event()
         self._channel = channel
@@ -91,7 +98,7 @@ class Peer:
             if not await self._connect():
                 self._lose(_AWAY + (_UP if is_local(self._node) else ""))
                 continue
-            stream = self._channel.stub.Mail()
+            stream = self._channel.stub.Mail(metadata=self._metadata)
             # What is written to a stream that could not begin waits for ever: so its end is waited for apart.
             works = {asyncio.ensure_future(self._write_all(stream)), asyncio.ensure_future(stream.code())}
             try:
@@ -148,7 +155,7 @@ class Peer:
             grpc.aio.AioRpcError: the node does not answer.
         """
         try:
-            await self._channel.stub.PutBlob(_chunks(blob.path))
+            await self._channel.stub.PutBlob(_chunks(blob.path), metadata=self._metadata)
         except OSError as error:
             self._on_returned(envelope, error)
             return False

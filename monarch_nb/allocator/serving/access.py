@@ -2,8 +2,8 @@
 
 People are who has a certificate of the pool that is not a node's. They own what they reserve, and may grant others
 rights to it (monarch_nb.allocator.state.rights). Nodes pass on what people ask for in their names, with their rights;
-by themselves they only carry mail. What comes over the node's Unix socket comes from the allocator's own user, and
-needs nothing.
+by themselves they only carry mail, where they do not know whose it is. What comes over the node's Unix socket comes
+from the allocator's own user, and needs nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Access:
         if caller.local:
             return
         self._check_certificate(caller)
-        if caller.role not in rule.roles:
+        if caller.role not in rule.roles and not (caller.node and rule.in_names):
             raise AccessDenied(_wrong_role(method, caller, rule))
         if rule.check is not None and request is not None:
             rule.check(self, caller, request)
@@ -368,10 +368,12 @@ class Rule:
     Attributes:
         roles: who may call it at all.
         check: what people need besides; None for nothing.
+        in_names: nodes may call it in people's names, too.
     """
 
     roles: frozenset[str]
     check: Check | None = None
+    in_names: bool = False
 
 
 def _reservation(right: Right, doing: str) -> Check:
@@ -515,7 +517,7 @@ RULES: dict[str, Rule] = {
     "Control": Rule(PEOPLE, _control),
     "Drop": Rule(PEOPLE, _drop),
     "Session": Rule(PEOPLE),  # each message by itself: SESSION_RULES
-    "Mail": Rule(frozenset({NODE})),
+    "Mail": Rule(frozenset({NODE}), in_names=True),
     "ReadLogs": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "WatchLog": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),
     "ReadLines": Rule(PEOPLE, _mesh(Right.READ, "read its logs")),

@@ -77,7 +77,7 @@ class NodeState:
     Args:
         procs: CPU slots of the node.
         gpus: indices of its GPUs.
-        is_room: a gateway says which GPUs a lease has.
+        is_room: a gateway says which GPUs a lease has, and knows what was given back.
     """
 
     def __init__(self, procs: int, gpus: Iterable[int] = (), *, is_room: bool = False) -> None:
@@ -254,7 +254,7 @@ class NodeState:
         Args:
             lease_id: of one that may not have come yet; "": any.
         """
-        if self.leases.pop(reservation_id, None) is None:
+        if self.leases.pop(reservation_id, None) is None and not self._is_room:  # its gateway knows what comes late
             self._given_back[reservation_id, lease_id] = None
             while len(self._given_back) > MAX_GIVEN_BACK:
                 del self._given_back[next(iter(self._given_back))]

@@ -354,3 +354,60 @@ def test_synced_files_are_the_persons_and_only_what_they_may_read_is_fetched(nod
     secret = str(node.directory.parent / "keys" / "node.pem")
     code = FILES.format(secret=secret, room=str(node.directory / "rooms" / bob))
     assert node.run("bob", code) == [f"8 {pwd.getpwnam(bob).pw_uid} True 12 nothing"]
+
+
+@pytest.fixture
+def two_hosts(node: Node) -> Iterator[Node]:
+    """The same node in a pool with a second one."""
+    home = node.directory.parent
+    listen = f"127.0.0.1:{_free_port()}"
+    said = {"--node-id": "host2", "--listen": listen}
+    words = [said.get(before, word) for before, word in zip(["", *node.words], node.words, strict=False)]
+    words = [word.replace(str(node.directory), str(home / "state2")) for word in words]
+    words = [f"{word}-2" if word.startswith("--warden=--cgroup=") else word for word in words]
+    change_hosts(make_paths("lab"), lambda hosts: hosts.added(listen))
+    people = {}
+    for who, one in node.people.items():
+        (home / f"{who}2").mkdir(mode=0o700)
+        people[who] = Person(node.lab, one.name, home / f"{who}2")
+    second = Node(None, words, home / "state2", home / "log2", node.lab, people)  # type: ignore[arg-type]
+    second.start()
+    try:
+        eventually(lambda: _serves(second))
+        yield Node(node.warden, node.words, node.directory, node.log, node.lab, people)
+    finally:
+        second.warden.send_signal(signal.SIGTERM)
+        second.warden.wait(TIMEOUT_S)
+        top = Path(f"{CGROUP}-2")
+        for group in (top / "rooms", top / "gateway", top / "warden", top):
+            with contextlib.suppress(FileNotFoundError):
+                group.rmdir()
+
+
+ACROSS = """
+from monarch_nb.actor import Actor, endpoint
+class Counter(Actor):
+    @endpoint
+    async def count(self, data):
+        return len(data)
+class Asker(Actor):
+    @endpoint
+    async def ask(self, others, size_bytes):
+        import getpass
+        return getpass.getuser(), list((await others.count.call(b"x" * size_bytes)).values())
+r = nb.reserve("across", nodes=2, procs=1, preload=[])
+print(r.mesh.run("import getpass; (rank, getpass.getuser())").values)
+counters, askers = r.mesh.spawn("counters", Counter), r.mesh.spawn("askers", Asker)
+for size_bytes in (10, 5_000_000):
+    print(list(askers.ask.call(counters, size_bytes).get(timeout=60).values()))
+r.release()
+"""
+
+
+@pytest.mark.slow
+def test_a_reservation_on_two_hosts_runs_as_its_owner_on_both(two_hosts: Node) -> None:
+    for who in ("bob", "mallory"):
+        name = two_hosts.people[who].name
+        sizes = [[size, size] for size in (10, 5_000_000)]
+        said = [str([(rank, name) for rank in range(2)]), *(str([(name, size)] * 2) for size in sizes)]
+        assert two_hosts.run(who, ACROSS) == said, two_hosts.log.read_text()

@@ -50,6 +50,14 @@ def test_links_lead_nowhere(start: Start, people: list[str], tmp_path: Path) -> 
     assert connected(warden, alice) == uid(alice)
     hers, his = rooms / alice, rooms / bob
     for made in (
+        "pass",
+        f"os.symlink({str(his / 's/allocator')!r}, 's/gateway')",
+        "os.unlink('s/gateway'); os.symlink('allocator', 's/gateway')",
+    ):
+        subprocess.run(["/usr/bin/python3", "-c", f"import os; {made}"], user=alice, cwd=hers, check=True)
+        with pytest.raises(WardenRefused):
+            warden.client.way_out(alice)
+    for made in (
         f"os.rename('s', 't'); os.symlink({str(his / 's')!r}, 's')",
         "os.unlink('s'); os.symlink('t', 's')",
         f"os.unlink('s'); os.mkdir('s'); os.symlink({str(his / 's/allocator')!r}, 's/allocator')",

@@ -16,6 +16,7 @@ GOOD: list[dict[str, Any]] = [
     {"do": "accounts", "names": ["alice", "a.b@lab"]},
     {"do": "open_room", "account": "alice"},
     {"do": "room", "account": "_a-1"},
+    {"do": "way_out", "account": "_a-1"},
     {"do": "reserve_group", "account": "alice", "reservation": ID},
     {"do": "reserve_group", "account": "alice", "reservation": ID, "memory_bytes": 64 << 30, "cpus": 0.5},
     {"do": "end_group", "account": "alice", "reservation": ID},

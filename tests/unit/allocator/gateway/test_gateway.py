@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
 from monarch_nb.allocator.gateway.rooms import Rooms, _says_that_it_serves
-from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, REFUSED, STREAMS, GatewayService
+from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.allocator.state.state import NodeState
@@ -21,11 +22,19 @@ from monarch_nb.trust.identity import USER
 from monarch_nb.warden.command import parse as parse_warden
 
 
-def test_each_method_is_answered_passed_on_or_refused_and_none_falls_through() -> None:
-    parts = [OWN, CALLS, ANSWERING_STREAMS, STREAMS, REFUSED]
+def test_each_method_is_answered_or_passed_on_and_none_falls_through() -> None:
+    parts = [OWN, CALLS, ANSWERING_STREAMS, STREAMS]
     assert sorted(name for part in parts for name in part) == sorted(method.name for method in SERVICE.methods)
     for name in frozenset().union(*parts[1:]):
         assert getattr(GatewayService, name) is not getattr(AllocatorService, name), name
+
+
+@pytest.mark.parametrize(("in_room_s", "said_s"), [(3.0, 3.0), (50.0, 20.0)])
+def test_who_asks_whether_a_reservation_is_idle_hears_of_its_room(in_room_s: float, said_s: float) -> None:
+    node = Mock(**{"leases.expiry.idle_for_s.return_value": 20.0})
+    service = GatewayService(Mock(idle_s=AsyncMock(return_value=in_room_s)), node, Mock(), Mock(), Mock(), Mock())
+    reply: pb.IdleReply = asyncio.run(service.Idle(pb.IdleRequest(reservation_id="r"), Mock()))  # type: ignore[arg-type]
+    assert reply.idle_for_s == said_s
 
 
 def _call(**facts: Any) -> Mock:

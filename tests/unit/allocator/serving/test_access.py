@@ -99,7 +99,7 @@ class TestTables:
             (BOB, pb.RIGHT_READ, FOR_PEOPLE | READ),
             (BOB, pb.RIGHT_RUN, FOR_PEOPLE | RUN | {"DescribeEnvironment"}),
             (ALICE, None, FOR_EVERYBODY | OWN),
-            (FOR_ALICE, None, FOR_EVERYBODY | OWN),
+            (FOR_ALICE, None, FOR_EVERYBODY | OWN | {"Mail"}),
             (MADE_THE_POOL, None, FOR_PEOPLE | {"Release", "Shutdown"}),
             (NODE, None, FOR_NODES),
             (LOCAL, None, set(METHODS)),
