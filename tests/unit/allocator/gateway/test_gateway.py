@@ -61,7 +61,7 @@ async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starter, room = Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names}), AsyncMock()
-    rooms = Rooms(starter, tmp_path, NodeState(4))
+    rooms = Rooms(starter, tmp_path, NodeState(4), Mock(), Mock())
     monkeypatch.setattr(rooms, "room", AsyncMock(return_value=room))
     limited = pb.ReserveRequest(reservation_id="r", owner="alice", procs=1, memory_bytes=64 << 30, cpus=0.5)
     for request in (limited, limited, pb.ReserveRequest(reservation_id="free", owner="alice", procs=1)):
