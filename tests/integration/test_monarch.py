@@ -142,6 +142,8 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
     assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
+    for _ in range(2):  # neither kills a worker
+        assert "trainers.hang at line" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')
     awaiting = kernel.start("await others.hang.call()")
     kernel.wait(awaiting, "[0-1] hangs")
