@@ -160,7 +160,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
     kernel.run("%mesh release")
-    kernel.run("%mesh reserve dev --nodes 2 --procs 2 --preload ''")
+    kernel.run("%mesh reserve dev --nodes 2 --procs 2")
     kernel.run("dev = monarch_nb.attach('dev')")
     assert "released" not in kernel.run(SPAWN.replace("LINGER", "60"))  # nothing more is called on what has ended
 
