@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import glob
+import inspect
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, Self
@@ -142,7 +143,7 @@ class ProcMesh(MeshTrait):
 
         Raises:
             TypeError: the arguments of `__init__` are wrong, or one can not be pickled. Nothing was sent.
-            ValueError: the class is no Actor, or mixes sync and async endpoints.
+            ValueError: the class is no Actor, has endpoints of torchmonarch's, or mixes sync and async endpoints.
             RuntimeError: this mesh was stopped.
         """
         return self._spawn(name, Class, args, kwargs)
@@ -152,9 +153,7 @@ class ProcMesh(MeshTrait):
     ) -> ActorMesh:
         if self._procs.is_stopped:
             raise RuntimeError("`ProcMesh` has already been stopped")
-        if not (isinstance(kind, type) and issubclass(kind, Actor)):
-            what = kind if isinstance(kind, type) else type(kind)
-            raise ValueError(f"{what} must subclass monarch.service.Actor to spawn it.")
+        _check_class(kind)
         is_async, facts = is_async_class(kind), facts_of(kind)
         for each in facts.endpoints:
             if hasattr(ActorMesh, each):
@@ -514,3 +513,21 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     outcome = Outcome(lambda _: None)
     outcome.resolve(None)
     return future_of(outcome)
+
+
+def _check_class(kind: Any) -> None:
+    """Raise ValueError unless the class is one of our actors, with our endpoints."""
+    if not (isinstance(kind, type) and issubclass(kind, Actor)):
+        what = kind if isinstance(kind, type) else type(kind)
+        is_monarch = any(_is_of_monarch(base) for base in what.__mro__)
+        theirs = ": this is an Actor of torchmonarch's, which dev.monarch().spawn_procs().spawn() takes"
+        raise ValueError(f"{what} must subclass monarch_nb.actor.Actor to spawn it here{theirs if is_monarch else ''}")
+    for name in dir(kind):
+        if _is_of_monarch(type(inspect.getattr_static(kind, name, None))):
+            raise ValueError(
+                f"{kind.__qualname__}.{name} is an endpoint of torchmonarch's: from monarch_nb.actor import endpoint"
+            )
+
+
+def _is_of_monarch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "monarch"

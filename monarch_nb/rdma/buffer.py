@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import socket
 from typing import Any
 
@@ -12,13 +13,23 @@ from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import HERE
 from monarch_nb.actor.engine.process import process
 from monarch_nb.actor.future import Future, future_of
-from monarch_nb.errors import SupervisionError
+from monarch_nb.config import MONARCH_CALLER_VARIABLE
+from monarch_nb.errors import SupervisionError, UsageError
 from monarch_nb.rdma.backend import get_rdma_backend
 from monarch_nb.rdma.kept import answer_drop, keep, life
 from monarch_nb.rdma.memory import Memory
 from monarch_nb.rdma.transfer import Operation, Remote, Transfer
 
 TIMEOUT_S = 60
+
+
+def _refuse_with_monarch() -> None:
+    """Raise UsageError in a process of Monarch's own engine: nobody could reach memory there, nor it others'."""
+    if MONARCH_CALLER_VARIABLE in os.environ:
+        raise UsageError(
+            "monarch_nb.rdma works in ranks and clients, and this is a process of Monarch's own engine: "
+            "from monarch.rdma import RDMABuffer"
+        )
 
 
 class RDMABuffer:
@@ -34,6 +45,7 @@ class RDMABuffer:
     Raises:
         ValueError: `data` is empty, has other dimensions, or is not contiguous.
         TypeError: `data` is something else.
+        UsageError: this is a process of Monarch's own engine, which has buffers of its own.
 
     Example:
         >>> class Trainer(Actor):
@@ -44,6 +56,7 @@ class RDMABuffer:
     """
 
     def __init__(self, data: Any) -> None:
+        _refuse_with_monarch()
         memory = Memory(data)
         if not memory.size_bytes:
             raise ValueError("a buffer needs at least one byte, and this memory is empty")
@@ -143,6 +156,7 @@ class RDMAAction:
     """
 
     def __init__(self) -> None:
+        _refuse_with_monarch()
         self._operations: list[Operation] = []
 
     def read_remote(self, dst: Any, src: RDMABuffer) -> RDMAAction:

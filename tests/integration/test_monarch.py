@@ -35,6 +35,10 @@ class Trainer(Actor):
         print("hangs")
         time.sleep(1000)
     @endpoint
+    def buffer(self):
+        from monarch_nb.rdma import RDMABuffer
+        RDMABuffer(memoryview(bytearray(4)))
+    @endpoint
     def fail(self): raise ValueError("no data")
 """
 RESERVE = (
@@ -135,6 +139,9 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
     assert "node1: Monarch has 2 processes with trainers (Trainer)" in kernel.run("%mesh status --mesh monarch")
     assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
+    assert "from monarch.rdma import RDMABuffer" in kernel.run("trainers.buffer.call().get()")
+    kernel.run("import monarch_nb.actor\nclass Mixed(Actor):\n    @monarch_nb.actor.endpoint\n    def step(self): ...")
+    assert "Mixed.step is an endpoint of monarch_nb.actor" in kernel.run("trainers._proc_mesh.spawn('m', Mixed)")
     hanging = kernel.start("trainers.hang.call().get()")
     kernel.wait(hanging, "[0-3] hangs")
     kernel.interrupt()
@@ -142,6 +149,8 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
     assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
+    for _ in range(2):  # neither kills a worker
+        assert "trainers.hang at line" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')
     awaiting = kernel.start("await others.hang.call()")
     kernel.wait(awaiting, "[0-1] hangs")
@@ -150,6 +159,10 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
+    kernel.run("%mesh release")
+    kernel.run("%mesh reserve dev --nodes 2 --procs 2")
+    kernel.run("dev = monarch_nb.attach('dev')")
+    assert "released" not in kernel.run(SPAWN.replace("LINGER", "60"))  # nothing more is called on what has ended
 
 
 JOB = (

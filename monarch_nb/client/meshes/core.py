@@ -61,8 +61,6 @@ class MeshCore(MeshRanks):
         """Whether this process has had ranks save in the background, and nobody has waited for it since."""
         self.stuck_actors: set[int] = set()
         """The ranks whose actors did not, then."""
-        self.is_over = False
-        """Whether it has ended, as far as this process knows."""
         self.when_dead: Callable[[int, str], object] | None = None
         """Called on the background loop with a rank that has died, and why."""
 

@@ -14,10 +14,11 @@ from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import GAP_S
 from monarch_nb.client.meshes.core import MeshCore
-from monarch_nb.client.meshes.interrupt_actors import interrupt_actors
+from monarch_nb.client.meshes.interrupt_actors import executing, interrupt_actors
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -28,6 +29,7 @@ class Part:
 
     Attributes:
         runs: that go on on these ranks of the mesh or wait for them.
+        mesh: its name.
         suffix: of what is called by a name; empty when no other mesh is meant.
         is_ours: whether we hold it; else only our own runs are interrupted, and no actors.
     """
@@ -35,8 +37,14 @@ class Part:
     core: MeshCore
     ranks: Sequence[int]
     runs: Sequence[Run]
+    mesh: str = MAIN_MESH
     suffix: str = ""
     is_ours: bool = True
+
+    @property
+    def is_monarch(self) -> bool:
+        """Whether its actors are Monarch's own, which nobody can interrupt: they are named, and never killed."""
+        return self.mesh == MONARCH_MESH
 
 
 def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptReport:
@@ -48,16 +56,20 @@ def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptRepo
     reports: dict[str, InterruptReport] = {}
     dropped: list[str] = []
     others: list[str] = []
+    goes_on: list[str] = []
     messages = 0
     for part in parts:
-        runs = part.runs if part.is_ours else [run for run in part.runs if not run.owner]
-        others += [run.name + part.suffix for run in part.runs if run not in runs]
+        known = [run for run in part.runs if not (part.is_monarch and run.is_calls)]
+        runs = known if part.is_ours else [run for run in known if not run.owner]
+        others += [run.name + part.suffix for run in known if run not in runs]
         begun = call(_drop_waiting(part.core, runs)) if runs else set()
         waiting = [run for run in runs if run.id not in begun]
         for run in waiting:
             run.cancel()  # for nodes that do not answer: when they are there again
         actors = None
-        if part.is_ours:
+        if part.is_monarch:
+            goes_on += call(executing(part.core, part.ranks))
+        elif part.is_ours:
             actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
             messages += actors.messages
         told = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
@@ -67,7 +79,7 @@ def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptRepo
         reports |= {run.name + part.suffix: report for run, report in told}  # by now each knows its number
         reports |= call(actors.reports(run.id for run in runs)) if actors else {}
         dropped += [run.name + part.suffix for run in waiting]
-    return InterruptReport.of(reports, dropped, messages, others)
+    return InterruptReport.of(reports, dropped, messages, others, goes_on)
 
 
 async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:

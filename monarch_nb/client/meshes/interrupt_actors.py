@@ -96,6 +96,14 @@ async def interrupt_actors(core: MeshCore, ranks: Iterable[int], suffix: str, *,
     return InterruptedActors(core, suffix, before, doomed)
 
 
+async def executing(core: MeshCore, ranks: Iterable[int]) -> list[str]:
+    """Return what actors of ranks execute, and where, for people: "trainers.step at train.py:41"."""
+    replies = await core.control(list(ranks), timeout_s=ASK_S, actors=True)
+    told = {rank: reply.actors for rank, reply in replies.items()}
+    places = (f"{actor.name}.{actor.running} {place_of(actor.where)}" for _, actor in _executing(told))
+    return list(dict.fromkeys(places))
+
+
 def _executing(
     told: Mapping[int, Iterable[run_pb2.ActorStatus]],
 ) -> Iterator[tuple[int, run_pb2.ActorStatus]]:

@@ -538,8 +538,8 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         """Interrupt the runs on these ranks, whoever submitted them, and drop the runs that wait for these ranks.
 
         Ranks keep their memory. Runs that you submit from now on are not touched. Actors on these ranks are interrupted
-        too, and their waiting messages are dropped. On the whole main mesh, all meshes of the reservation are
-        interrupted. On a mesh that somebody shares with you, only your own runs are interrupted.
+        too, and their waiting messages are dropped. Monarch's own actors go on. On the whole main mesh, all meshes of
+        the reservation are interrupted. On a mesh that somebody shares with you, only your own runs are interrupted.
 
         Args:
             kill_stuck: kill and restart the ranks that did not stop at the last interrupt.
@@ -548,11 +548,14 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
             The ranks of each stopped run, and the dropped runs; `str` of it is the text of `%mesh interrupt`.
         """
         is_ours = self.reservation.owner == self.core.me
-        parts = [Part(self.core, self.ranks, list(self.running()), is_ours=is_ours)]
+        parts = [Part(self.core, self.ranks, list(self.running()), self.name, is_ours=is_ours)]
         if self.name == MAIN_MESH and len(self.ranks) == self.core.ranks_per_node * len(self.core.connections):
             with contextlib.suppress(MonarchNbError):  # a node does not answer: then its meshes do not, either
                 beside = [each for each in call(self.reservation.all_meshes()) if each.id != self.id]
-                parts += [Part(one.core, one.ranks, list(one.running()), f" of {one.name}", is_ours) for one in beside]
+                parts += [
+                    Part(one.core, one.ranks, list(one.running()), one.name, f" of {one.name}", is_ours)
+                    for one in beside
+                ]
         return interrupt_parts(parts, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:

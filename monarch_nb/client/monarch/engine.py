@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from monarch_nb.actor.endpoints import declared
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
@@ -167,6 +168,10 @@ def _patch() -> None:
 
     @functools.wraps(spawn)
     def spawn_in_cell(self: Any, name: str, kind: Any, *arguments: Any, **options: Any) -> Any:
+        for each in declared(kind):
+            raise UsageError(
+                f"{kind.__qualname__}.{each} is an endpoint of monarch_nb.actor: from monarch.actor import endpoint"
+            )
         if not kind.__module__.startswith("monarch."):  # Monarch spawns some of its own beside
             _tag(f"{name}.__init__")
         return spawn(self, name, kind, *arguments, **options)

@@ -17,6 +17,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.pools.leasing.undertaking import using
+from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
@@ -191,8 +192,7 @@ def said_of_running(infos: Sequence[ActorInfo], nodes: Mapping[int, str]) -> str
         places = "; ".join(f"{node}: {name_pids(sorted(set(of_node)))}" for node, of_node in pids.items())
         at = f" at {where}" if where else ""
         lines.append(f"{title} goes on{at} ({places}) for {duration(max(info.running_s for info in those))}")
-    ends = f"stop() of its ProcMesh ends its processes, and %mesh restart --mesh {MONARCH_MESH} ends all"
-    return "\n".join([*lines, f"Monarch has no interrupt: {ends}"]) if lines else ""
+    return "\n".join([*lines, NO_INTERRUPT]) if lines else ""
 
 
 def name_pids(pids: Sequence[int]) -> str:

@@ -49,6 +49,8 @@ class MeshRanks:
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
         self.line_text = ""
+        self.is_over = False
+        """Whether the mesh has ended, as far as this process knows."""
 
     @property
     def me(self) -> str:

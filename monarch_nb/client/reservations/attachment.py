@@ -99,6 +99,8 @@ class Attachment:
             if self._ends_here:
                 return
             self._on_end(message.ended)
+            for core in MeshCore.of_reservation(self._reservation_id):
+                core.is_over = True
         self._text = self._describe(message)
         for run in self._runs():
             if not run.done:

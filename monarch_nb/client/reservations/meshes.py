@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo, actor_infos
 from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
@@ -185,9 +186,9 @@ class Meshes(Mapping[str, Mesh]):
         return [node.name for node in silent]
 
     def close(self) -> None:
-        """All have ended."""
-        for mesh in (self._reservation.mesh, *self._known.values()):
-            mesh.core.close()
+        """All have ended, also those that only another Reservation object of this process has met."""
+        for core in MeshCore.of_reservation(self._reservation.id):
+            core.close()
 
     async def actor_infos(self) -> list[ActorInfo]:
         """Ask all ranks for their actors; those that do not answer are missing."""

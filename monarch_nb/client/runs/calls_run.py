@@ -16,7 +16,7 @@ from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import MeshNotFound, MonarchNbError
+from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -85,6 +85,8 @@ class CallsRun(Run):
 
     def on_refused(self, connection: FollowedThrough, error: MonarchNbError) -> None:
         """As a run's; that the mesh was stopped or released, who calls is told."""
+        if isinstance(error, MeshNotFound | ReservationNotFound):
+            self.mesh.core.is_over = True
         if self.number and isinstance(error, MeshNotFound):
             self._finish()
         else:

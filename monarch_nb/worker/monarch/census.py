@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,9 +56,14 @@ class Held:
 
 
 class Census:
-    """The actors of this process."""
+    """The actors of this process.
 
-    def __init__(self) -> None:
+    Args:
+        around: returns what is entered around all that a message executes.
+    """
+
+    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._around = around
         self._held: WeakSet[Held] = WeakSet()
 
     def watch(self, kind: Any) -> None:
@@ -70,7 +75,7 @@ class Census:
             coroutine = handle(actor, context, method, *arguments)
             held = self._of(actor)
             number = held.begin(context.actor_instance, method.name, functools.partial(_awaited, coroutine))
-            return _ending(coroutine, held, number)
+            return self._ending(coroutine, held, number)
 
         @functools.wraps(handle_sync)
         def watched_sync(actor: Any, context: Any, method: Any, *arguments: Any) -> None:
@@ -78,7 +83,8 @@ class Census:
             frames = functools.partial(_frames_of, threading.get_ident())
             number = held.begin(context.actor_instance, method.name, frames)
             try:
-                handle_sync(actor, context, method, *arguments)
+                with self._around():
+                    handle_sync(actor, context, method, *arguments)
             finally:
                 del held.running[number]
 
@@ -92,16 +98,16 @@ class Census:
             self._held.add(held)
         return held
 
+    async def _ending(self, coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
+        try:
+            with self._around():
+                await coroutine
+        finally:
+            del held.running[number]
+
     def told(self) -> list[dict[str, Any]]:
         """Return the actors of users, as JSON."""
         return [told for held in list(self._held) if (told := _told(held)) is not None]
-
-
-async def _ending(coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
-    try:
-        await coroutine
-    finally:
-        del held.running[number]
 
 
 def _told(held: Held) -> dict[str, Any] | None:
@@ -183,9 +189,9 @@ def short_name(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def install(directory: Path) -> None:
-    """Have the actors of this process known to whoever may enter the directory."""
-    census = Census()
+def install(directory: Path, around: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have the actors of this process known to whoever may enter the directory; `around` as Census's."""
+    census = Census(around)
     census.watch(importlib.import_module("monarch._src.actor.actor_mesh")._Actor)
     with suppress(OSError):  # else nobody can ask, and all goes on
         serve(census, directory)

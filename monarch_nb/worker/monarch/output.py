@@ -1,8 +1,9 @@
-"""Where a process of Monarch's prints: the files of its client's newest run of the mesh `monarch`, as the rank of its
-node.
+"""Where a process of Monarch's prints: the files of a run of the mesh `monarch`, as the rank of its node.
 
 A client opens a run of calls in the name of each cell that calls an actor (`monarch_nb.client.actors.calls`). Its
-directory on the node is there before the message is. So what is printed next belongs to it.
+directory on the node is there before the message is. So a message belongs to the run that is its client's newest when
+the message begins, and what an endpoint prints goes there to its end. What is printed outside of messages, as by
+threads, goes to the newest run.
 
 Each line says who has printed it: `[trainers 3/4] step 10`. Whole lines are written at once, because all processes of a
 node append to the same two files. Standard library only: a process imports this before anything of the user's.
@@ -14,8 +15,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _KINDS = ("out", "err")
 MOST_HELD_CHARACTERS = 64 << 10
 """Of a line that does not end, so much is written at a time."""
+MOST_RUNS = 8
+"""So many runs have open files."""
+run_of_message: ContextVar[int] = ContextVar("run_of_message", default=0)
+"""The number of the run that what a message executes prints to; 0 outside of messages."""
 
 
 def private_directory(runs: str | os.PathLike[str]) -> Path:
@@ -47,7 +53,15 @@ class Files:
         self._lock = threading.Lock()
         self._seen: object = None
         self._number = 0
-        self._descriptors: dict[str, int] = {}
+        self._descriptors: dict[tuple[int, str], int] = {}
+
+    def newest(self) -> int:
+        """Return the number of the client's newest run; 0 when it can not be learnt."""
+        try:
+            with self._lock:
+                return self._known_newest()
+        except OSError:
+            return 0
 
     def write(self, kind: str, data: bytes) -> None:
         """Append to a file. What can not be written is lost: nobody could be told."""
@@ -58,18 +72,20 @@ class Files:
             pass
 
     def _descriptor(self, kind: str) -> int:
+        number = run_of_message.get()
+        if not number or not (self._runs / str(number)).is_dir():  # that is old, and in the archive
+            number = self._known_newest()
+        if (number, kind) not in self._descriptors:
+            while len(self._descriptors) >= MOST_RUNS * len(_KINDS):
+                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+            self._descriptors[number, kind] = os.open(run_file(self._runs, number, self._rank, kind), _FLAGS, 0o600)
+        return self._descriptors[number, kind]
+
+    def _known_newest(self) -> int:
         changed = self._when_changed()
         if changed != self._seen:
-            self._seen = changed
-            if (number := self._newest_number()) != self._number:
-                self._number = number
-                for old in self._descriptors.values():
-                    os.close(old)
-                self._descriptors.clear()
-        if kind not in self._descriptors:
-            path = run_file(self._runs, self._number, self._rank, kind)
-            self._descriptors[kind] = os.open(path, _FLAGS, 0o600)
-        return self._descriptors[kind]
+            self._number, self._seen = self._newest_number(), changed
+        return self._number
 
     def _when_changed(self) -> object:
         if self._newest is not None:
@@ -125,7 +141,7 @@ class LabelledStream(io.TextIOBase):
             self._write_lines([rest.rstrip("\r")])
 
     def close_line(self) -> None:
-        """The process ends: what has begun is a line."""
+        """What has begun on this thread is a line: nothing more comes to it."""
         if rest := getattr(self._begun, "text", ""):
             self._begun.text = ""
             self._write_lines([rest])
@@ -167,8 +183,22 @@ class _Bytes(io.BufferedIOBase):
         """Nothing to close."""
 
 
-def install(files: Files, label: Callable[[], str]) -> None:
-    """Replace the standard streams of this process."""
+def install(files: Files, label: Callable[[], str]) -> tuple[LabelledStream, ...]:
+    """Replace the standard streams of this process; return the new ones."""
     out, err = LabelledStream(0, files, label), LabelledStream(1, files, label)
     sys.stdout = sys.__stdout__ = out  # type: ignore[misc, assignment]
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc, assignment]
+    return out, err
+
+
+@contextmanager
+def of_message(files: Files, streams: Iterable[LabelledStream]) -> Iterator[None]:
+    """What the block, a message, prints goes to the run that is the newest now. A line that has begun in it ends with
+    it."""
+    token = run_of_message.set(files.newest())
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.close_line()
+        run_of_message.reset(token)

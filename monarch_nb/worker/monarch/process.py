@@ -67,8 +67,9 @@ def main() -> None:
         end_with_client(told)
     if told := os.environ.get(MONARCH_OUTPUT_VARIABLE, ""):
         rank, _, runs = told.partition(":")
-        output.install(output.Files(Path(runs), int(rank), os.environ.get(MONARCH_CALLER_VARIABLE, "")), label)
-        census.install(output.private_directory(runs) / census.DIRECTORY)
+        files = output.Files(Path(runs), int(rank), os.environ.get(MONARCH_CALLER_VARIABLE, ""))
+        streams = output.install(files, label)
+        census.install(output.private_directory(runs) / census.DIRECTORY, lambda: output.of_message(files, streams))
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
 

@@ -305,10 +305,21 @@ class TestRefused:
             mesh.spawn("mixed", Mixed)
         with pytest.raises(ValueError, match="collides with an endpoint name: attribute=stop"):
             mesh.spawn("collides", Collides)
-        with pytest.raises(ValueError, match="must subclass"):
+        with pytest.raises(ValueError, match=r"<class 'int'> must subclass monarch_nb\.actor\.Actor to spawn it here$"):
             mesh.spawn("int", int)
         with pytest.raises(ValueError, match="can only wrap async endpoints"):
             concurrent_endpoint(lambda self: None)
+
+    def test_classes_and_endpoints_of_torchmonarch_are_told_from_ours(self, network: Network) -> None:
+        theirs = type("Actor", (), {"__module__": "monarch._src.actor.actor_mesh"})
+        mixed = type("Mixed", (Actor,), {"step": theirs()})
+        mesh = network.mesh(gpus=1)
+        with pytest.raises(
+            ValueError, match=r"Trainer'> must subclass .*: this is an Actor of torchmonarch's, which dev"
+        ):
+            mesh.spawn("theirs", type("Trainer", (theirs,), {}))
+        with pytest.raises(ValueError, match=r"Mixed\.step is an endpoint of torchmonarch's: from monarch_nb\.actor"):
+            mesh.spawn("mixed", mixed)
 
 
 class TestSelfCalls:

@@ -13,7 +13,8 @@ import torch
 
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.actor.engine import process as engine
-from monarch_nb.errors import BufferFailed
+from monarch_nb.config import MONARCH_CALLER_VARIABLE
+from monarch_nb.errors import BufferFailed, UsageError
 from monarch_nb.rdma import (
     RDMAAction,
     RDMABuffer,
@@ -215,3 +216,11 @@ def test_the_module_says_what_hardware_there_is() -> None:
     assert get_rdma_backend() == "monarch_nb"
     with pytest.warns(DeprecationWarning, match="is_ibverbs_available"):
         assert is_rdma_available() is is_ibverbs_available() is False
+
+
+def test_a_process_of_monarchs_own_engine_has_buffers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MONARCH_CALLER_VARIABLE, "a client")
+    with pytest.raises(UsageError, match=r"this is a process of Monarch's own engine: from monarch\.rdma import RDMA"):
+        RDMABuffer(memoryview(bytearray(4)))
+    with pytest.raises(UsageError):
+        RDMAAction()

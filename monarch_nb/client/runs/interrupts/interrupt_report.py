@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from monarch_nb.config import MONARCH_MESH
 from monarch_nb.ground.rank_sets import counted, name_ranks
 
 if TYPE_CHECKING:
     from monarch_nb.proto import run_pb2
 
+NO_INTERRUPT = (
+    "Monarch has no interrupt: stop() of its ProcMesh ends its processes, and "
+    f"%mesh restart --mesh {MONARCH_MESH} ends all"
+)
 MAX_NAMED = 3
 """Of runs, in the text."""
 
@@ -33,6 +38,7 @@ class InterruptReport:
         runs: of a whole mesh: the runs that were interrupted, and the ranks of each that are free now.
         dropped: of a whole mesh: the runs that waited, none of which has begun or will.
         messages: of a whole mesh: so many that waited for actors were dropped.
+        goes_on: what Monarch's own actors execute: Monarch has no interrupt.
         others: of somebody else's mesh: other people's runs, which are not ours to interrupt.
     """
 
@@ -48,6 +54,7 @@ class InterruptReport:
     dropped: tuple[str, ...] = ()
     messages: int = 0
     others: tuple[str, ...] = ()
+    goes_on: tuple[str, ...] = ()
     is_script: bool = False
     had_actors: bool = False
 
@@ -58,9 +65,10 @@ class InterruptReport:
         dropped: Iterable[str] = (),
         messages: int = 0,
         others: Iterable[str] = (),
+        goes_on: Iterable[str] = (),
     ) -> InterruptReport:
         """Return what the interrupts of several runs, by name, did together, besides dropping others, and messages, and
-        leaving other people's alone."""
+        leaving other people's alone, and what Monarch's actors execute."""
         all_of = reports.values()
         return cls(
             stopped=tuple(sorted({rank for report in all_of for rank in report.stopped})),
@@ -73,6 +81,7 @@ class InterruptReport:
             dropped=tuple(dropped),
             messages=messages,
             others=tuple(others),
+            goes_on=tuple(goes_on),
             had_actors=any(report.had_actors for report in all_of),
             is_script=bool(reports) and all(report.is_script for report in all_of),
         )
@@ -118,6 +127,9 @@ class InterruptReport:
             parts.append(f"dropped {len(self.dropped)} that waited: {_named(self.dropped)}")
         if self.messages:
             parts.append(f"dropped {counted(self.messages, 'message')} that waited for actors")
+        if self.goes_on:
+            go = "goes" if len(self.goes_on) == 1 else "go"
+            parts.append(f"{_named(self.goes_on)} {go} on: {NO_INTERRUPT}")
         if self.others:
             go = "goes" if len(self.others) == 1 else "go"
             parts.append(f"{_named(self.others)} {go} on: the owner of the mesh interrupts all cells, you only yours")

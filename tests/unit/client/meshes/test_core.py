@@ -10,6 +10,7 @@ import pytest
 
 from monarch_nb.client.meshes import core
 from monarch_nb.client.meshes.core import MeshCore
+from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.config import TrustPaths
 from monarch_nb.provision.launchers import Job
 from monarch_nb.shape import Extent
@@ -96,3 +97,9 @@ def test_what_goes_on_is_known_when_no_node_answers(world: World) -> None:
     assert "its ranks go on (run 2, cell [3], sent at 1970-01-01 " in said
     kept.done = True
     assert "run 2" not in str(world.core.all_away())
+
+
+def test_what_ends_with_its_reservation_is_over_for_whoever_has_met_it(world: World) -> None:
+    has_met_none: Any = SimpleNamespace(_reservation=SimpleNamespace(id="an id"))
+    Meshes.close(has_met_none)
+    assert world.core.is_over

@@ -10,6 +10,7 @@ import pytest
 from monarch_nb.client.meshes import interrupt_actors
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -34,6 +35,7 @@ class FakeRun:
     def __init__(self, name: str, ranks: tuple[int, ...], log: list[str], *, is_stuck: bool = False) -> None:
         self.id, self.name, self.ranks, self._log, self.is_stuck = name, name, ranks, log, is_stuck
         self.owner = ""
+        self.is_calls = False
 
     def interrupt(self, kill_stuck: bool) -> InterruptReport:
         self._log.append(f"{'kill' if kill_stuck else 'interrupt'} {self.name}")
@@ -67,8 +69,8 @@ class Harness:
         self.stops = True
         self.runs: list[Any] = []
 
-    def part(self) -> Part:
-        return Part(self.core, range(4), self.runs)
+    def part(self, mesh: str = MAIN_MESH) -> Part:
+        return Part(self.core, range(4), self.runs, mesh)
 
     async def control(self, ranks: list[int], **message: Any) -> dict[int, pb.RankReply]:
         told = {rank: pb.RankReply(rank=rank, actors=self.actors.get(rank, [])) for rank in ranks}
@@ -170,3 +172,15 @@ def test_of_somebody_elses_mesh_only_our_runs_are_interrupted() -> None:
     )
     harness.runs = [theirs]
     assert str(interrupt_parts([replace(harness.part(), is_ours=False)], kill_stuck=False)).startswith("theirs goes on")
+
+
+def test_actors_of_monarchs_own_engine_are_named_and_never_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt_actors, "STOP_WAIT_S", 0.0)
+    harness = Harness({"calls"}, {"calls"})
+    harness.add("calls", 0, 1)  # a cell that waits for them
+    harness.runs[0].is_calls = True
+    harness.actors, harness.stops = {0: [sleeping()], 1: [sleeping()]}, False
+    for _ in range(2):
+        report = interrupt_parts([harness.part(MONARCH_MESH)], kill_stuck=True)
+        assert str(report).startswith("e.sleep at sleep.py:3 goes on: Monarch has no interrupt: stop() of its ProcMesh")
+    assert harness.log == []

@@ -80,3 +80,4 @@ class TestPrinted:
     async def test_nothing_more_comes_from_a_mesh_that_was_released(self, run: CallsRun) -> None:
         run.on_refused(run.mesh.core.connections[0], MeshNotFound("released"))
         assert run._printed.is_set()
+        assert run.mesh.core.is_over, "the next cell opens no run there"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,3 +112,22 @@ def test_the_rank_asks_processes_and_forgets_those_that_have_ended(
         listener.close()
     held.actors()
     assert not ended.exists()
+
+
+def test_all_that_a_message_executes_is_in_what_surrounds_it(handler: type[Handler]) -> None:
+    log: list[str] = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        log.append("begin")
+        yield
+        log.append("end")
+
+    async def body() -> None:
+        log.append("async")
+
+    known = census.Census(around)
+    known.watch(handler)
+    handler().handle_sync(*messages(), lambda: log.append("sync"))
+    asyncio.run(handler().handle(*messages(), body))
+    assert log == ["begin", "sync", "end", "begin", "async", "end"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.config import caller_file, run_file
-from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream
+from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream, of_message
 
 
 @pytest.fixture
@@ -76,4 +76,23 @@ def test_a_client_has_what_its_own_processes_print(runs: Path) -> None:
     note.with_suffix(".new").write_text("12")  # its directory is in the archive by now
     note.with_suffix(".new").replace(note)
     print("in the newest", file=out)
+    assert text(runs, 11) == "in the newest\n"
+
+
+def test_a_message_prints_to_the_run_that_was_the_newest_when_it_began(runs: Path) -> None:
+    files = Files(runs, 1)
+    out = LabelledStream(0, files, str)
+    with of_message(files, [out]):
+        print("begun", file=out)
+        (runs / "10").mkdir()  # a later cell calls another actor
+        with of_message(files, [out]):
+            print("another", file=out)
+        print("half", end="", file=out)
+    print("of nobody", file=out)
+    assert text(runs, 9) == "begun\nhalf\n"
+    assert text(runs, 10) == "another\nof nobody\n"
+    with of_message(files, [out]):
+        (runs / "11").mkdir()
+        (runs / "10").rename(runs.parent / "10")  # into the archive
+        print("in the newest", file=out)
     assert text(runs, 11) == "in the newest\n"
