@@ -83,7 +83,13 @@ def test_all_ranks_of_a_data_parallel_training_stop(fresh_mesh: Mesh) -> None:
     assert all(told[rank].endswith(elsewhere) for rank in range(8) if rank != 3), told
     assert "optimizer.step()" in raised.value.failures[3].traceback
     assert mesh.run(HOOKS).values == before, "all is off after a failure"
-    mesh.run("dist.destroy_process_group()")
+
+    with pytest.raises(RunFailed) as raised:  # one rank alone knows of its loss; the others wait for it in backward
+        mesh.run(code.replace("7)", "2)"), instruments={"watch": {"what": ["loss"]}}, on_breakpoint="go-on")
+    kinds = [failure.name for failure in raised.value.failures.values()]
+    assert kinds == ["NotFinite" if rank == 3 else "KeyboardInterrupt" for rank in range(8)]
+    assert "rank 3: NotFinite: the loss of step 2 is nan" in str(raised.value)
+    assert mesh.run(HOOKS).values == before
 
 
 def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> None:

@@ -51,7 +51,7 @@ class WaitsWatch:
         results: Mapping[int, events.Result],
         look: Callable[[], Awaitable[Mapping[int, run_pb2.Where] | None]],
         left_out: Callable[[], Mapping[int, str]],
-        emit: Callable[[events.Event], None],
+        emit: Callable[[events.Notice], None],
     ) -> None:
         self.past, self.printed = "", False
         self._results, self._look, self._left_out, self._emit = results, look, left_out, emit
