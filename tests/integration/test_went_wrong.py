@@ -107,7 +107,7 @@ def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> Non
         debugger.continue_all()
         assert run.wait(TIMEOUT_S)
     found = found_on(mesh, run, "watch")
-    assert found[0] == {"steps": 5, "looked_at": 5, "found": ""}
+    assert found[0] == {"steps": 5, "backward_passes": 5, "looked_at": 5, "what": ["grad", "loss"], "found": ""}
     assert found[2]["found"] == "the loss of step 4 is nan; the first output that is not finite is that of root (Root)"
 
 
@@ -135,7 +135,9 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
     kernel.answer("continue")
     shown = kernel.wait(cell)
     assert "--watch: the gradients of 5 of 6 parameters are not finite in step 3" in shown
-    assert shown.splitlines()[-1] == "--watch: 3 steps on rank 1, all finite"
+    assert shown.splitlines()[-1] == (
+        "--watch: rank 2 found what is not finite (see above); 3 steps on rank 1, all gradients finite"
+    )
     endless = "%%mesh --watch nan=loss,param\nprint('on')\nwhile True: train(net, 1, lambda step: 99.0)"
     cell = kernel.start(endless)
     kernel.wait(cell, "on")
