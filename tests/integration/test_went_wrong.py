@@ -11,7 +11,6 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.instruments.asked import found_on
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
@@ -106,7 +105,7 @@ def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> Non
     finally:
         debugger.continue_all()
         assert run.wait(TIMEOUT_S)
-    found = found_on(mesh, run, "watch")
+    found = mesh.found_in(run, "watch")
     assert found[0] == {"steps": 5, "backward_passes": 5, "looked_at": 5, "what": ["grad", "loss"], "found": ""}
     assert found[2]["found"] == "the loss of step 4 is nan; the first output that is not finite is that of root (Root)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -159,6 +160,25 @@ class Run(PrintedOfRun):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has finished. Return False when `timeout_s` is up before; the run goes on."""
         return self._done.wait(timeout_s)
+
+    def wait_hang(self, timeout_s: float | None = None) -> str:
+        """Wait until ranks wait in a collective for others that do not come. Return the sentence that says so. It is
+        empty when the run has ended before, or `timeout_s` is up."""
+        said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def hear(event: events.Event) -> None:
+            if isinstance(event, events.Finished):
+                said.put("")
+            elif isinstance(event, events.Notice) and event.key == "waits" and event.text:
+                said.put(event.text)
+
+        self.add_listener(hear)
+        try:
+            return self._waits_watch.told or said.get(timeout=timeout_s)
+        except queue.Empty:
+            return ""
+        finally:
+            self.replace_listener(hear, None)
 
     def result(self, timeout_s: float | None = None) -> list[Any]:
         """Wait until every rank has finished, and return the values of the last expression, one per rank.

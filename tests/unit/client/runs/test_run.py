@@ -578,6 +578,21 @@ class TestResults:
         await several_turns()
         assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
 
+    async def test_who_waits_for_a_hang_is_told_the_sentence(self, harness: Harness) -> None:
+        sentence = "ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError"
+        waiting = asyncio.ensure_future(asyncio.to_thread(harness.run.wait_hang, 10.0))
+        while len(harness.run._listeners) < 2:
+            await asyncio.sleep(0)
+        harness.run._tell_waits(events.Notice("", key="waits"))
+        harness.run._tell_waits(events.Notice(sentence, key="waits"))
+        assert await waiting == sentence
+        harness.run._waits_watch.told = sentence
+        assert await asyncio.to_thread(harness.run.wait_hang, 0.0) == sentence, "it was said before"
+
+    async def test_a_run_that_ends_does_not_hang(self, harness: Harness) -> None:
+        harness.finished(*range(8))
+        assert await asyncio.to_thread(harness.run.wait_hang, 10.0) == ""
+
     async def test_ctrl_c_tells_which_rank_had_failed_before(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
