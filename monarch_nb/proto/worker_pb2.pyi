@@ -726,12 +726,17 @@ Global___GetSaves: _TypeAlias = GetSaves  # noqa: Y015
 class GetLooks(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LAST_S_FIELD_NUMBER: _builtins.int
+    last_s: _builtins.float
+    """0: as much as is remembered"""
     def __init__(
         self,
+        *,
+        last_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_s", b"last_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,6 @@ def test_the_step_is_named_at_which_two_runs_part(inside: Executed) -> None:
 
 
 def test_the_collective_that_does_not_match_is_named(inside: Executed) -> None:
-    text = inside.text("notices.get")
+    text = inside.text("wait_hang")
     assert "in the default group is all_reduce of float32[1] on rank 0, all_gather of float32[4] on ranks 1-3" in text
     assert "on ranks 0-3" in inside.text("%mesh interrupt")

@@ -131,7 +131,7 @@ def test_a_rank_that_gloo_ends_says_why_and_so_do_its_peers(four: Mesh) -> None:
         four.run("pass\ndist.all_reduce(torch.ones(8 if rank == 1 else 1024))", on_error="abort")
     dead = {failure.rank: failure.message for failure in raised.value.failures.values() if failure.kind == "died"}
     assert 1 in dead, raised.value
-    assert re.search(r"Gloo got [\d,]+ bytes of a peer where this rank's collective takes [\d,]+; ranks have", dead[1])
+    assert re.search(r"Gloo got [\d,]+ bytes of a peer where this rank's collective takes [\d,]+ \(Gloo sends", dead[1])
     told = [failure.message for failure in raised.value.failures.values() if failure.kind == "error"]
     called = "interrupted in all_reduce (a peer was interrupted or died; call 4 in the default group, of float32[1024])"
     assert any(message.startswith(called) for message in told), raised.value

@@ -11,7 +11,6 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.instruments.asked import found_on
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
@@ -83,7 +82,13 @@ def test_all_ranks_of_a_data_parallel_training_stop(fresh_mesh: Mesh) -> None:
     assert all(told[rank].endswith(elsewhere) for rank in range(8) if rank != 3), told
     assert "optimizer.step()" in raised.value.failures[3].traceback
     assert mesh.run(HOOKS).values == before, "all is off after a failure"
-    mesh.run("dist.destroy_process_group()")
+
+    with pytest.raises(RunFailed) as raised:  # one rank alone knows of its loss; the others wait for it in backward
+        mesh.run(code.replace("7)", "2)"), instruments={"watch": {"what": ["loss"]}}, on_breakpoint="go-on")
+    kinds = [failure.name for failure in raised.value.failures.values()]
+    assert kinds == ["NotFinite" if rank == 3 else "KeyboardInterrupt" for rank in range(8)]
+    assert "rank 3: NotFinite: the loss of step 2 is nan" in str(raised.value)
+    assert mesh.run(HOOKS).values == before
 
 
 def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> None:
@@ -100,8 +105,8 @@ def test_a_rank_alone_stops_in_the_debugger_at_the_users_line(mesh: Mesh) -> Non
     finally:
         debugger.continue_all()
         assert run.wait(TIMEOUT_S)
-    found = found_on(mesh, run, "watch")
-    assert found[0] == {"steps": 5, "looked_at": 5, "found": ""}
+    found = mesh.found_in(run, "watch")
+    assert found[0] == {"steps": 5, "backward_passes": 5, "looked_at": 5, "what": ["grad", "loss"], "found": ""}
     assert found[2]["found"] == "the loss of step 4 is nan; the first output that is not finite is that of root (Root)"
 
 
@@ -129,7 +134,9 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
     kernel.answer("continue")
     shown = kernel.wait(cell)
     assert "--watch: the gradients of 5 of 6 parameters are not finite in step 3" in shown
-    assert shown.splitlines()[-1] == "--watch: 3 steps on rank 1, all finite"
+    assert shown.splitlines()[-1] == (
+        "--watch: rank 2 found what is not finite (see above); 3 steps on rank 1, all gradients finite"
+    )
     endless = "%%mesh --watch nan=loss,param\nprint('on')\nwhile True: train(net, 1, lambda step: 99.0)"
     cell = kernel.start(endless)
     kernel.wait(cell, "on")

@@ -165,7 +165,7 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
         case "saves":
             return wire.ControlRequest(saves=wire.GetSaves())
         case "looks":
-            return wire.ControlRequest(looks=wire.GetLooks())
+            return wire.ControlRequest(looks=wire.GetLooks(last_s=request.looks_s))
         case "debug":
             return wire.ControlRequest(debug=request.debug)
         case "abort_groups":

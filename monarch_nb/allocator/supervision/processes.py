@@ -264,7 +264,8 @@ def _explain_mismatch(number: int, stderr: Sequence[str]) -> str:
         return ""
     return (
         f"collectives do not match: Gloo got {int(told[1]):,} bytes of a peer where this rank's collective takes "
-        f"{int(told[2]):,}; ranks have called different collectives, or with tensors of different sizes"
+        f"{int(told[2]):,} (Gloo sends tensors in parts, so these are no sizes of tensors); ranks have called "
+        "different collectives, or with tensors of different sizes: compare what each rank says that it called"
     )
 
 

@@ -19,7 +19,7 @@ from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import MonarchNbError, RunFailed, TargetError, UsageError
-from monarch_nb.ground.rank_sets import listed, name_ranks
+from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
 
@@ -105,18 +105,26 @@ class Compares:
 
 
 def _check_one_expression(expression: str) -> None:
-    """Raise UsageError if an expression is several, with blanks between them."""
+    """Raise UsageError if an expression is none, or several with blanks between them."""
     words = expression.split()
     if len(words) > 1 and not _is_expression(expression) and all(map(_is_expression, words)):
         raise UsageError(f"give one expression to compare, not {len(words)}: ({', '.join(words)})")
+    if expression and (why := _why_no_expression(expression)):
+        raise UsageError(f"{expression} is no expression of Python: {why}")
 
 
 def _is_expression(text: str) -> bool:
+    return not _why_no_expression(text)
+
+
+def _why_no_expression(text: str) -> str:
     try:
         ast.parse(f"({text}\n)", mode="eval")
-    except (SyntaxError, ValueError):
-        return False
-    return True
+    except SyntaxError as error:
+        return error.msg
+    except ValueError as error:  # it has a null character
+        return str(error)
+    return ""
 
 
 def _without_ours(error: RunFailed, expression: str, names_on: Callable[[int], list[str]]) -> UsageError:
@@ -126,6 +134,7 @@ def _without_ours(error: RunFailed, expression: str, names_on: Callable[[int], l
         names_on: returns the names of the variables of a rank.
     """
     said = []
+    dead = [rank for rank, failure in error.failures.items() if failure.kind == "died"]
     for ranks, failure in error.groups():
         meant = ""
         if failure.name == "NameError" and (unknown := _UNKNOWN_NAME.search(failure.message)):
@@ -133,7 +142,12 @@ def _without_ours(error: RunFailed, expression: str, names_on: Callable[[int], l
                 near = get_close_matches(unknown[1], names_on(ranks[0]), n=1, cutoff=0.75)
                 meant = "".join(f"; did you mean `{each}`?" for each in near)
         said.append(f"{name_ranks(ranks)}: {failure.name}: {failure.message}{meant}")
-    return UsageError("\n".join([*said, f"%mesh pull {expression} shows where"]))
+    if dead:
+        them = "it" if len(dead) == 1 else "them"
+        said.append(f"%mesh restart -t {format_ranks(dead)} starts {them} again; variables are lost there")
+    elif expression:
+        said.append(f"%mesh pull {expression} shows where")
+    return UsageError("\n".join(said))
 
 
 def groups_over(extent: Extent, ranks: tuple[int, ...], over: str) -> list[tuple[int, ...]]:

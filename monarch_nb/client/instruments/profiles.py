@@ -69,6 +69,20 @@ class Profiles:
         merge(path, ((told["trace"], _added_us(told, traced, clocks)) for told in traced.values()), _facts(traced))
         return replace(report, trace=path)
 
+    def found_in(self: _Mesh, run: Run, instrument: str) -> dict[int, Any]:
+        """Return what an instrument found in a run that has ended, by rank. It can be asked for once. Ranks that are
+        dead, compute something else now, or found nothing are left out.
+
+        Args:
+            instrument: by which `instruments` names it: "watch", "deterministic".
+
+        Example:
+            >>> run = mesh.run("train()", instruments={"watch": {"what": ["loss"]}})  # doctest: +SKIP
+            >>> mesh.found_in(run, "watch")[0]["steps"]  # doctest: +SKIP
+            100
+        """
+        return found_on(self, run, instrument)
+
     def memory_history_of(
         self: _Mesh, run: Run, to: str | os.PathLike[str] = DIRECTORY
     ) -> tuple[list[Path], tuple[str, ...]]:

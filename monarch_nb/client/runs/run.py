@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -30,6 +31,7 @@ from monarch_nb.client.runs.watching.waits_watch import WaitsWatch
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
+    NotFinite,
     PickleError,
     RankFailure,
     ReservationNotFound,
@@ -121,7 +123,7 @@ class Run(PrintedOfRun):
         self._submission: Submission | None = None  # None of one that another client has submitted
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_aborting = False
-        self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self.emit)
+        self._waits_watch = WaitsWatch(self.results, self._look, self._left_out, self._tell_waits)
         self._watching_waits: asyncio.Task[None] | None = None
         self._waited = ""  # who waited for whom when it was interrupted from here
         self.is_completing = self.is_interrupted = self.is_collected = False
@@ -158,6 +160,25 @@ class Run(PrintedOfRun):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has finished. Return False when `timeout_s` is up before; the run goes on."""
         return self._done.wait(timeout_s)
+
+    def wait_hang(self, timeout_s: float | None = None) -> str:
+        """Wait until ranks wait in a collective for others that do not come. Return the sentence that says so. It is
+        empty when the run has ended before, or `timeout_s` is up."""
+        said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+        def hear(event: events.Event) -> None:
+            if isinstance(event, events.Finished):
+                said.put("")
+            elif isinstance(event, events.Notice) and event.key == "waits" and event.text:
+                said.put(event.text)
+
+        self.add_listener(hear)
+        try:
+            return self._waits_watch.told or said.get(timeout=timeout_s)
+        except queue.Empty:
+            return ""
+        finally:
+            self.replace_listener(hear, None)
 
     def result(self, timeout_s: float | None = None) -> list[Any]:
         """Wait until every rank has finished, and return the values of the last expression, one per rank.
@@ -252,7 +273,8 @@ class Run(PrintedOfRun):
                 self._is_awaited = False
             if self.done:
                 self.collected()
-            raise KeyboardInterrupt(str(report))
+            failed = [f"rank {failure.rank} {failure.line}" for failure in self.failures if not failure.is_consequence]
+            raise KeyboardInterrupt("; ".join([str(report), *failed[:1]]))
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
         """Wait after an interrupt until every rank whose node answers has finished. Return whether they have."""
@@ -405,9 +427,8 @@ class Run(PrintedOfRun):
             self._complete()
         elif is_first:
             self._watch_waits()  # the first ones: who waits is named from now on
-        if self._on_error == "abort" and not self._is_aborting and self._failed_ranks():
-            self._is_aborting = True
-            self._spawn(self._abort_others())
+        if self._on_error == "abort" and self._failed_ranks():
+            self._begin_abort()
         elif self._freeing.finds_torn_group():
             self._spawn(self._freeing.free_from_torn_group())
         self._check_stuck()
@@ -551,10 +572,20 @@ class Run(PrintedOfRun):
         self._watching_waits = self._spawn(self._waits_watch.go_on())
 
     async def _look(self) -> dict[int, run_pb2.Where] | None:
-        if not self._listeners or self._waits_on:
+        if not (self._listeners or self._is_watch_over()) or self._waits_on:
             return None
         finished = [] if self.is_script or self.has_own_world else self.results.ranks_ok()  # they know what they called
         return await self.mesh.core.where([*self.left(), *finished], self.id, is_urgent=False)
+
+    def _tell_waits(self, notice: events.Notice) -> None:
+        """Say who waits for whom. Whoever waits for a rank that `--watch` has stopped waits in vain."""
+        self.emit(notice)
+        if notice.text and self._is_watch_over():
+            self._begin_abort()
+
+    def _is_watch_over(self) -> bool:
+        """Return whether `--watch` has found something where nobody could answer."""
+        return any(failure.name == NotFinite.__name__ for failure in self.failures)
 
     def _left_out(self) -> Mapping[int, str]:
         if self.is_script or self.is_calls or self.has_own_world:
@@ -564,8 +595,13 @@ class Run(PrintedOfRun):
     def _failed_ranks(self) -> list[int]:
         return [failure.rank for failure in self.failures if failure.kind in ("error", "died")]
 
+    def _begin_abort(self) -> None:
+        if not self._is_aborting:
+            self._is_aborting = True
+            self._spawn(self._abort_others())
+
     async def _abort_others(self) -> None:
-        """With on_error="abort": a rank has failed, so the others are interrupted, whatever they do."""
+        """A rank has failed, so the others are interrupted, whatever they do."""
         await asyncio.sleep(ABORT_AFTER_S)
         if not self.is_interrupted and (left := self.left()):
             self._say_aborted(left)

@@ -20,14 +20,18 @@ EVERY_S = 1.0
 _TIMEOUT_S = 2.0
 
 
-async def look_at(mesh: MeshRanks, ranks: Sequence[int]) -> TopTable:
+async def look_at(mesh: MeshRanks, ranks: Sequence[int], last_s: float = 0) -> TopTable:
     """Return where ranks are. They begin to look when they are asked first, and end when nobody has asked for a while.
+
+    Args:
+        last_s: what they did in so many of the last seconds; 0: in as many as they remember.
 
     Raises:
         MonarchNbError: the mesh is no longer there.
         NodeUnreachable: no node answers.
     """
-    looks, told = await asyncio.gather(mesh.control(ranks, timeout_s=_TIMEOUT_S, looks=True), _told(mesh))
+    asked = mesh.control(ranks, timeout_s=_TIMEOUT_S, looks=True, looks_s=last_s)
+    looks, told = await asyncio.gather(asked, _told(mesh))
     infos: dict[int, RankInfo] = {}
     gpus: dict[str, dict[int, pb.GpuReading]] = {}
     for node, reply in told.items():
@@ -44,7 +48,7 @@ async def look_at(mesh: MeshRanks, ranks: Sequence[int]) -> TopTable:
         read = [gpu for index in info.gpu_indices if (gpu := gpus.get(info.host, {}).get(index)) is not None]
         busy = [(gpu.utilisation if gpu.HasField("utilisation") else None, gpu.memory_used_bytes) for gpu in read]
         found.append(rank_top(info, _told_by(looks.get(rank)), busy))
-    return TopTable(tuple(found))
+    return TopTable(tuple(found), others=len(infos.keys() - set(ranks)))
 
 
 def _told_by(reply: pb.RankReply | None) -> run_pb2.Looks | None:

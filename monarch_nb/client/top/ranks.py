@@ -15,6 +15,7 @@ KINDS = {
     "waiting": "waits",
     "breakpoint": "breakpoint",
     "collective": "collectives",
+    "idle": "idle",
 }
 """What a rank does, as people read it: in this order. See monarch_nb/worker/control/looks.py."""
 
@@ -24,7 +25,7 @@ class Part:
     """A part of the time of a rank.
 
     Attributes:
-        kind: one of KINDS, or "idle".
+        kind: one of KINDS.
         what: the collective, when it is one.
         share: of the last seconds, from 0 to 1.
         line: the line of the user's code where it was for most of that: "train.py:41".
@@ -102,9 +103,16 @@ def rank_top(info: RankInfo, looks: run_pb2.Looks | None, gpus: Iterable[tuple[f
         node=info.host,
         state=state,
         parts=parts,
-        steps_per_s=looks.steps_per_s if looks is not None and looks.HasField("steps_per_s") else None,
+        steps_per_s=_steps_per_s(looks),
         memory_bytes=info.memory_bytes,
         cpu=info.cpu,
         gpu=sum(busy) / len(busy) if busy else None,
         gpu_memory_bytes=sum(used for _, used in gpus),
     )
+
+
+def _steps_per_s(looks: run_pb2.Looks | None) -> float | None:
+    """Return how many steps a rank does; None when that is not known, or nothing runs."""
+    if looks is None or not looks.HasField("steps_per_s") or all(share.kind == "idle" for share in looks.shares):
+        return None
+    return looks.steps_per_s

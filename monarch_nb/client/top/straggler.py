@@ -10,7 +10,7 @@ from statistics import median
 from monarch_nb.client.top.ranks import KINDS, RankTop
 from monarch_nb.ground.rank_sets import name_ranks
 
-_LEAST_WAIT = 0.25
+LEAST_WAIT = 0.25
 """Others wait when they spend so much of their time in collectives, and so much more than the one that is late."""
 _NEAR = 0.25
 """Who is at most this part of the distance away from the one that waits least is late, too."""
@@ -64,7 +64,7 @@ def straggler_of(ranks: Sequence[RankTop]) -> Straggler | None:
     waits = {rank.rank: rank.share("collective") for rank in seen}
     least, *others = sorted(waits.values())
     typical = median(others)
-    if typical < _LEAST_WAIT or typical - least < _LEAST_WAIT:
+    if typical < LEAST_WAIT or typical - least < LEAST_WAIT:
         return None
     late = [rank for rank in seen if waits[rank.rank] <= least + _NEAR * (typical - least)]
     if 2 * len(late) > len(seen):

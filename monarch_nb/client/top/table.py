@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monarch_nb.client.top.ranks import KINDS, RankTop
-from monarch_nb.client.top.straggler import Straggler, straggler_of
+from monarch_nb.client.top.straggler import LEAST_WAIT, Straggler, straggler_of
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.sizes import binary_size
 
@@ -17,7 +17,7 @@ ALL_WAIT = "all ranks wait in collectives"
 IDLE = "nothing runs on these ranks"
 _STUCK_SHARE = 0.95
 _BAR = 12
-_GLYPHS = {"torch": "█", "python": "▓", "loader": "▒", "waiting": "░", "breakpoint": "b", "collective": "·"}
+_GLYPHS = dict(zip(KINDS, "█▓▒░b· ", strict=True))
 HEADERS = ("rank", "node", "steps/s", "", *KINDS.values(), "memory", "CPU", "GPU", "where mostly")
 
 
@@ -122,6 +122,7 @@ class TopTable:
 
     Attributes:
         ranks: all that was asked for, by rank.
+        others: so many ranks of the mesh were not asked for.
         straggler: who is waited for; None when nobody is.
         rows: the same, with ranks that do the same in one row when there are many.
 
@@ -132,6 +133,7 @@ class TopTable:
     """
 
     ranks: tuple[RankTop, ...]
+    others: int = 0
     straggler: Straggler | None = field(init=False)
     rows: tuple[TopRow, ...] = field(init=False)
 
@@ -157,11 +159,20 @@ class TopTable:
             return "looking where the ranks are"
         if len(seen) < 2:
             return f"{name_ranks([rank.rank for rank in seen])} was looked at"
-        if min(rank.share("collective") for rank in seen) >= _STUCK_SHARE:
+        least = min(rank.share("collective") for rank in seen)
+        if self.others and least >= LEAST_WAIT:
+            return self._waits_for_others(seen)
+        if least >= _STUCK_SHARE:
             return ALL_WAIT
         dead = [rank.rank for rank in self.ranks if rank.state == "dead"]
         died = f"; {name_ranks(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else ""
         return f"no rank is waited for{died}"
+
+    def _waits_for_others(self, ranks: Sequence[RankTop]) -> str:
+        """Who is waited for may be one that was not asked for."""
+        are = "is" if self.others == 1 else "are"
+        waiting = name_ranks([rank.rank for rank in ranks])
+        return f"{waiting} wait in collectives; {counted(self.others, 'other rank')} {are} not looked at"
 
     def cells(self) -> list[list[str]]:
         """Return the texts of all rows, below HEADERS."""
@@ -173,6 +184,8 @@ class TopTable:
         widths = {column: max(len(row[column]) for row in cells) for column in kept}
         lines = ["  ".join(row[column].ljust(widths[column]) for column in kept).rstrip() for row in cells]
         return "\n".join([self.sentence, *lines])
+
+    __repr__ = __str__
 
 
 def _rows(ranks: Sequence[RankTop], late: set[int]) -> list[TopRow]:

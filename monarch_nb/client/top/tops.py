@@ -61,9 +61,9 @@ def follow(core: MeshRanks, ranks: tuple[int, ...], every_s: float = EVERY_S) ->
 
 async def _look(core: MeshRanks, ranks: tuple[int, ...], look_s: float) -> TopTable:
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + look_s
+    began_s = loop.time()
     table = await look_at(core, ranks)
-    while not table.is_idle and (left_s := until_s - loop.time()) > 0:
+    while not table.is_idle and (left_s := began_s + look_s - loop.time()) > 0:
         await asyncio.sleep(min(EVERY_S, left_s))
-        table = await look_at(core, ranks)
+        table = await look_at(core, ranks, loop.time() - began_s)
     return table

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch_nb.client.instruments.asked import found_on
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.output.tables import calm_line, show
+
+_WATCHED = {"grad": "gradients", "loss": "losses", "param": "parameters"}
+_GRADIENTS_FINITE = "all gradients finite"
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -26,25 +29,47 @@ def watch_lines(found: Mapping[int, Mapping[str, Any]], *, has_failed: bool = Fa
         has_failed: the run has: why, its traceback says, and not that ranks did no step.
 
     Example:
-        >>> watch_lines({rank: {"steps": 7, "looked_at": 7, "found": ""} for rank in (0, 1)})
-        ['--watch: 7 steps on ranks 0-1, all finite']
+        >>> of_rank = {"steps": 7, "backward_passes": 7, "looked_at": 7, "what": ["grad"], "found": ""}
+        >>> watch_lines({0: of_rank, 1: of_rank})
+        ['--watch: 7 steps on ranks 0-1, all gradients finite; nan=loss,grad looks at the loss, too']
     """
-    ranks: dict[tuple[int, int], list[int]] = {}
+    lines: dict[str, list[int]] = {}
     for rank, told in sorted(found.items()):
         if not told["found"] and (told["looked_at"] or not has_failed):
-            ranks.setdefault((told["steps"], told["looked_at"]), []).append(rank)
-    return [f"--watch: {_watched(steps, looked_at, name_ranks(those))}" for (steps, looked_at), those in ranks.items()]
+            lines.setdefault(_watched(told), []).append(rank)
+    if finders := [rank for rank, told in sorted(found.items()) if told["found"]]:
+        told_above = f"{name_ranks(finders)} found what is not finite (see above); "
+        return [f"--watch: {told_above}{line.format(name_ranks(ranks))}" for line, ranks in lines.items()]
+    hint = "; nan=loss,grad looks at the loss, too"
+    return [
+        f"--watch: {line.format(name_ranks(ranks))}{hint if line.endswith(_GRADIENTS_FINITE) else ''}"
+        for line, ranks in lines.items()
+    ]
 
 
-def _watched(steps: int, looked_at: int, ranks: str) -> str:
+def _watched(told: Mapping[str, Any]) -> str:
+    """Return what was looked at, with a place for the ranks' names."""
+    steps, looked_at = told["steps"], told["looked_at"]
+    if not steps and told["backward_passes"]:
+        times = counted(told["backward_passes"], "time")
+        why = "a GradScaler leaves out steps whose gradients are not finite; nan=loss looks at the loss"
+        return f"{{}} called backward {times} and did no step, so no gradients were looked at: {why}"
     if not steps:
-        return f"{ranks} did no step with an optimizer of torch's, so nothing was looked at"
+        return "{} did no step with an optimizer of torch's, so nothing was looked at"
     if not looked_at:
-        why = "there were no gradients, or a GradScaler left all steps out"
-        return f"{counted(steps, 'step')} on {ranks}, but nothing was looked at: {why}"
+        why = "there were no gradients, or a GradScaler left all steps out (nan=loss looks at the loss)"
+        return f"{counted(steps, 'step')} on {{}}, but nothing was looked at: {why}"
+    finite = _all_finite(told["what"])
     if looked_at < steps:
-        return f"{looked_at} of {counted(steps, 'step')} on {ranks} looked at, all finite"
-    return f"{counted(steps, 'step')} on {ranks}, all finite"
+        return f"{looked_at} of {counted(steps, 'step')} on {{}} looked at, {finite}"
+    return f"{counted(steps, 'step')} on {{}}, {finite}"
+
+
+def _all_finite(what: Sequence[str]) -> str:
+    """Return what is finite: "all gradients finite"."""
+    if len(what) == len(_WATCHED):
+        return "all finite"
+    return f"all {' and '.join(_WATCHED[each] for each in what)} finite"
 
 
 def show_deterministic(run: Run) -> None:

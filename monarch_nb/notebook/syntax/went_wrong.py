@@ -41,7 +41,8 @@ def determined(parsed: Parsed) -> dict[str, int | str | None] | None:
     """
     with_run = parsed.text("compare_with")
     if with_run is not None and with_run != LAST and not (with_run.isdigit() and int(with_run)):
-        raise UsageError(f"--compare-with is the number of a run (%mesh runs), or {LAST}, not {with_run!r}")
+        number = "the number of a run (the line below a --deterministic cell has it)"
+        raise UsageError(f"--compare-with is {number}, or {LAST}, not {with_run!r}")
     if with_run is None and not parsed.switch("deterministic"):
         if "seed" in parsed.values:
             raise UsageError("--seed belongs to --deterministic or --compare-with: %%mesh --deterministic --seed 1")

@@ -8,6 +8,7 @@ import hashlib
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,10 @@ MAX_LEAVES = 200_000
 MAX_TEXT_CHARACTERS = 160
 """Of the text of a value; a longer one ends with a digest of the whole."""
 _MAX_DEPTH = 40
+_NUMBERS = frozenset(
+    ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+)
+"""Types of arrays that can be looked at as tensors."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 
 
@@ -55,8 +60,19 @@ class Leaves:
         self.all: list[Leaf] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.left_out = 0
+        self._arrays: dict[str, numpy.ndarray[Any, Any]] = {}
         self._inside: list[int] = []
         self._add("", value)
+
+    def tensor(self, path: str) -> torch.Tensor | None:
+        """Return the tensor under a name, or an array as a tensor; None where there is none, or none can be made."""
+        found = self.tensors.get(path)
+        array = self._arrays.get(path)
+        if found is None and array is not None and "torch" in sys.modules:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*not writable")  # nobody writes to it
+                return _as_tensor(array)
+        return found
 
     def _add(self, path: str, value: Any) -> None:
         if len(self.all) >= MAX_LEAVES:
@@ -105,6 +121,14 @@ class Leaves:
             return
         contents = numpy.ascontiguousarray(array).view(numpy.uint8) if array.size else b""
         self.all.append(Leaf(path, facts, hashlib.sha256(contents).hexdigest()[:32], True))
+        if array.dtype.name in _NUMBERS:
+            self._arrays[path] = array
+
+
+def _as_tensor(array: numpy.ndarray[Any, Any]) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(array if array.flags.c_contiguous else array.copy("C"))
 
 
 def whole_digest(leaves: Sequence[Leaf]) -> str:

@@ -28,12 +28,18 @@ _SWITCH_S = 0.001
 
 
 class Seen(NamedTuple):
-    """A thread that executes user code: its ident, what the kernel calls it, and its frames of user code, innermost
-    first."""
+    """A thread that executes user code.
+
+    Attributes:
+        thread: its ident. native_thread: what the kernel calls it.
+        frames: those of user code, innermost first.
+        run_id: of the run whose code it is; empty for an endpoint of an actor.
+    """
 
     thread: int
     native_thread: int
     frames: list[FrameType]
+    run_id: str = ""
 
 
 class Looker:
@@ -51,12 +57,17 @@ class Looker:
         self._window = Window()
         self._until_s = 0.0
         self._thread: threading.Thread | None = None
+        self._run_id = ""
         self._owned: dict[CodeType, bool] = {}
         self._processor: tuple[int, float, float] | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def watched(self) -> Looks:
-        """Return what was seen in the last seconds; look on, or begin to. From any thread."""
+    def watched(self, last_s: float = 0) -> Looks:
+        """Return what was seen in the last seconds; look on, or begin to. From any thread.
+
+        Args:
+            last_s: so many seconds; 0: as many as are remembered.
+        """
         now_s = time.monotonic()
         with self._lock:
             self._until_s = now_s + LEASE_S
@@ -64,7 +75,7 @@ class Looker:
                 self._window.clear()
                 self._thread = threading.Thread(target=self._look_on, name="monarch_nb-looker", daemon=True)
                 self._thread.start()
-            shares, rate = self._window.shares(), self._window.steps_per_s(now_s)
+            shares, rate = self._window.shares(now_s - last_s if last_s else 0), self._window.steps_per_s(now_s)
         told = Looks(count=sum(share.looks for share in shares), steps_per_s=rate)
         for share in shares:
             told.shares.add(kind=share.kind, what=share.what, looks=share.looks, line=encodable(share.line))
@@ -96,6 +107,10 @@ class Looker:
         seen = self._seen()
         if seen is None:
             return Look(IDLE)
+        if seen.run_id and seen.run_id != self._run_id:
+            self._run_id = seen.run_id
+            with self._lock:
+                self._window.forget_steps()
         frames = seen.frames
         collective = collectives.glimpse(frames[0], _source_line) if frames else ""
         line = next((self._line(frame) for frame in frames if self._owns(frame)), "")

@@ -144,10 +144,14 @@ class Window:
         self._looks.clear()
         self._steps.clear()
 
-    def shares(self) -> list[Share]:
-        """Return what was seen, the most frequent first."""
+    def forget_steps(self) -> None:
+        """Forget the steps: another run begins."""
+        self._steps.clear()
+
+    def shares(self, since_s: float = 0) -> list[Share]:
+        """Return what was seen since a time, the most frequent first."""
         lines: dict[tuple[str, str], Counter[str]] = {}
-        for _, look in self._looks:
+        for look in [look for at_s, look in self._looks if at_s >= since_s]:
             lines.setdefault((look.kind, look.what), Counter())[look.line] += 1
         shares = [Share(*key, count.total(), count.most_common(1)[0][0]) for key, count in lines.items()]
         return sorted(shares, key=lambda share: -share.looks)

@@ -315,7 +315,7 @@ class ControlThread(threading.Thread):
             case "saves":
                 reply.saves.CopyFrom(self._keeper.status())
             case "looks":
-                reply.looks.CopyFrom(self._looker.watched())
+                reply.looks.CopyFrom(self._looker.watched(request.looks.last_s))
             case "abort_groups":
                 if not request.abort_groups.if_torn or breaking.is_torn():
                     self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
@@ -349,7 +349,7 @@ class ControlThread(threading.Thread):
         """Return what executes user code now: the main thread, or the actor's that has done so for the longest time."""
         active = self._interrupter.active
         if active is not None:
-            return Seen(active.thread, active.native_thread(), self._frames(active))
+            return Seen(active.thread, active.native_thread(), self._frames(active), active.run_id)
         longest = min(self._executions, key=lambda each: each.started_s, default=None)
         if longest is None:
             return None

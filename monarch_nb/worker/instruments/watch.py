@@ -31,7 +31,7 @@ class Watch:
         self._losses = Losses(self._before_backward)
         self._steps = Steps(self._before_step, self._after_step)
         self._found = ""
-        self._looked_at = self._last_looked_at = 0
+        self._looked_at = self._last_looked_at = self._backward_passes = 0
         self._last_losses: list[Any] = []
 
     def begin(self) -> None:
@@ -40,13 +40,19 @@ class Watch:
         self._losses.begin()
 
     def end(self) -> dict[str, Any]:
-        """Look no longer; return how many steps there were, in how many there was something to look at, and what was
-        found."""
+        """Look no longer; return how many steps and backward passes there were, in how many steps there was something
+        to look at, at what, and what was found."""
         self._steps.end()
         self._losses.end()
         self._last_losses = []
         steps = self._steps.done
-        return {"steps": steps, "looked_at": min(self._looked_at, steps), "found": self._found}
+        return {
+            "steps": steps,
+            "backward_passes": self._backward_passes,
+            "looked_at": min(self._looked_at, steps),
+            "what": sorted(self._what),
+            "found": self._found,
+        }
 
     # ---- in the user's training ----
 
@@ -54,6 +60,7 @@ class Watch:
         __tracebackhide__ = True
         if self._found:
             return
+        self._backward_passes += 1
         self._last_losses = [each.detach() for each in losses]
         if "loss" not in self._what:
             return

@@ -42,6 +42,7 @@ class WaitsWatch:
         emit: is told, with the key "waits".
 
     Attributes:
+        told: who waits for whom, as was said last; empty while nobody seems to.
         past: who waited for whom at the last look, for those who read it when it is over.
         printed: a rank has printed since the last look.
     """
@@ -51,11 +52,11 @@ class WaitsWatch:
         results: Mapping[int, events.Result],
         look: Callable[[], Awaitable[Mapping[int, run_pb2.Where] | None]],
         left_out: Callable[[], Mapping[int, str]],
-        emit: Callable[[events.Event], None],
+        emit: Callable[[events.Notice], None],
     ) -> None:
         self.past, self.printed = "", False
         self._results, self._look, self._left_out, self._emit = results, look, left_out, emit
-        self._standstill, self._told, self._has_looked = Standstill(), "", False
+        self._standstill, self.told, self._has_looked = Standstill(), "", False
 
     async def go_on(self) -> None:
         """Look again and again until this is cancelled."""
@@ -71,7 +72,7 @@ class WaitsWatch:
             if is_calm:
                 interval_s = min(max(2 * interval_s, WAITS_INTERVAL_S), _MAX_INTERVAL_S)
             else:
-                is_sure = self._ends_not_by_itself(where) and not self._told
+                is_sure = self._ends_not_by_itself(where) and not self.told
                 interval_s = min(CONFIRM_AFTER_S, WAITS_INTERVAL_S) if is_sure else WAITS_INTERVAL_S
 
     async def look_before_interrupt(self) -> None:
@@ -101,7 +102,7 @@ class WaitsWatch:
         is_hang = bool(waiting) and (lasts_s >= APART_AFTER_S or (is_sure and self._standstill.looks > 1))
         self.past = explain_past_waits(self._results, where, left_out) if is_hang else ""
         text = explain_waits(self._results, where, left_out) if is_hang else ""
-        if text != self._told:
-            self._told = text
+        if text != self.told:
+            self.told = text
             self._emit(events.Notice(text, key="waits"))
         return not waiting

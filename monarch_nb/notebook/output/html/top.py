@@ -17,6 +17,7 @@ _COLOURS = {
     "waiting": "var(--jp-error-color1,#c62828)",
     "breakpoint": "var(--jp-ui-font-color1,#212121)",
     "collective": "var(--jp-border-color0,#aaa)",
+    "idle": "transparent",
 }
 _FIGURES = ("steps/s", "memory", "CPU", "GPU")
 

@@ -267,7 +267,7 @@ class TestExplainDeath:
             death = processes.explain_death(
                 7, int(number), killed_by_us=False, oom_kills_before=1 << 60, stderr_tail=[], stderr=["terminate", told]
             )
-            said = "Gloo got 4,096 bytes of a peer where this rank's collective takes 32"
+            said = "Gloo got 4,096 bytes of a peer where this rank's collective takes 32 (Gloo sends tensors in parts"
             assert (said in death.likely_cause) is is_gloo
 
     def test_the_oom_killer(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 from monarch_nb.client.connections import events
 from monarch_nb.client.runs import run as run_module
 from monarch_nb.client.runs.interrupts import freeing
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
 from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.deaths import signal_name
@@ -25,6 +26,10 @@ from unit.client.runs.run_harness import Harness, out, packed, several_turns
 @pytest.fixture
 async def harness() -> Harness:
     return Harness()
+
+
+def raise_interrupt(_: float | None) -> None:
+    raise KeyboardInterrupt
 
 
 async def test_what_shows_a_run_is_told_which_it_is() -> None:
@@ -561,6 +566,45 @@ class TestResults:
         assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
         told = [notice.text for notice in harness.of(events.Notice) if notice.key == "abort"]
         assert told == (["ranks 0-6 interrupted: rank 7 failed"] if interrupted else [])
+
+    @pytest.mark.parametrize(("name", "interrupted"), [("NotFinite", True), ("ValueError", False)])
+    async def test_ranks_that_wait_for_one_that_watch_has_stopped_are_interrupted(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, interrupted: bool
+    ) -> None:
+        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
+        harness = Harness()
+        harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=name))
+        harness.run._tell_waits(events.Notice("ranks 0,2-7 wait in backward", key="waits"))
+        await several_turns()
+        assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
+
+    async def test_who_waits_for_a_hang_is_told_the_sentence(self, harness: Harness) -> None:
+        sentence = "ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError"
+        waiting = asyncio.ensure_future(asyncio.to_thread(harness.run.wait_hang, 10.0))
+        while len(harness.run._listeners) < 2:
+            await asyncio.sleep(0)
+        harness.run._tell_waits(events.Notice("", key="waits"))
+        harness.run._tell_waits(events.Notice(sentence, key="waits"))
+        assert await waiting == sentence
+        harness.run._waits_watch.told = sentence
+        assert await asyncio.to_thread(harness.run.wait_hang, 0.0) == sentence, "it was said before"
+
+    async def test_a_run_that_ends_does_not_hang(self, harness: Harness) -> None:
+        harness.finished(*range(8))
+        assert await asyncio.to_thread(harness.run.wait_hang, 10.0) == ""
+
+    async def test_ctrl_c_tells_which_rank_had_failed_before(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failure = run_pb2.Failure(name="NotFinite", message="the loss of step 3 is nan")
+        harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
+        report = InterruptReport(stopped=(0, 2))
+        monkeypatch.setattr(harness.run, "_free", lambda: report)
+        monkeypatch.setattr(harness.run, "wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt) as raised:
+            harness.run.join()
+        told = "interrupted ranks 0,2; rank 1 failed: NotFinite: the loss of step 3 is nan"
+        assert str(raised.value) == told
 
     async def test_ranks_that_others_took_along_are_not_named_as_the_cause(
         self, monkeypatch: pytest.MonkeyPatch

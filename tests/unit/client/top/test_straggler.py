@@ -7,11 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.top import straggler
-from monarch_nb.client.top.ranks import Part, RankTop
+from monarch_nb.client.top.ranks import Part, RankTop, rank_top
 from monarch_nb.client.top.straggler import straggler_of
 from monarch_nb.client.top.table import MOST_ROWS, TopTable
 from monarch_nb.notebook.output.html.top import top_markup
+from monarch_nb.proto import run_pb2
 
 
 def rank(number: int, waits: float, kind: str = "loader", line: str = "train.py:41", node: str = "node0") -> RankTop:
@@ -112,7 +114,20 @@ def test_what_is_said_where_nobody_is_late() -> None:
     assert TopTable((RankTop(0, "node0", "running"),)).sentence == "looking where the ranks are"
     assert TopTable((rank(0, 1.0), rank(1, 1.0))).sentence == "all ranks wait in collectives"
     assert TopTable((rank(0, 0.1), rank(1, 0.1))).sentence == "no rank is waited for"
+    partly = TopTable((rank(0, 1.0), rank(1, 1.0)), others=2)
+    assert partly.sentence == "ranks 0-1 wait in collectives; 2 other ranks are not looked at"
+    assert repr(partly) == str(partly), "as the last value of a cell"
+    half = RankTop(0, "node0", "idle", (Part("python", "", 0.5, "a.py:1"), Part("idle", "", 0.5, "")))
+    assert TopTable((half,)).rows[0].texts()["idle"] == "50%"
     dead = RankTop(2, "node0", "dead")
     assert TopTable((rank(0, 0.1), rank(1, 0.1), dead)).sentence == "no rank is waited for; rank 2 is dead"
     assert TopTable(idle).is_idle, "who looks once need look no longer"
     assert not TopTable((*idle, RankTop(2, "node0", "idle"))).is_idle, "of the third nothing is known yet"
+
+
+def test_a_rank_that_does_nothing_does_no_steps() -> None:
+    info = RankInfo(0, "node0", 0, "idle")
+    looks = run_pb2.Looks(count=4, steps_per_s=1.5, shares=[run_pb2.LooksShare(kind="idle", looks=4)])
+    assert rank_top(info, looks).steps_per_s is None
+    looks.shares.add(kind="torch", looks=1)
+    assert rank_top(info, looks).steps_per_s == 1.5

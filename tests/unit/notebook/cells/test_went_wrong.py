@@ -15,16 +15,31 @@ from monarch_nb.notebook.syntax.declarations import CELL
 
 
 def test_only_what_was_looked_at_is_finite() -> None:
-    found = {
-        0: {"steps": 3, "looked_at": 0, "found": ""},
-        1: {"steps": 3, "looked_at": 2, "found": ""},
-        2: {"steps": 0, "looked_at": 0, "found": ""},
-    }
+    of_rank: dict[str, Any] = {"steps": 3, "backward_passes": 0, "looked_at": 0, "what": ["grad"], "found": ""}
+    found = {0: of_rank, 1: {**of_rank, "looked_at": 2}, 2: {**of_rank, "steps": 0}}
     nothing, some, no_step = watch_lines(found)
     assert "nothing was looked at" in nothing
-    assert some == "--watch: 2 of 3 steps on rank 1 looked at, all finite"
+    assert some.startswith("--watch: 2 of 3 steps on rank 1 looked at, all gradients finite; nan=loss")
     assert "rank 2 did no step" in no_step
     assert watch_lines(found, has_failed=True) == [some]
+    both = {**of_rank, "looked_at": 3, "what": ["grad", "loss"]}
+    assert watch_lines({0: both}) == ["--watch: 3 steps on rank 0, all gradients and losses finite"]
+    assert watch_lines({0: {**both, "what": ["grad", "loss", "param"]}}) == ["--watch: 3 steps on rank 0, all finite"]
+
+
+def test_who_found_something_is_named_beside_those_where_all_is_finite() -> None:
+    fine: dict[str, Any] = {"steps": 3, "backward_passes": 3, "looked_at": 3, "what": ["grad"], "found": ""}
+    assert watch_lines({0: fine, 1: {**fine, "found": "the loss is nan"}, 2: fine}) == [
+        "--watch: rank 1 found what is not finite (see above); 3 steps on ranks 0,2, all gradients finite"
+    ]
+
+
+def test_a_scaler_that_leaves_out_all_steps_is_named() -> None:
+    told = {"steps": 0, "backward_passes": 5, "looked_at": 0, "what": ["grad"], "found": ""}
+    (line,) = watch_lines({0: told})
+    assert line.startswith("--watch: rank 0 called backward 5 times and did no step")
+    assert "GradScaler" in line
+    assert line.endswith("nan=loss looks at the loss")
 
 
 def test_a_run_that_went_further_does_not_part() -> None:

@@ -33,6 +33,8 @@ def test_what_is_compared() -> None:
     assert determined(parse(CELL, "")) is None
     assert determined(parse(CELL, "--deterministic --seed 3")) == {"seed": 3, "compare_with": 0}
     assert determined(parse(CELL, "--compare-with 12")) == {"seed": None, "compare_with": 12}
+    with pytest.raises(UsageError, match="the line below a --deterministic cell has it"):
+        determined(parse(CELL, "--compare-with banana"))
     assert determined(parse(CELL, "--compare-with last")) == {"seed": None, "compare_with": "last"}
     with pytest.raises(UsageError, match="--seed belongs to --deterministic"):
         determined(parse(CELL, "--seed 3"))

@@ -157,3 +157,14 @@ def test_secrets_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     answers.begin_environment("another")
     again = {leaf[0]: leaf[2] for leaf in opened(answers.leaves())}
     assert again["variables.WANDB_API_KEY"] != told["variables.WANDB_API_KEY"], "nobody can try secrets against it"
+
+
+def test_arrays_are_looked_at_as_tensors() -> None:
+    array = numpy.arange(12, dtype=numpy.float32).reshape(3, 4).T
+    array.setflags(write=False)
+    answers.begin({"a": array, "names": numpy.array(["x"])})
+    found = opened(answers.look_at(["a", "names"]))
+    assert list(found) == ["a"]
+    assert found["a"][2] == [4, 3]
+    code, contents = opened(answers.elements([("a", 0)]))[0]
+    assert numpy.frombuffer(contents, code).tolist() == array.ravel().tolist()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import sys
 import threading
+from typing import Any, cast
 
 import pytest
 
 from monarch_nb.worker.control import looks
+from monarch_nb.worker.control.looker import Looker, Seen
 from monarch_nb.worker.control.looks import Look, Share, Window, computes, kind_of
 from monarch_nb.worker.control.switching import switching_within
 from monarch_nb.worker.groups import collectives
@@ -71,6 +73,11 @@ def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> Non
         Share("collective", "all_reduce", 1, "a.py:3"),
         Share("collective", "barrier", 1, "a.py:4"),
     ]
+    assert window.shares(since_s=14) == [
+        Share("collective", "all_reduce", 1, "a.py:3"),
+        Share("collective", "barrier", 1, "a.py:4"),
+        Share("torch", "", 1, "a.py:2"),
+    ], "who looks for a moment does not hear of the time before"
     window.clear()
     assert window.shares() == []
 
@@ -82,6 +89,25 @@ def test_steps_a_second_count_from_the_first_step_that_was_seen_to_end() -> None
         window.add(tenth / 10, Look("torch"), 7 + (tenth + 2) // 4)
     assert window.steps_per_s(2.0) == pytest.approx(2.5)
     assert window.steps_per_s(5.3) == pytest.approx(3 / 4.7), "it steps no more"
+
+
+def test_steps_of_another_run_do_not_count() -> None:
+    running = ["train"]
+
+    def seen() -> Seen:
+        return Seen(threading.get_ident(), threading.get_native_id(), [], running[0])
+
+    looker = Looker(seen, cast("Any", None), lambda: 0)
+
+    def rate_after(run: str, seconds: range) -> float | None:
+        running[0] = run
+        for second in seconds:
+            looker._look()
+            looker._window.add(second, Look("python"), min(second, 4))
+        return looker._window.steps_per_s(seconds[-1])
+
+    assert rate_after("train", range(5)) == pytest.approx(1)
+    assert rate_after("busy", range(5, 8)) is None
 
 
 def test_rare_steps_are_kept_longer_than_looks() -> None:

@@ -173,13 +173,13 @@ def test_gradients_of_a_closure(watch: Callable[..., Watch]) -> None:
 
     looked = watch()
     optimizer.step(lambda: closure(torch.randn(8, 4)))  # type: ignore[no-untyped-call]
-    assert looked.end() == {"steps": 1, "looked_at": 1, "found": ""}
+    assert looked.end().items() >= {"steps": 1, "looked_at": 1, "found": ""}.items()
     watch()
     told = found(lambda: optimizer.step(closure=lambda: closure(torch.full((8, 4), NAN))))  # type: ignore[no-untyped-call]
     assert told.startswith("the gradients of 2 of 2 parameters are not finite in step 1: weight, bias; the loss is nan")
     looked = watch()
     torch.optim.SGD(nn.Linear(4, 1).parameters()).step()
-    assert looked.end() == {"steps": 1, "looked_at": 0, "found": ""}
+    assert looked.end().items() >= {"steps": 1, "looked_at": 0, "found": ""}.items()
 
 
 @pytest.mark.parametrize("what", ["grad", "loss"])
