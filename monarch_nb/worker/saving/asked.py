@@ -64,6 +64,7 @@ class SaveRequest(_Told):
         origin: whose save it is.
         timeout_s: how long a rank may be silent.
         strict: refuse, too, when only some ranks have a name.
+        of_functions: the names, on this rank, of what only functions and actors hold that train.
     """
 
     directory: str
@@ -74,6 +75,7 @@ class SaveRequest(_Told):
     origin: Origin = field(default_factory=Origin)
     timeout_s: float = TIMEOUT_S
     strict: bool = False
+    of_functions: tuple[str, ...] = ()
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
@@ -105,6 +107,7 @@ class NamedPart(_Told):
         name: the name. kind: "state", "tensor", "value" or "random states".
         type: the name of its class. size_bytes: of what was written of it, by all ranks together.
         by_rank: whether a part of it differs by rank.
+        of_function: whether a function or an actor held it that trained, and no name of the cells.
     """
 
     name: str
@@ -112,6 +115,7 @@ class NamedPart(_Told):
     type: str = ""
     size_bytes: int = 0
     by_rank: bool = False
+    of_function: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -227,3 +229,36 @@ def test_strict_refuses_what_would_be_left_out(tmp_path: Path) -> None:
     assert "differs by rank: 2 saved, and 1 load" in str(loaded(tmp_path, [make(0)], strict=True)[0])
     assert "`more` is not in the save" in str(loaded(tmp_path, [make(0) | {"more": 1}, make(1)], strict=True)[0])
     assert "`nope` is not in the save, which has log, mine," in str(loaded(tmp_path, [make(0)], "nope")[0])
+
+
+def test_what_makes_random_numbers_is_made_where_it_is_not_there(tmp_path: Path) -> None:
+    makers: dict[str, Any] = {
+        "torch_s": torch.Generator().manual_seed(3),
+        "numpy_s": numpy.random.default_rng(3),
+        "old_numpy_s": numpy.random.RandomState(3),
+        "python_s": random.Random(3),
+    }
+    saved(tmp_path, [makers])
+    now: dict[str, Any] = {}
+    [report] = loaded(tmp_path, [now])
+    assert set(report.names) >= set(makers), report
+    assert torch.equal(torch.rand(2, generator=now["torch_s"]), torch.rand(2, generator=makers["torch_s"]))
+    assert now["numpy_s"].random() == makers["numpy_s"].random()
+    assert now["old_numpy_s"].random() == makers["old_numpy_s"].random()
+    assert now["python_s"].random() == makers["python_s"].random()
+
+
+def test_what_only_a_function_held_is_loaded_where_it_is_there_and_else_left_in_the_save(tmp_path: Path) -> None:
+    namespace = make(0)
+    request = SaveRequest(str(tmp_path), of_functions=("model", "optimizer"))
+    on_ranks(1, lambda rank, exchange: save(request, collect(namespace), exchange, "mesh"))
+    now = make(0, seed=4)
+    del now["optimizer"]
+    [report] = loaded(tmp_path, [now])
+    assert report.names == ("model", "step", "mine", "log", RANDOM_STATES)
+    assert "not loaded: optimizer (functions or actors held them that trained" in str(report)
+    assert torch.equal(now["model"][0].weight, namespace["model"][0].weight)
+    [error] = loaded(tmp_path, [now], "optimizer")
+    assert "`optimizer` is not there: run the cells that make it (an Adam)" in str(error), "it was named"
+    [error] = loaded(tmp_path, [now], strict=True)
+    assert "optimizer" in str(error)
