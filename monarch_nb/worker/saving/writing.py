@@ -178,7 +178,7 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
     equal = _kept_equal(collected.holders.values())
     for name, holder in collected.holders.items():
         try:
-            leaves = take_apart(name, holder.state())
+            leaves = take_apart(name, holder.state(), keeps_types=holder.kind == "value")
             made = {leaf.key: _tell(leaf, holder, own, is_kept_equal=name in equal) for leaf in leaves}
         except Exception as error:
             why = f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,22 @@ def test_what_only_a_function_held_is_loaded_where_it_is_there_and_else_left_in_
     assert "`optimizer` is not there: run the cells that make it (an Adam)" in str(error), "it was named"
     [error] = loaded(tmp_path, [now], strict=True)
     assert "optimizer" in str(error)
+
+
+def test_containers_keep_their_types(tmp_path: Path) -> None:
+    before: dict[str, Any] = {
+        "by_name": defaultdict(list, a=[1]),
+        "counts": Counter("aab"),
+        "ordered": OrderedDict(b=1, a=torch.ones(2)),
+        "inside": {"counts": Counter("b")},
+    }
+    saved(tmp_path, [before, before])
+    now: dict[str, Any] = {}
+    others: dict[str, Any] = {"by_name": defaultdict(list, b=[3]), "counts": Counter("zz")}
+    assert all(isinstance(each, LoadReport) for each in loaded(tmp_path, [now, others]))
+    for each in (now, others):
+        assert {name: type(each[name]) for name in before} == {name: type(value) for name, value in before.items()}
+        assert each["by_name"]["new"] == []
+        assert each["counts"] == before["counts"]
+        assert type(each["inside"]["counts"]) is Counter
+        assert each["ordered"]["a"].tolist() == [1, 1]
