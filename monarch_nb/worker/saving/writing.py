@@ -24,7 +24,7 @@ from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, description, is_harmless, pickled, take_apart
-from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf
+from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
 from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
 
@@ -437,7 +437,8 @@ def _commit(
         )
         manifest.write(directory)
         place = directory if request.scattered else places.commit(directory)
-        removed = [] if request.scattered else places.prune(place.parent, request.keep)
+        by_hand = not request.origin.reason
+        removed = [] if request.scattered else prune(place.parent, request.keep, by_hand=by_hand)
     except OSError as error:
         raise SaveError(f"can not write in {directory.parent}: {error.strerror}") from error
     report = SaveReport(

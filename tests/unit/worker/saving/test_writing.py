@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.errors import SaveError
-from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
+from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, Origin, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
 from monarch_nb.worker.saving.reading import load, merged, said_of
@@ -282,3 +282,15 @@ def test_containers_keep_their_types(tmp_path: Path) -> None:
         assert each["counts"] == before["counts"]
         assert type(each["inside"]["counts"]) is Counter
         assert each["ordered"]["a"].tolist() == [1, 1]
+
+
+def test_saves_by_themselves_do_not_remove_those_of_people(tmp_path: Path) -> None:
+    def save_once(reason: str, keep: int) -> None:
+        request = SaveRequest(str(tmp_path), keep=keep, origin=Origin(reason=reason))
+        on_ranks(1, lambda rank, exchange: save(request, collect({"step": 1}), exchange, "mesh"))
+
+    for reason, keep in [("", 1), ("every 2 steps", 2), ("every 2 steps", 2), ("the time is up", 2)]:
+        save_once(reason, keep)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0001", "0003", "0004"]
+    save_once("", 1)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0003", "0004", "0005"], "nor the other way round"
