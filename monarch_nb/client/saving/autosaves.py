@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.saving.asking import SavingMesh, missing_names
+from monarch_nb.client.saving.asking import SavingMesh, missing_names, names_of
 from monarch_nb.client.saving.places import directory_of_saves
 from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
@@ -125,7 +125,7 @@ class Autosaves:
         armed = run_pb2.ArmSaves(
             secret=secrets.token_hex(),
             directory=directory_of_saves(self.reservation, directory),
-            names=tuple(names),
+            names=names_of(names),
             every_s=every_s,
             every_steps=every_steps,
             at_end=at_end,

@@ -76,10 +76,11 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     Raises:
         SaveError: see Mesh.load.
     """
-    names = [name for name in (parsed.text("only") or "").replace(",", " ").split() if name]
+    directory, *names = parsed.words
+    names += (parsed.text("only") or "").replace(",", " ").split()
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
     report = mesh.load(
-        parsed.words[0],
+        directory,
         names,
         strict=parsed.switch("strict"),
         bring=parsed.switch("bring"),
@@ -113,7 +114,10 @@ def last_save_line(reservation: Reservation, directory: str | None) -> list[str]
         return []
     when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M")
     holds = f"{listed(info.names)} of {counted(info.ranks, 'rank')}"
-    return [f"an earlier {reservation.name} left a save ({when}: {holds}): %mesh load {_shown(info.path)} loads it"]
+    loads = f"%mesh load {_shown(info.path)}"
+    if actors := info.origin.actors:
+        loads = f"monarch_nb.attach({reservation.name!r}).actors[{actors!r}].load({_shown(info.path)!r})"
+    return [f"an earlier {reservation.name} left a save ({when}: {holds}): {loads} loads it"]
 
 
 def _shown(path: str) -> str:

@@ -40,7 +40,7 @@ class Origin(_Told):
 
     Attributes:
         reservation, mesh: names. run: the number of the run that saved; 0 when it is not known. cell: that of the cell.
-        reason: why it was saved, when nobody typed it: "every 10m".
+        reason: why it was saved, when nobody typed it: "every 10m". actors: the name of those whose attributes it has.
     """
 
     reservation: str = ""
@@ -48,6 +48,7 @@ class Origin(_Told):
     run: int = 0
     cell: int = 0
     reason: str = ""
+    actors: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ class LoadReport(_Told):
         """What was loaded, and what not: lines for people."""
         of = "" if self.saved_ranks == self.ranks else f", saved by {counted(self.saved_ranks, 'rank')}"
         what = f"{', '.join(self.names) or 'nothing'} into {counted(self.ranks, 'rank')}{of}"
-        head = f"loaded {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, from {self.path}"
+        much = size(self.size_bytes) if self.size_bytes else "plain values"
+        head = f"loaded {what}: {much} in {duration(self.duration_s)}, from {self.path}"
         return "\n".join([head, *left_out_lines(self.left_out, "not loaded")])
 
 
