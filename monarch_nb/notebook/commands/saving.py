@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import ReservationNotFound, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
@@ -93,13 +93,16 @@ def list_saves(session: Session, parsed: Parsed) -> None:
     """Show the saves of a directory, which needs a reservation only if the kernel does not see the directory.
 
     Raises:
-        UsageError: the kernel does not see it, and no reservation is held.
+        UsageError: the kernel does not see it, and no reservation is held (any more).
     """
     directory = parsed.word or DEFAULT_DIRECTORY
     if session.reservation is None or here(directory).is_dir():
         found = saves.list_saves(directory)
     else:
-        found = session.mesh(name=parsed.text("mesh")).saves(directory)
+        try:
+            found = session.mesh(name=parsed.text("mesh")).saves(directory)
+        except ReservationNotFound:
+            found = saves.list_saves(directory)
     show(table(f"{directory}: {counted(len(found), 'save')}", saves.SAVES_HEADERS, [info.row() for info in found]))
 
 

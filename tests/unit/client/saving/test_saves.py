@@ -10,7 +10,10 @@ import pytest
 
 from monarch_nb.client.saving import saves
 from monarch_nb.client.saving.saves import SaveInfo, Saves
+from monarch_nb.errors import ReservationReleased, UsageError
 from monarch_nb.notebook.commands import saving
+from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.notebook.syntax.declarations import SAVES
 from monarch_nb.worker.saving.asked import LoadReport, NamedPart, Origin
 
 
@@ -52,6 +55,15 @@ def test_a_save_of_actors_is_loaded_into_actors(asked: list[Any], monkeypatch: p
     [line] = saving.last_save_line(mesh.reservation, None)
     said = "net of 4 ranks): monarch_nb.attach('dev').actors['trainers'].load('a/0001') loads it"
     assert line.endswith(said)
+
+
+def test_a_reservation_that_is_over_is_not_asked_for_saves(tmp_path: Path) -> None:
+    def over(name: str | None) -> None:
+        raise ReservationReleased("dev was released")
+
+    session: Any = SimpleNamespace(reservation=object(), mesh=over)
+    with pytest.raises(UsageError, match=r"this computer sees no directory .*/nowhere: name another"):
+        saving.list_saves(session, Parsed(SAVES, words=(str(tmp_path / "nowhere"),)))
 
 
 def test_what_has_no_tensors_has_no_bytes() -> None:
