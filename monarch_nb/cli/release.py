@@ -16,6 +16,8 @@ def run(options: argparse.Namespace) -> int:
 
     pool_object(options.pool).revive(_say)
     if options.name and "/" in options.name:
+        if options.save:
+            raise UsageError("not released: only its owner can have its ranks save: monarch-nb release without --save")
         return _release_of(options.name, options.pool)
     names = [options.name] if options.name else _held(options.pool)
     if len(names) > 1 and not options.all:
@@ -23,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     errors: list[MonarchNbError] = []
     for name in names:
         try:
-            print(_released(name, options.pool))
+            print(_released(name, options.pool, saves=options.save))
         except MonarchNbError as error:
             errors.append(error)
     if errors:
@@ -45,11 +47,20 @@ def _held(pool: str) -> list[str]:
     return list(dict.fromkeys([*held, *(job.reservation for job in jobs.jobs_of_pool(pool))]))
 
 
-def _released(name: str, pool: str) -> str:
-    """Release a reservation, also one whose nodes are away, gone or were never there; return what to say."""
+def _released(name: str, pool: str, *, saves: bool) -> str:
+    """Release a reservation, also one whose nodes are away, gone or were never there; return what to say.
+
+    Args:
+        saves: first save what its ranks hold.
+
+    Raises:
+        UsageError, SaveError: as of `save_before_release`. It is not released then.
+    """
     from monarch_nb import attach, list_reservations
     from monarch_nb.client.reservations.unattached import release_unattached
+    from monarch_nb.client.saving.before_release import save_before_release
 
+    said: list[str] = []
     try:
         mine = {info.name: info for info in list_reservations(pool) if info.held_by_me}
         if name not in mine:
@@ -57,7 +68,9 @@ def _released(name: str, pool: str) -> str:
         reservation = attach(name, pool=pool)
     except MonarchNbError as error:
         return release_unattached(name, pool, error, _say)
-    return "\n".join([f"released {name} ({mine[name].shape})", *map(str, reservation.release())])
+    if saves:
+        save_before_release(reservation.name, reservation.meshes.now(), said)
+    return "\n".join([*said, f"released {name} ({mine[name].shape})", *map(str, reservation.release())])
 
 
 def _not_held(name: str, mine: list[str], pool: str) -> MonarchNbError:

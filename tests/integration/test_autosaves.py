@@ -268,6 +268,7 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     )
     assert f"saved {where}/0001 at step 2 (every 2 steps): " in printed
     assert "net, optimizer" in printed, "locals of the function that trains"
+    assert "not loaded: net, optimizer (functions or actors held them" in kernel.run(f"%mesh load {where}")
     assert f"last saved {where}/0001 at step 2" in kernel.run("%mesh status")
     assert kernel.run("%mesh save --off") == "ranks save by themselves no more"
     assert "save by themselves" not in kernel.run("%mesh status")

@@ -17,6 +17,7 @@ from monarch_nb.deaths import describe_death
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 from monarch_nb.provision.jobs import job_of_pool
 from monarch_nb.shape import Extent
 from monarch_nb.times import time_of_day
@@ -59,6 +60,8 @@ class MeshCore(MeshRanks):
 
         self.saves_behind = False
         """Whether this process has had ranks save in the background, and nobody has waited for it since."""
+        self.armed_saves: run_pb2.ArmSaves | None = None
+        """What saves this process has armed, also when the nodes are gone."""
         self.stuck_actors: set[int] = set()
         """The ranks whose actors did not, then."""
         self.when_dead: Callable[[int, str], object] | None = None

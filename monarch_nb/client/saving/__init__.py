@@ -5,4 +5,5 @@ asking   one question to all ranks of a mesh, and what came of it
 bringing nodes have no common storage: their parts come here, and go back
 saves    what a mesh does: save, load, and tell which saves there are
 autosaves  the same, for saves that its ranks make by themselves
+before_release  what they hold is saved before they are released
 """

@@ -107,6 +107,16 @@ def ask(
     return report
 
 
+def names_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that a caller means, who may give one as a text. Pure.
+
+    Example:
+        >>> names_of("model"), names_of(["model", "step"])
+        (('model',), ('model', 'step'))
+    """
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def finish_behind(mesh: SavingMesh) -> str:
     """Wait until what this process has ranks save in the background is on disk; return what became of it, if nobody was
     told. Ranks that run something are left alone: they may hang."""

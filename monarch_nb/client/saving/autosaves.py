@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.saving.asking import SavingMesh, missing_names
+from monarch_nb.client.saving.asking import SavingMesh, missing_names, names_of
 from monarch_nb.client.saving.places import directory_of_saves
 from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
@@ -125,7 +125,7 @@ class Autosaves:
         armed = run_pb2.ArmSaves(
             secret=secrets.token_hex(),
             directory=directory_of_saves(self.reservation, directory),
-            names=tuple(names),
+            names=names_of(names),
             every_s=every_s,
             every_steps=every_steps,
             at_end=at_end,
@@ -138,6 +138,7 @@ class Autosaves:
         if problems := _arm(self, armed):
             self.autosave_off()
             raise SaveError("\n".join(f"{name_ranks(ranks)}: {problem}" for problem, ranks in problems.items()))
+        self.core.armed_saves = armed
         status = _status(run_pb2.SavesStatus(armed=armed))
         with contextlib.suppress(MonarchNbError):  # a rank that can not answer is armed nevertheless
             return replace(status, missing=missing_names(self, armed.names))
@@ -145,6 +146,7 @@ class Autosaves:
 
     def autosave_off(self: ArmedMesh) -> None:
         """Have the ranks save by themselves no more. Saves that there are stay."""
+        self.core.armed_saves = None
         _arm(self, run_pb2.ArmSaves())
 
     def autosave_status(self: ArmedMesh) -> AutosaveStatus | None:
@@ -171,6 +173,29 @@ class Autosaves:
         replies = call(self.core.control(self.ranks, timeout_s=within_s + STATUS_TIMEOUT_S, save_now=wanted))
         told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
         return _status(told[0]) if told else None
+
+
+def armed_here(mesh: ArmedMesh) -> AutosaveStatus | None:
+    """Return what saves this process has armed for a mesh, whose nodes may be gone; None when there are none."""
+    armed: run_pb2.ArmSaves | None = mesh.core.armed_saves
+    return _status(run_pb2.SavesStatus(armed=armed)) if armed is not None else None
+
+
+def arm_again(mesh: Autosaves, before: AutosaveStatus) -> None:
+    """Have the ranks of a new mesh save by themselves as those of another did.
+
+    Raises:
+        SaveError: as for `Autosaves.autosave`.
+    """
+    mesh.autosave(  # type: ignore[misc]
+        before.directory,
+        before.names,
+        every=f"{before.every_steps}steps" if before.every_steps else before.every_s or None,
+        at_end=before.at_end,
+        before=before.before_s or None,
+        keep=before.keep,
+        background=before.background,
+    )
 
 
 def read_every(every: Duration | None) -> tuple[float, int]:

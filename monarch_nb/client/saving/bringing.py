@@ -18,7 +18,7 @@ from monarch_nb.client.saving.asking import SavingMesh
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.saving import places
 from monarch_nb.worker.saving.asked import SaveReport
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.worker.saving.manifest import Manifest, damaged, prune
 
 _FILE = "_monarch_nb_file"
 _PLACES = "__import__('monarch_nb.worker.saving.places').worker.saving.places"
@@ -58,7 +58,7 @@ def bring(mesh: SavingMesh, scratch: str, directory: Path, keep: int, report: Sa
     except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
         raise
-    removed = places.prune(directory, keep)
+    removed = prune(directory, keep, by_hand=True)
     return dataclasses.replace(report, path=str(place), removed=tuple(map(str, removed)))
 
 

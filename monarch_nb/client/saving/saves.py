@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first
+from monarch_nb.client.saving.asking import Progress, SavingMesh, ask, ask_first, names_of
 from monarch_nb.client.saving.bringing import bring as bring_here
 from monarch_nb.client.saving.bringing import on_nodes, take
 from monarch_nb.client.saving.places import Place, directory_of_saves
@@ -64,7 +64,8 @@ class SaveInfo:
         """Return what a table says of it, below SAVES_HEADERS."""
         run = f"run {self.origin.run}" if self.origin.run else ""
         cell = f"In[{self.origin.cell}]" if self.origin.cell else ""
-        of = ", ".join(filter(None, [self.origin.reservation, run, cell, self.origin.reason]))
+        actors = f"actors {self.origin.actors}" if self.origin.actors else ""
+        of = ", ".join(filter(None, [self.origin.reservation, actors, run, cell, self.origin.reason]))
         return (self.path, self.when, of, str(self.ranks), size(self.size_bytes), ", ".join(self.names))
 
     def __repr__(self) -> str:
@@ -107,7 +108,7 @@ class Saves:
 
         Args:
             directory: a relative one is the notebook's own where the nodes see it, else one of the shared storage.
-            names: only these names. By default all of the cells' names that can be saved.
+            names: only these names, or this one. By default all of the cells' names that can be saved.
             keep: how many of the newest saves in `directory` stay.
             background: return when the state is copied in memory; ranks write while the next cells run.
             bring: each node writes its own files, which are brought to `directory` on this computer: for nodes that
@@ -131,10 +132,10 @@ class Saves:
         """
         if bring and background:
             raise UsageError("what is saved in the background can not be brought here: it is not there yet")
-        origin = Origin(self.reservation.name, self.name, cell=cell_number)
+        origin = Origin(self.reservation.name, self.name, cell=cell_number, actors=actors)
 
         def save_in(place: str, *, scattered: bool) -> SaveReport:
-            request = SaveRequest(place, tuple(names), keep, background, scattered, origin, strict=strict)
+            request = SaveRequest(place, names_of(names), keep, background, scattered, origin, strict=strict)
             facts = dataclasses.asdict(request)
             return SaveReport.from_facts(
                 ask(self, "save", facts, actor=actors, cell_number=cell_number, progress=progress)
@@ -163,7 +164,7 @@ class Saves:
 
         Args:
             directory: of a save, or of saves, of which the newest is loaded.
-            names: only these names. By default all that were saved.
+            names: only these names, or this one. By default all that were saved.
             bring: the save is on this computer, and the nodes do not see it: they get a copy for the time.
             actors: the name of actors on these ranks, into whose attributes it is loaded.
             strict: also refuse when something would be left out, or when a name is not in the save.
@@ -181,7 +182,7 @@ class Saves:
         """
 
         def load_from(place: str) -> LoadReport:
-            request = dataclasses.asdict(LoadRequest(place, tuple(names), strict))
+            request = dataclasses.asdict(LoadRequest(place, names_of(names), strict))
             return LoadReport.from_facts(ask(self, "load", request, actor=actors, cell_number=cell_number))
 
         if not bring:

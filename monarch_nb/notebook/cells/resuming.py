@@ -14,6 +14,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.saving.autosaves import arm_again, armed_here
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, SaveError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.notebook.cells.progress import Progress
@@ -79,12 +80,13 @@ def taken_back(session: Session, error: MonarchNbError) -> str:
 
 
 def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: str) -> None:
-    """Have as many nodes again, run the cells that have the tags, and load the newest save.
+    """Have as many nodes again, run the cells that have the tags, load the newest save, and arm again what was armed.
 
     Raises:
         MonarchNbError: there are no nodes, or the save does not fit. What was saved is still there.
         SetupFailed: a cell failed.
     """
+    before = armed_here(session.reservation.mesh) if session.reservation is not None else None
     show(calm_line(f"{why}: resuming"))
     with Progress(is_notebook(shell)) as progress:
         try:
@@ -101,11 +103,16 @@ def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: 
         run_cell: Any = shell.run_cell  # IPython's has no types
         if not run_cell(code, store_history=False).success:
             raise SetupFailed("not resumed: a cell that makes what is loaded into failed; its traceback is above")
+    mesh = reservation.mesh
     try:
-        show(calm_line(str(reservation.mesh.load(plan.directory))))
+        directory = before.directory if before is not None and mesh.saves(before.directory) else plan.directory
+        show(calm_line(str(mesh.load(directory))))
     except SaveError as error:
         raise SaveError(f"not resumed: {error}") from error
-    reservation.mesh.autosave(plan.directory, at_end=True)
+    if before is None:
+        mesh.autosave(plan.directory, at_end=True)
+    else:
+        arm_again(mesh, before)
 
 
 def _text(source: str | list[str]) -> str:

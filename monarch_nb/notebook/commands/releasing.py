@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.unattached import release_unattached
-from monarch_nb.client.saving.autosaves import AutosaveStatus
-from monarch_nb.errors import MonarchNbError, SaveError, UsageError
+from monarch_nb.client.saving.before_release import save_before_release
+from monarch_nb.errors import MonarchNbError
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.session import Session, shape
 from monarch_nb.times import duration
-
-WITHIN_S = 600.0
-"""So long ranks may take to save before they are released."""
 
 
 def end(
@@ -39,37 +35,11 @@ def end(
         except MonarchNbError as error:
             return release_unattached(name, pool, error, progress)
         if saves:
-            save_before_release(reservation, said)
+            save_before_release(reservation.name, reservation.meshes.now(), said)
     with _interrupted(f"%mesh list says whether {name} is released", said):
         kept = reservation.release()
     line = f"{name}: released {shape(reservation)} in {duration(progress.elapsed_s)}"
     return "\n".join([*said, line, *map(str, kept)])
-
-
-def save_before_release(reservation: Reservation, said: list[str]) -> None:
-    """Save what the ranks of a reservation hold, where they save by themselves; add what to say of it, also of a save
-    that is interrupted.
-
-    Raises:
-        UsageError: they do not. SaveError: nothing was saved.
-    """
-    is_armed = False
-    for mesh in reservation.meshes.now():
-        before = mesh.autosave_status()
-        if before is None:
-            continue
-        is_armed = True
-        try:
-            status = mesh.save_now(f"{reservation.name} is released", WITHIN_S, is_last=True)
-        except KeyboardInterrupt:
-            said.append(_saved_since(mesh, before))
-            raise
-        if status is None or status.problem:
-            why = status.problem if status is not None else "no rank answers"
-            raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
-        said.append(f"saved {status.last}" if status.last else "nothing to save: no cell has run")
-    if not is_armed:
-        raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
 
 
 @contextmanager
@@ -79,12 +49,3 @@ def _interrupted(what: str, said: list[str], else_said: str = "") -> Iterator[No
         yield
     except KeyboardInterrupt:
         raise RunInterrupted("; ".join(filter(None, [f"interrupted: {what}", *(said or [else_said])]))) from None
-
-
-def _saved_since(mesh: Mesh, before: AutosaveStatus) -> str:
-    """Return what became of a save that nobody waits for any more."""
-    now = mesh.autosave_status()
-    if now is not None and now.last and now.last != before.last:
-        return f"saved {now.last}"
-    after = f", after {before.last}" if before.last else ""
-    return f"ranks may still save{after}: %mesh status says what they saved last"

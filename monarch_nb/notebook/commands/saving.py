@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import ReservationNotFound, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show, table
@@ -76,10 +76,11 @@ def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     Raises:
         SaveError: see Mesh.load.
     """
-    names = [name for name in (parsed.text("only") or "").replace(",", " ").split() if name]
+    directory, *names = parsed.words
+    names += (parsed.text("only") or "").replace(",", " ").split()
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
     report = mesh.load(
-        parsed.words[0],
+        directory,
         names,
         strict=parsed.switch("strict"),
         bring=parsed.switch("bring"),
@@ -92,13 +93,16 @@ def list_saves(session: Session, parsed: Parsed) -> None:
     """Show the saves of a directory, which needs a reservation only if the kernel does not see the directory.
 
     Raises:
-        UsageError: the kernel does not see it, and no reservation is held.
+        UsageError: the kernel does not see it, and no reservation is held (any more).
     """
     directory = parsed.word or DEFAULT_DIRECTORY
     if session.reservation is None or here(directory).is_dir():
         found = saves.list_saves(directory)
     else:
-        found = session.mesh(name=parsed.text("mesh")).saves(directory)
+        try:
+            found = session.mesh(name=parsed.text("mesh")).saves(directory)
+        except ReservationNotFound:
+            found = saves.list_saves(directory)
     show(table(f"{directory}: {counted(len(found), 'save')}", saves.SAVES_HEADERS, [info.row() for info in found]))
 
 
@@ -113,7 +117,10 @@ def last_save_line(reservation: Reservation, directory: str | None) -> list[str]
         return []
     when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M")
     holds = f"{listed(info.names)} of {counted(info.ranks, 'rank')}"
-    return [f"an earlier {reservation.name} left a save ({when}: {holds}): %mesh load {_shown(info.path)} loads it"]
+    loads = f"%mesh load {_shown(info.path)}"
+    if actors := info.origin.actors:
+        loads = f"monarch_nb.attach({reservation.name!r}).actors[{actors!r}].load({_shown(info.path)!r})"
+    return [f"an earlier {reservation.name} left a save ({when}: {holds}): {loads} loads it"]
 
 
 def _shown(path: str) -> str:

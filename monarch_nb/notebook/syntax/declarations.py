@@ -369,12 +369,18 @@ SAVE = Command(
 LOAD = Command(
     "load",
     "load a save into the objects of the same names, on as many ranks as there are now",
-    usage="DIR [--only NAME[,NAME]] [--strict] [--bring]",
+    usage="DIR [NAME...] [--only NAME[,NAME]] [--strict] [--bring]",
     magic="%mesh ",
     section="Data",
-    words=Words("DIR", "of saves, of which the newest is loaded; or of one save", least=1, completes="file"),
+    words=Words(
+        "DIR [NAME]",
+        "of saves, of which the newest is loaded, or of one save; and what to load (default: all)",
+        most=None,
+        least=1,
+        completes="file",
+    ),
     flags=(
-        Flag("--only", "load these names alone: model,optimizer", value="NAMES"),
+        Flag("--only", "the same as NAME: model,optimizer", value="NAMES"),
         Flag("--bring", "the save is on this computer, and nodes do not see it"),
         Flag("--strict", "refuse, too, when something would be left out, or a name is not in the save"),
         _TARGETS,
@@ -382,7 +388,7 @@ LOAD = Command(
     ),
     notes="First run the cells that make model and optimizer. If something is missing, or has another shape or\n"
     "type, it is named, and nothing has changed. What differs by rank is loaded on as many ranks as saved it.",
-    examples=(("%mesh load checkpoints/a", "the newest"), ("%mesh load checkpoints/a/0003 --only model", "")),
+    examples=(("%mesh load checkpoints/a", "the newest"), ("%mesh load checkpoints/a/0003 model", "this name alone")),
 )
 SAVES = Command(
     "saves",

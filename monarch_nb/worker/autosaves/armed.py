@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,24 +91,26 @@ def _save(wanted: Wanted, rank: int, world_size: int, told: _ToldNames, *, for_s
     directory = armed.directory
     if for_script:  # the live ranks beside it save there, too
         directory = os.path.join(directory, f"run-{wanted.place.run}")
+    objects, of_functions = _objects(wanted, for_script=for_script)
     request = SaveRequest(
         directory=directory,
         names=tuple(armed.names),
         keep=armed.keep or KEPT_SAVES,
         background=armed.background and not wanted.request.is_last,
         origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.request.why),
+        of_functions=tuple(of_functions),
     )
     secret = f"{armed.secret}/{wanted.number}/{directory}"
-    objects = _objects(wanted, for_script=for_script)
     entry.behind.wait()
     failed = entry.behind.take_news() if isinstance(entry.behind.last, MonarchNbError) else ""
     report = entry.save(request, secret, range(world_size), rank=rank, objects=objects)
     return _Saved(report, failed, wanted.place.run, told)
 
 
-def _objects(wanted: Wanted, *, for_script: bool) -> dict[str, Any]:
+def _objects(wanted: Wanted, *, for_script: bool) -> tuple[dict[str, Any], Iterable[str]]:
     """Return what there is to save: what the names of the cells, or of the script, mean, and what their training has
-    besides."""
+    besides; and the names of the latter."""
     namespace, hidden = (vars(sys.modules["__main__"]), ()) if for_script else entry.cells()
     named = {name: value for name, value in namespace.items() if not name.startswith("_") and name not in hidden}
-    return {**named, **reached(named, wanted.optimizers, entry.actors_named(wanted.actors))}
+    found = reached(named, wanted.optimizers, entry.actors_named(wanted.actors))
+    return {**named, **found}, list(found)

@@ -40,7 +40,7 @@ class Origin(_Told):
 
     Attributes:
         reservation, mesh: names. run: the number of the run that saved; 0 when it is not known. cell: that of the cell.
-        reason: why it was saved, when nobody typed it: "every 10m".
+        reason: why it was saved, when nobody typed it: "every 10m". actors: the name of those whose attributes it has.
     """
 
     reservation: str = ""
@@ -48,6 +48,7 @@ class Origin(_Told):
     run: int = 0
     cell: int = 0
     reason: str = ""
+    actors: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class SaveRequest(_Told):
         origin: whose save it is.
         timeout_s: how long a rank may be silent.
         strict: refuse, too, when only some ranks have a name.
+        of_functions: the names, on this rank, of what only functions and actors hold that train.
     """
 
     directory: str
@@ -74,6 +76,7 @@ class SaveRequest(_Told):
     origin: Origin = field(default_factory=Origin)
     timeout_s: float = TIMEOUT_S
     strict: bool = False
+    of_functions: tuple[str, ...] = ()
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
@@ -105,6 +108,7 @@ class NamedPart(_Told):
         name: the name. kind: "state", "tensor", "value" or "random states".
         type: the name of its class. size_bytes: of what was written of it, by all ranks together.
         by_rank: whether a part of it differs by rank.
+        of_function: whether a function or an actor held it that trained, and no name of the cells.
     """
 
     name: str
@@ -112,6 +116,7 @@ class NamedPart(_Told):
     type: str = ""
     size_bytes: int = 0
     by_rank: bool = False
+    of_function: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,7 +188,8 @@ class LoadReport(_Told):
         """What was loaded, and what not: lines for people."""
         of = "" if self.saved_ranks == self.ranks else f", saved by {counted(self.saved_ranks, 'rank')}"
         what = f"{', '.join(self.names) or 'nothing'} into {counted(self.ranks, 'rank')}{of}"
-        head = f"loaded {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, from {self.path}"
+        much = size(self.size_bytes) if self.size_bytes else "plain values"
+        head = f"loaded {what}: {much} in {duration(self.duration_s)}, from {self.path}"
         return "\n".join([head, *left_out_lines(self.left_out, "not loaded")])
 
 

@@ -29,6 +29,7 @@ _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
 _OF_CELLS = "the notebook's cells make it again"
 _MOST_DEEP = 100
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 def torch() -> Any:
@@ -163,6 +164,24 @@ def random_state(value: Any) -> Any:
     if (module := torch()) is not None and isinstance(value, module.Generator):
         return value.get_state()
     return plain_state(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
+
+
+def new_random(type_name: str, state: Any) -> Any:
+    """Return what makes random numbers, of a class, into which a state fits; None if only cells can make it."""
+    if type_name == "Random":
+        return random.Random()
+    if is_tensor(state) and (module := torch()) is not None:
+        devices = ("cpu", "cuda") if module.cuda.is_available() else ("cpu",)
+        made = (module.Generator(device) for device in devices)
+        return next((each for each in made if each.get_state().numel() == state.numel()), None)
+    if type_name not in ("Generator", "RandomState") or numpy() is None:
+        return None
+    import numpy as arrays
+
+    if type_name == "RandomState":
+        return arrays.random.RandomState()
+    name = state.get("bit_generator")
+    return arrays.random.Generator(getattr(arrays.random, name)()) if name in _BIT_GENERATORS else None
 
 
 def set_random_state(value: Any, state: Any) -> None:

@@ -53,26 +53,32 @@ class Leaf:
         return ".".join([self.name, *(str(step) for _, step in self.path)])
 
 
-def take_apart(name: str, state: Any) -> list[Leaf]:
-    """Return the leaves of a state. One that has two values under one key is a single leaf."""
-    leaves = list(_walk(name, (), state))
+def take_apart(name: str, state: Any, *, keeps_types: bool = False) -> list[Leaf]:
+    """Return the leaves of a state. One that has two values under one key is a single leaf.
+
+    Args:
+        keeps_types: a mapping of another class than dict is a single leaf, for what is put together is a dict.
+    """
+    leaves = list(_walk(name, (), state, keeps_types=keeps_types))
     if len({leaf.key for leaf in leaves}) < len(leaves):
         return [Leaf(name, (), state)]
     return leaves
 
 
-def _walk(name: str, path: Path, value: Any) -> Iterable[Leaf]:
-    if isinstance(value, Mapping) and value and _is_nested(value, path):
+def _walk(name: str, path: Path, value: Any, *, keeps_types: bool) -> Iterable[Leaf]:
+    if isinstance(value, Mapping) and value and _is_nested(value, keeps_types=keeps_types):
         for key, each in value.items():
-            yield from _walk(name, (*path, ("key", plain_name(key))), each)
+            yield from _walk(name, (*path, ("key", plain_name(key))), each, keeps_types=keeps_types)
     elif type(value) is list and any(isinstance(each, Mapping) or has_tensors(each) for each in value):
         for place, each in enumerate(value):
-            yield from _walk(name, (*path, ("at", place)), each)
+            yield from _walk(name, (*path, ("at", place)), each, keeps_types=keeps_types)
     else:
         yield Leaf(name, path, value)
 
 
-def _is_nested(value: Mapping[Any, Any], path: Path) -> bool:
+def _is_nested(value: Mapping[Any, Any], *, keeps_types: bool) -> bool:
+    if keeps_types and type(value) is not dict and not any(is_dtensor(each) for each in value.values()):
+        return False
     return all(type(key) in (str, int) for key in value)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.errors import SaveError
+from monarch_nb.worker.saving import places
 from monarch_nb.worker.saving.asked import NamedPart, Origin
 from monarch_nb.worker.saving.places import MANIFEST, is_save, saves
 
@@ -136,16 +137,29 @@ class Manifest:
 
 def found(directory: Path) -> list[tuple[Path, Manifest]]:
     """Return the saves in a directory, and in its directories, newest first."""
-    places = [directory] if is_save(directory) else []
+    there = [directory] if is_save(directory) else []
     for each in [directory, *(below for below in _directories(directory) if not below.name.startswith("."))]:
-        places += saves(each)
+        there += saves(each)
     manifests = []
-    for place in places:
+    for place in there:
         try:
             manifests.append((place, Manifest.read(place)))
         except SaveError:
             continue  # it was removed meanwhile, or is of a newer version
     return sorted(manifests, key=lambda pair: pair[1].saved_at, reverse=True)
+
+
+def prune(directory: Path, keep: int, *, by_hand: bool) -> list[Path]:
+    """Remove all but the newest saves of a directory, of those that people made or of those that ranks made by
+    themselves; return those that are gone."""
+
+    def is_such(place: Path) -> bool:
+        try:
+            return bool(Manifest.read(place).origin.reason) != by_hand
+        except SaveError:  # of a newer version
+            return False
+
+    return places.prune(directory, keep, is_such)
 
 
 def _directories(directory: Path) -> list[Path]:

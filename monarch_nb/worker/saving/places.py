@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb.errors import SaveError
@@ -74,9 +75,13 @@ def commit(hidden: Path) -> Path:
     raise SaveError(f"can not name the save in {directory}: others take all the numbers")
 
 
-def prune(directory: Path, keep: int) -> list[Path]:
-    """Remove all but the newest saves of a directory; return those that are gone."""
-    old = saves(directory)[: -max(keep, 1)]
+def prune(directory: Path, keep: int, among: Callable[[Path], bool] = lambda _: True) -> list[Path]:
+    """Remove all but the newest saves of a directory; return those that are gone.
+
+    Args:
+        among: whether a save is one of those that are counted and removed.
+    """
+    old = list(filter(among, saves(directory)))[: -max(keep, 1)]
     removed = []
     for each in old:
         hidden = directory / f"{_REMOVED}{each.name}"

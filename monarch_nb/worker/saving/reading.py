@@ -29,6 +29,10 @@ from monarch_nb.worker.saving.planning import LoadPlanner
 from monarch_nb.worker.saving.storage import Reader
 from monarch_nb.worker.saving.writing import own_key
 
+_OF_FUNCTIONS = (
+    "functions or actors held them that trained, and there are no such names now: make them in a cell, "
+    "then %mesh load … --only NAMES"
+)
 _NUMBERS = {"int", "float", "bool"}
 
 
@@ -155,6 +159,8 @@ def _check(
         own, why = _of_rank(leaves[name], exchange, manifest.ranks)
         if name == RANDOM_STATES and manifest.ranks != len(exchange.ranks):
             own, why = {}, _other_number(manifest.ranks, exchange)
+        if saved[name].of_function and not request.names and name not in {**namespace, **holders}:
+            own, why = {}, _OF_FUNCTIONS
         if why:
             checked.left_out[name] = why
         elif own:
@@ -261,6 +267,11 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
     if holder is None and part.name in namespace:
         return f"was {_a(saved.type or saved.kind)}, and is {kinds.kind_of(namespace[part.name])[1]}"
     if holder is None:
+        if saved.kind == "random states":
+            _fill_with_new(part, metadata)
+            if (made := kinds.new_random(saved.type, part.state())) is not None:
+                part.holder = Holder(part.name, "random states", made, made)
+                return ""
         if saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values()):
             return f"is not there: run the cells that make it ({_a(saved.type or saved.kind)})"
         _fill_with_new(part, metadata)
@@ -460,6 +471,7 @@ def _apply(part: _Part, namespace: MutableMapping[str, Any]) -> None:
         kinds.set_process_random_states(state)
     elif holder.kind == "random states":
         kinds.set_random_state(holder.value, state)
+        namespace.setdefault(part.name, holder.wrapper)
     elif isinstance(holder.value, torch.nn.Module):
         saved = {_key_of(part.name, leaf): part.values[key] for key, leaf in part.leaves.items()}
         own = holder.value.state_dict()

@@ -8,7 +8,7 @@ import shutil
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, description, is_harmless, pickled, take_apart
-from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf
+from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
 from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
 
@@ -53,14 +53,14 @@ class _Own:
 
     Attributes:
         leaves: by key. told: what it tells of them. of_first: keys that the first rank saves for all.
-        pickles: of what is no tensor, by key. parts: kind and class, by name.
+        pickles: of what is no tensor, by key. parts: kind and class, and whether a function holds it, by name.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     told: dict[str, _Told] = field(default_factory=dict)
     of_first: set[str] = field(default_factory=set)
     pickles: dict[str, bytes] = field(default_factory=dict)
-    parts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    parts: dict[str, tuple[str, str, bool]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -70,7 +70,7 @@ class _Whole:
     """What all ranks have to save, as the first rank puts it together."""
 
     leaves: dict[str, SavedLeaf]
-    parts: dict[str, tuple[str, str]]
+    parts: dict[str, tuple[str, str, bool]]
     aliases: dict[str, str]
     left_out: dict[str, str]
 
@@ -96,7 +96,7 @@ def save(
     try:
         with exchange.taking_part():
             notes = _compare_names(request, collected, exchange)
-            own = _own(collected, named=bool(request.names))
+            own = _own(collected, request.of_functions, named=bool(request.names))
             directory = _begin(request, exchange, mesh, hidden)
             whole, by_rank = _compare(exchange, own)
             planner, plan, metadata = _plan(exchange, own, by_rank)
@@ -172,13 +172,13 @@ def _compare_names(request: SaveRequest, collected: Collected, exchange: Exchang
 # ---- what this rank has
 
 
-def _own(collected: Collected, *, named: bool) -> _Own:
+def _own(collected: Collected, of_functions: Collection[str], *, named: bool) -> _Own:
     """Take apart what was collected. What can not be is left out, unless it was asked for by name."""
     own = _Own(aliases=dict(collected.aliases), left_out=dict(collected.left_out))
     equal = _kept_equal(collected.holders.values())
     for name, holder in collected.holders.items():
         try:
-            leaves = take_apart(name, holder.state())
+            leaves = take_apart(name, holder.state(), keeps_types=holder.kind == "value")
             made = {leaf.key: _tell(leaf, holder, own, is_kept_equal=name in equal) for leaf in leaves}
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
@@ -188,7 +188,8 @@ def _own(collected: Collected, *, named: bool) -> _Own:
             continue
         own.leaves.update({leaf.key: leaf for leaf in leaves})
         own.told.update(made)
-        own.parts[name] = holder.kind, holder.type_name if holder.value is not None else ""
+        class_name = holder.type_name if holder.value is not None else ""
+        own.parts[name] = holder.kind, class_name, name in of_functions
     return own
 
 
@@ -436,7 +437,8 @@ def _commit(
         )
         manifest.write(directory)
         place = directory if request.scattered else places.commit(directory)
-        removed = [] if request.scattered else places.prune(place.parent, request.keep)
+        by_hand = not request.origin.reason
+        removed = [] if request.scattered else prune(place.parent, request.keep, by_hand=by_hand)
     except OSError as error:
         raise SaveError(f"can not write in {directory.parent}: {error.strerror}") from error
     report = SaveReport(
@@ -462,6 +464,6 @@ def _parts(whole: _Whole, results: Iterable[Any]) -> tuple[NamedPart, ...]:
         sizes[leaf.name] += result.size_in_bytes
     by_rank = {leaf.name for leaf in whole.leaves.values() if leaf.by_rank}
     return tuple(
-        NamedPart(name, kind, class_name, sizes[name], name in by_rank)
-        for name, (kind, class_name) in whole.parts.items()
+        NamedPart(name, kind, class_name, sizes[name], name in by_rank, of_function)
+        for name, (kind, class_name, of_function) in whole.parts.items()
     )

@@ -175,6 +175,38 @@ def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
     assert captured.err == "monarch-nb: 'lost' is held, but 1 of its 2 nodes do not answer\n"
 
 
+@pytest.mark.parametrize(
+    ("problem", "rc", "said"),
+    [
+        (None, 1, "not released: its ranks do not save by themselves"),
+        ("", 0, "saved checkpoints/0002\nreleased dev (1 node × 1 proc)\n"),
+        ("a rank hangs", 1, "not released, because nothing was saved: a rank hangs: monarch-nb release without --save"),
+    ],
+)
+def test_ranks_save_before_they_are_released(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], problem: str | None, rc: int, said: str
+) -> None:
+    status = None if problem is None else SimpleNamespace(last="checkpoints/0002", problem=problem)
+    mesh = SimpleNamespace(autosave_status=lambda: status, save_now=lambda why, within, *, is_last: status)
+    released: list[bool] = []
+
+    def release() -> list[str]:
+        released.append(True)
+        return []
+
+    reservation = SimpleNamespace(name="dev", release=release, meshes=SimpleNamespace(now=lambda: [mesh]))
+    held = [SimpleNamespace(name="dev", held_by_me=True, shape="1 node × 1 proc")]
+    monkeypatch.setattr("monarch_nb.list_reservations", lambda pool: held)
+    monkeypatch.setattr("monarch_nb.attach", lambda name, pool: reservation)
+    try:
+        assert main(["release", "dev", "--save"]) == rc
+    except SystemExit:  # of argparse
+        assert rc
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert bool(released) == (rc == 0)
+
+
 def test_ctrl_c_says_what_became_of_a_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def attach(name: str, pool: str | None) -> None:
         raise KeyboardInterrupt("Slurm job 12 could not be ended (busy): %mesh list says what ends it")

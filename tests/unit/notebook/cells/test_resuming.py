@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,47 @@ from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, Res
 from monarch_nb.notebook.cells import resuming
 from monarch_nb.notebook.cells.resuming import checked_plan, tagged_cells, taken_back
 from monarch_nb.notebook.session import ResumePlan, Session
+from monarch_nb.proto import run_pb2
+
+
+class Nodes:
+    """Nodes that hold the only mesh of a reservation."""
+
+    def __init__(self, armed: run_pb2.ArmSaves | None = None, saves: Collection[str] = ()) -> None:
+        self.name, self.mesh, self.ranks = "dev", self, [0]
+        self.core = SimpleNamespace(armed_saves=armed)
+        self.saved, self.loaded = saves, ""
+        self.armed: tuple[Any, ...] = ()
+
+    def saves(self, directory: str) -> bool:
+        return directory in self.saved
+
+    def load(self, directory: str) -> str:
+        self.loaded = directory
+        return f"loaded {directory}"
+
+    def autosave(self, *where: Any, **how: Any) -> None:
+        self.armed = (*where, {name: value for name, value in how.items() if value})
+
+
+def come_back_to(new: Nodes, before: Nodes) -> None:
+    gone = SimpleNamespace(release=lambda progress: None)
+    session = cast(Any, SimpleNamespace(reservation=before, pool=None, hold=lambda *_: None, current=lambda: gone))
+    resuming.come_back(cast(Any, None), session, ResumePlan(lambda _: cast(Any, new), "checkpoints/dev", ()), "time up")
+
+
+def test_what_was_armed_is_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "is_notebook", lambda _: False)
+    armed = run_pb2.ArmSaves(directory="r", names=["model", "step"], every_s=3.0, at_end=True, before_s=60.0, keep=5)
+    come_back_to(new := Nodes(saves=["r"]), Nodes(armed))
+    assert new.loaded == "r", "ranks saved there last"
+    how = {"every": 3.0, "at_end": True, "before": 60.0, "keep": 5}
+    assert new.armed == ("r", ("model", "step"), how)
+    come_back_to(new := Nodes(), Nodes(run_pb2.ArmSaves(directory="r", every_steps=500, keep=3)))
+    assert new.loaded == "checkpoints/dev", "nothing was saved there yet"
+    assert new.armed == ("r", (), {"every": "500steps", "keep": 3})
+    come_back_to(new := Nodes(), Nodes())
+    assert new.armed == ("checkpoints/dev", {"at_end": True}), "what the reservation says"
 
 
 def cell(source: str | list[str], *tags: str, kind: str = "code") -> dict[str, Any]:

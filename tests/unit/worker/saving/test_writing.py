@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.errors import SaveError
-from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
+from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, Origin, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
 from monarch_nb.worker.saving.reading import load, merged, said_of
@@ -227,3 +230,67 @@ def test_strict_refuses_what_would_be_left_out(tmp_path: Path) -> None:
     assert "differs by rank: 2 saved, and 1 load" in str(loaded(tmp_path, [make(0)], strict=True)[0])
     assert "`more` is not in the save" in str(loaded(tmp_path, [make(0) | {"more": 1}, make(1)], strict=True)[0])
     assert "`nope` is not in the save, which has log, mine," in str(loaded(tmp_path, [make(0)], "nope")[0])
+
+
+def test_what_makes_random_numbers_is_made_where_it_is_not_there(tmp_path: Path) -> None:
+    makers: dict[str, Any] = {
+        "torch_s": torch.Generator().manual_seed(3),
+        "numpy_s": numpy.random.default_rng(3),
+        "old_numpy_s": numpy.random.RandomState(3),
+        "python_s": random.Random(3),
+    }
+    saved(tmp_path, [makers])
+    now: dict[str, Any] = {}
+    [report] = loaded(tmp_path, [now])
+    assert set(report.names) >= set(makers), report
+    assert torch.equal(torch.rand(2, generator=now["torch_s"]), torch.rand(2, generator=makers["torch_s"]))
+    assert now["numpy_s"].random() == makers["numpy_s"].random()
+    assert now["old_numpy_s"].random() == makers["old_numpy_s"].random()
+    assert now["python_s"].random() == makers["python_s"].random()
+
+
+def test_what_only_a_function_held_is_loaded_where_it_is_there_and_else_left_in_the_save(tmp_path: Path) -> None:
+    namespace = make(0)
+    request = SaveRequest(str(tmp_path), of_functions=("model", "optimizer"))
+    on_ranks(1, lambda rank, exchange: save(request, collect(namespace), exchange, "mesh"))
+    now = make(0, seed=4)
+    del now["optimizer"]
+    [report] = loaded(tmp_path, [now])
+    assert report.names == ("model", "step", "mine", "log", RANDOM_STATES)
+    assert "not loaded: optimizer (functions or actors held them that trained" in str(report)
+    assert torch.equal(now["model"][0].weight, namespace["model"][0].weight)
+    [error] = loaded(tmp_path, [now], "optimizer")
+    assert "`optimizer` is not there: run the cells that make it (an Adam)" in str(error), "it was named"
+    [error] = loaded(tmp_path, [now], strict=True)
+    assert "optimizer" in str(error)
+
+
+def test_containers_keep_their_types(tmp_path: Path) -> None:
+    before: dict[str, Any] = {
+        "by_name": defaultdict(list, a=[1]),
+        "counts": Counter("aab"),
+        "ordered": OrderedDict(b=1, a=torch.ones(2)),
+        "inside": {"counts": Counter("b")},
+    }
+    saved(tmp_path, [before, before])
+    now: dict[str, Any] = {}
+    others: dict[str, Any] = {"by_name": defaultdict(list, b=[3]), "counts": Counter("zz")}
+    assert all(isinstance(each, LoadReport) for each in loaded(tmp_path, [now, others]))
+    for each in (now, others):
+        assert {name: type(each[name]) for name in before} == {name: type(value) for name, value in before.items()}
+        assert each["by_name"]["new"] == []
+        assert each["counts"] == before["counts"]
+        assert type(each["inside"]["counts"]) is Counter
+        assert each["ordered"]["a"].tolist() == [1, 1]
+
+
+def test_saves_by_themselves_do_not_remove_those_of_people(tmp_path: Path) -> None:
+    def save_once(reason: str, keep: int) -> None:
+        request = SaveRequest(str(tmp_path), keep=keep, origin=Origin(reason=reason))
+        on_ranks(1, lambda rank, exchange: save(request, collect({"step": 1}), exchange, "mesh"))
+
+    for reason, keep in [("", 1), ("every 2 steps", 2), ("every 2 steps", 2), ("the time is up", 2)]:
+        save_once(reason, keep)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0001", "0003", "0004"]
+    save_once("", 1)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0003", "0004", "0005"], "nor the other way round"

@@ -1,0 +1,72 @@
+"""What is asked of ranks that save or load, and what is said of saves that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.client.saving import saves
+from monarch_nb.client.saving.saves import SaveInfo, Saves
+from monarch_nb.errors import ReservationReleased, UsageError
+from monarch_nb.notebook.commands import saving
+from monarch_nb.notebook.syntax.command_line import Parsed
+from monarch_nb.notebook.syntax.declarations import SAVES
+from monarch_nb.worker.saving.asked import LoadReport, NamedPart, Origin
+
+
+class Mesh(Saves):
+    """Ranks that see what the notebook sees."""
+
+    name = "main"
+    reservation = SimpleNamespace(name="dev", shared="", files=SimpleNamespace(copies=False))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ranks were asked for."""
+    requests: list[Any] = []
+
+    def ask(mesh: object, what: str, request: Any, **_: object) -> dict[str, Any]:
+        requests.append(request)
+        return {"path": "a/0001"}
+
+    monkeypatch.setattr(saves, "ask", ask)
+    return requests
+
+
+def test_a_text_is_one_name(asked: list[Any]) -> None:
+    mesh: Any = Mesh()
+    mesh.save("a", "model")
+    mesh.load("a", "model")
+    mesh.load("a", ["model", "step"])
+    assert [each["names"] for each in asked] == [("model",), ("model",), ("model", "step")]
+
+
+def test_a_save_of_actors_is_loaded_into_actors(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh: Any = Mesh()
+    mesh.save("a", actors="trainers")
+    origin = Origin.from_facts(asked[0]["origin"])
+    info = SaveInfo(str(Path("a/0001").absolute()), 0.0, 4, 10, origin, (NamedPart("net", "state"),))
+    assert "dev, actors trainers" in info.row()
+    monkeypatch.setattr(saving, "last_save", lambda *_: info)
+    [line] = saving.last_save_line(mesh.reservation, None)
+    said = "net of 4 ranks): monarch_nb.attach('dev').actors['trainers'].load('a/0001') loads it"
+    assert line.endswith(said)
+
+
+def test_a_reservation_that_is_over_is_not_asked_for_saves(tmp_path: Path) -> None:
+    def over(name: str | None) -> None:
+        raise ReservationReleased("dev was released")
+
+    session: Any = SimpleNamespace(reservation=object(), mesh=over)
+    with pytest.raises(UsageError, match=r"this computer sees no directory .*/nowhere: name another"):
+        saving.list_saves(session, Parsed(SAVES, words=(str(tmp_path / "nowhere"),)))
+
+
+def test_what_has_no_tensors_has_no_bytes() -> None:
+    plain = LoadReport("a/0001", 0, 0.5, 4, 4, ("losses",))
+    assert str(plain) == "loaded losses into 4 ranks: plain values in 0.5 s, from a/0001"
+    assert "4 ranks: 2.0 kB in" in str(LoadReport("a/0001", 2000, 0.5, 4, 4, ("model",)))
