@@ -41,7 +41,8 @@ def seconds_of(given: object, what: str) -> float:
     else:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_S:
-        raise UsageError(f"{what} is a time such as 90m, 8h, 2d or 1h30m, above 0 and at most a year, not {given!r}")
+        times = "a time such as 30s, 90m, 8h, 2d or 1h30m, above 0 and at most a year"
+        raise UsageError(f"{what} is {times}, not {given!r}")
     return seconds
 
 

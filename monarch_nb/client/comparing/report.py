@@ -62,24 +62,43 @@ class DiffReport:
             lines.setdefault(_how_much(group, self.of_digests or "value"), []).append(group)
         if len(self.groups) == 1:
             return f"{next(iter(lines))} on {name_ranks(self.groups[0].ranks)}"
-        of_groups = {line: f"{counted(len(groups), 'group')}: {_listed(groups)}" for line, groups in lines.items()}
-        return "\n".join(f"{line} within each of {of}" for line, of in of_groups.items())
+        return "\n".join(f"{line} {_named(groups)}" for line, groups in lines.items())
 
     def rows(self) -> list[tuple[str, str]]:
         """Return a name and a sentence for each difference, as many as are shown."""
         sentence = _sentence_of_digests if self.of_digests else _sentence
-        return [(each.path or self.expression, sentence(each)) for each in self.differences[:MOST_ROWS]]
+        rows = []
+        for each, modules in self._folded()[:MOST_ROWS]:
+            of = f" of {counted(modules, 'module')}" if modules > 1 else ""
+            rows.append((f"{each.path or self.expression}{of}", sentence(each)))
+        return rows
+
+    def _folded(self) -> list[tuple[Difference, int]]:
+        """Return the differences, each with how many modules it is of: `model.eval()` changes `training` of all."""
+        modules: dict[object, list[Difference]] = {}
+        for each in self.differences:
+            is_training = each.path.rpartition(".")[2] == "training"
+            key = (each.versions, each.missing) if is_training else id(each)
+            modules.setdefault(key, []).append(each)
+        return [(same[0], len(same)) for same in modules.values()]
 
     def notes(self) -> list[str]:
         """Return what the rows do not say."""
         notes = []
-        if (more := len(self.differences) - MOST_ROWS) > 0:
+        if (more := len(self._folded()) - MOST_ROWS) > 0:
             notes.append(f"{more:,} more names differ: mesh.diff({self.expression!r}).differences has all")
         if alone := max(group.alone for group in self.groups):
             notes.append(f"{counted(alone, 'tensor')} in shards: each rank has its own, there is nothing to compare")
         if self.left_out:
             notes.append(f"{self.left_out:,} parts more were not compared: name a part, as in {self.expression}['a']")
         return notes
+
+
+def _named(groups: Sequence[Compared]) -> str:
+    """Return "within each of 2 groups: 0,2 | 1,3", or "on ranks 1,3"."""
+    if len(groups) == 1:
+        return f"on {name_ranks(groups[0].ranks)}"
+    return f"within each of {counted(len(groups), 'group')}: {_listed(groups)}"
 
 
 def _listed(groups: Sequence[Compared]) -> str:

@@ -44,20 +44,24 @@ class Flames:
         name: of the run: "run 12".
         groups: the stacks of ranks that look the same, the most ranks first.
         missing: ranks that told nothing: they are dead, compute something else now, or were asked before.
+        dead: those of them that are.
     """
 
     name: str
     groups: tuple[Flame, ...]
     missing: tuple[int, ...] = ()
+    dead: tuple[int, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What there is to say besides."""
         said = []
-        if self.missing:
-            verb = "tells" if len(self.missing) == 1 else "tell"
-            why = "dead, busy with another run, or asked before"
-            said.append(f"{name_ranks(self.missing)} {verb} nothing ({why})")
+        if self.dead:
+            is_dead = "is dead, so it tells" if len(self.dead) == 1 else "are dead, so they tell"
+            said.append(f"{name_ranks(self.dead)} {is_dead} nothing")
+        if silent := set(self.missing) - set(self.dead):
+            verb = "tells" if len(silent) == 1 else "tell"
+            said.append(f"{name_ranks(silent)} {verb} nothing (busy with another run, or asked before)")
         if (hidden := len(self.groups) - MOST_FLAMES) > 0:
             said.append(f"{counted(hidden, 'other group')} of ranks in the file alone")
         if any(flame.is_cut for flame in self.groups):
@@ -110,7 +114,11 @@ class TellsFlames:
         found = found_on(self, run, PYTHON_PROFILE)
         flames = [flame_of(rank, told) for rank, told in sorted(found.items()) if told["looks"]]
         missing = tuple(rank for rank in run.ranks if rank not in found)
-        return Flames(f"run {run.number}", tuple(together(flames)), missing)
+        died = {failure.rank for failure in run.failures if failure.kind == "died"}
+        if missing and not run.is_script:
+            died |= {info.rank for info in self.status() if info.state == "dead"}
+        dead = tuple(rank for rank in missing if rank in died)
+        return Flames(f"run {run.number}", tuple(together(flames)), missing, dead)
 
 
 def _hottest(flame: Flame) -> Iterator[str]:

@@ -16,7 +16,7 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 
 _ANSWERS = "monarch_nb.worker.memory.answers"
-_NAMES = "{**globals(), **locals()}"
+_NAMES = "globals(), locals()"
 
 
 class _Mesh(HeldMesh, Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import types
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,17 +14,22 @@ from monarch_nb.worker.memory import failures, gpus
 from monarch_nb.worker.memory.figures import kilobytes
 from monarch_nb.worker.memory.held import Held
 
+_NONE: Mapping[str, Any] = types.MappingProxyType({})
 
-def now(namespace: Mapping[str, Any], *, release: bool = False) -> bytes:
-    """Answer with the figures, and with the largest tensors that a namespace holds. What only garbage holds goes first:
+
+def now(names: Mapping[str, Any], local_names: Mapping[str, Any] = _NONE, *, release: bool = False) -> bytes:
+    """Answer with the figures, and with the largest tensors that namespaces hold. What only garbage holds goes first:
     it would look like a leak.
 
     Args:
+        local_names: at a breakpoint in a function: these hide others.
         release: give the memory of the GPU back before that in which no tensors are.
     """
     gc.collect()
     released = {"released": gpus.release()} if release else {}
-    return _packed(figures() | released | {"held": tuple(Held().look(namespace).found())})
+    hidden = {name: value for name, value in names.items() if local_names.get(name, value) is not value}
+    held = Held().look({**names, **local_names}).look(hidden, of="global ")
+    return _packed(figures() | released | {"held": tuple(held.found())})
 
 
 def at_failure(run_id: str) -> bytes:

@@ -175,7 +175,7 @@ def test_what_expires_soon_is_said_and_is_no_success(pool: Typed) -> None:
         (["init", "lab", "--user", "a/b"], "'a/b' is no name for a person"),
         (["add", "lab"], "the following arguments are required: WHERE"),
         (["invite", "lab"], "the following arguments are required: --user"),
-        (["invite", "lab", "--user", "bob", "--expires", "30"], "--expires is a time such as 90m"),
+        (["invite", "lab", "--user", "bob", "--expires", "30"], "--expires is a time such as 30s, 90m"),
         (["invite", "lab", "--usr", "bob"], "required: --user"),
         (["renew", "lab", "--authority", "--forget-old"], "not allowed with"),
         (["list", "lab", "--pool", "x"], "unknown flag --pool"),

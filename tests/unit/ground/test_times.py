@@ -51,7 +51,7 @@ def test_a_duration_is_read(given: Any, seconds: float) -> None:
     ],
 )
 def test_what_is_no_duration_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match=r"^--time is a time such as 90m, 8h, 2d or 1h30m, .* not "):
+    with pytest.raises(UsageError, match=r"^--time is a time such as 30s, 90m, 8h, 2d or 1h30m, .* not "):
         seconds_of(given, "--time")
 
 

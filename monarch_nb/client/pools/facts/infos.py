@@ -401,10 +401,12 @@ def infos_of_node(name: str, mesh: pb.MeshStatus) -> Iterator[RankInfo]:
 
 
 def waits_in(where: run_pb2.Where) -> str:
-    """Return what a rank waits in: "all_reduce (train.py:41)"; empty when it does not."""
+    """Return what a rank waits in: "all_reduce (train.py:41)"; empty when it does not. `work.wait()` waits in the
+    collective that began before, where that is known."""
     if where.state != run_pb2.Where.STATE_COLLECTIVE:
         return ""
-    return f"{where.collective} ({where.line})" if where.line else where.collective
+    name = (where.call.collective if where.collective == "wait" else "") or where.collective
+    return f"{name} ({where.line})" if where.line else name
 
 
 def _failure(failure: run_pb2.Failure) -> str:

@@ -84,6 +84,18 @@ def test_shards_are_compared_with_the_same_shard() -> None:
 def test_groups_of_which_the_same_is_true_are_told_once() -> None:
     groups = (compared({(0, 1): [number("1")]}), compared({(2, 3): [number("2")]}))
     assert str(DiffReport("lr", groups)) == "the value is equal within each of 2 groups: 0-1 | 2-3"
+    assert str(DiffReport("lr", (groups[0], compared({(2,): [number("1")], (3,): [number("2")]})))) == (
+        "the value is equal on ranks 0-1\nthe value differs on ranks 2-3\n  lr  rank 2: 1; rank 3: 2"
+    )
+
+
+def test_modules_that_are_all_in_evaluation_are_one_row() -> None:
+    def modes(value: str) -> list[Leaf]:
+        return [Leaf(path, "bool", value) for path in ("training", "a.training", "b.training")]
+
+    report = DiffReport("model", (compared({(0, 1): modes("True"), (2,): modes("False")}),))
+    assert report.rows() == [("training of 3 modules", "ranks 0-1: True; rank 2: False")]
+    assert len(report.differences) == 3
 
 
 def test_many_differences() -> None:

@@ -126,10 +126,11 @@ def test_the_picture_is_small_whatever_was_seen() -> None:
 
 
 def test_what_is_said_of_it(tmp_path: Path) -> None:
-    flames = Flames("run 7", tuple(together([flame(0, step=4, load=1)])), missing=(1,))
+    flames = Flames("run 7", tuple(together([flame(0, step=4, load=1)])), missing=(1, 2, 5), dead=(2,))
     assert str(flames) == (
         "rank 0 · 5.0 s\n   80%  train.py:41 step\n   20%  train.py:9 load\n"
-        "rank 1 tells nothing (dead, busy with another run, or asked before)"
+        "rank 2 is dead, so it tells nothing\n"
+        "ranks 1,5 tell nothing (busy with another run, or asked before)"
     )
     bundle: dict[str, Any] = flames._repr_mimebundle_()
     assert set(bundle) == {"image/svg+xml", "text/plain"}

@@ -198,7 +198,7 @@ def test_what_is_another_programs_is_left_to_it() -> None:
 def test_durations_have_units() -> None:
     parsed = parse(holding.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
     assert (parsed.seconds("time"), parsed.seconds("idle")) == (5400.0, 5400.0)
-    with pytest.raises(UsageError, match=r"^--time is a time such as 90m, 8h, .*, not '8'$"):
+    with pytest.raises(UsageError, match=r"^--time is a time such as 30s, 90m, 8h, .*, not '8'$"):
         parse(holding.RESERVE, "dev --procs 4 --time 8")
 
 

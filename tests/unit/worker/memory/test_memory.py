@@ -149,3 +149,10 @@ def test_memory_of_the_gpu_in_which_no_tensors_are_is_given_back(monkeypatch: py
     )
     monkeypatch.setattr(torch, "cuda", cuda)
     assert gpus.release() == 5 * MB
+
+
+def test_at_a_breakpoint_a_variable_that_a_local_one_hides_has_a_name() -> None:
+    names = {"w": torch.zeros(300), "v": torch.zeros(200)}
+    told = pickle.loads(zlib.decompress(answers.now(names, {"w": torch.zeros(100)})))
+    named = {each[0]: each[2] for each in told["held"][0] if each[0]}
+    assert named == {"w": 400, "global w": 1200, "v": 800}

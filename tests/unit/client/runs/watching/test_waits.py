@@ -3,7 +3,7 @@
 import pytest
 
 from monarch_nb.client.connections.events import Result
-from monarch_nb.client.runs.watching.waits import explain_past_waits, explain_waits
+from monarch_nb.client.runs.watching.waits import explain_past_waits, explain_waits, waiting_in
 from monarch_nb.errors import RankFailure
 from monarch_nb.proto import run_pb2
 
@@ -81,3 +81,10 @@ def test_those_that_work_are_said_to_be_where_they_are() -> None:
 def test_others_are_grouped() -> None:
     results = {rank: failed(rank, "error") for rank in (1, 2)} | {3: failed(3, "died"), 5: failed(5, "error")}
     assert "; ranks 1-2,5 raised KeyError, rank 3 died: interrupt" in explain_waits(results, {0: at("recv")})
+
+
+@pytest.mark.parametrize(("called", "named"), [("all_reduce", "all_reduce (train.py:5)"), ("", "wait (train.py:5)")])
+def test_a_wait_for_work_is_named_by_its_collective(called: str, named: str) -> None:
+    state = run_pb2.Where.STATE_COLLECTIVE
+    at = run_pb2.Where(state=state, collective="wait", line="train.py:5", call=run_pb2.Call(collective=called))
+    assert waiting_in({0: at}) == {0: named}
