@@ -60,6 +60,15 @@ class SaveInfo:
         """When it was saved, for people."""
         return datetime.fromtimestamp(self.saved_at).strftime("%Y-%m-%d %H:%M:%S")
 
+    @property
+    def way_back(self) -> str:
+        """What people type to load it, from where the notebook is."""
+        near = os.path.relpath(self.path)
+        path = self.path if near.startswith("..") else near
+        if actors := self.origin.actors:
+            return f"monarch_nb.attach({self.origin.reservation!r}).actors[{actors!r}].load({path!r})"
+        return f"%mesh load {path}"
+
     def row(self) -> tuple[str, ...]:
         """Return what a table says of it, below SAVES_HEADERS."""
         run = f"run {self.origin.run}" if self.origin.run else ""

@@ -26,7 +26,7 @@ from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
 from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, on_mesh, show_found
-from monarch_nb.notebook.cells.resuming import come_back, taken_back
+from monarch_nb.notebook.cells.resuming import come_back, say_what_is_saved, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
@@ -82,6 +82,7 @@ class CellRunner:
             except MonarchNbError as error:
                 plan = self._session.resume
                 if plan is None or not (why := taken_back(self._session, error)):
+                    say_what_is_saved(self._session, error)
                     raise
                 come_back(self._shell, self._session, plan, why)
 

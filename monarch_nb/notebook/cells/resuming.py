@@ -15,7 +15,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.saving.autosaves import arm_again, armed_here
-from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, SaveError, UsageError
+from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, last_save
+from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, SaveError, UsageError, say_too
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, show
@@ -77,6 +78,17 @@ def taken_back(session: Session, error: MonarchNbError) -> str:
         return ""
     said, is_over = what_became(session.pool)
     return said.partition(":")[0] if is_over else ""
+
+
+def say_what_is_saved(session: Session, error: MonarchNbError) -> None:
+    """Have the error of a cell whose time was up name the save that its ranks have left, if this computer sees one."""
+    held = session.reservation
+    if not isinstance(error, ReservationExpired) or not error.is_time_up or held is None:
+        return
+    armed = armed_here(held.mesh)
+    directory = armed.directory if armed is not None else DEFAULT_DIRECTORY
+    if (info := last_save(held, held.name, directory)) is not None:
+        say_too(error, f"its last save is of {info.when}: {info.way_back} loads that")
 
 
 def come_back(shell: InteractiveShell, session: Session, plan: ResumePlan, why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -117,16 +116,7 @@ def last_save_line(reservation: Reservation, directory: str | None) -> list[str]
         return []
     when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M")
     holds = f"{listed(info.names)} of {counted(info.ranks, 'rank')}"
-    loads = f"%mesh load {_shown(info.path)}"
-    if actors := info.origin.actors:
-        loads = f"monarch_nb.attach({reservation.name!r}).actors[{actors!r}].load({_shown(info.path)!r})"
-    return [f"an earlier {reservation.name} left a save ({when}: {holds}): {loads} loads it"]
-
-
-def _shown(path: str) -> str:
-    """Return a path as people write it from where the notebook is."""
-    near = os.path.relpath(path)
-    return path if near.startswith("..") else near
+    return [f"an earlier {reservation.name} left a save ({when}: {holds}): {info.way_back} loads it"]
 
 
 def _cell_number(shell: InteractiveShell) -> int:

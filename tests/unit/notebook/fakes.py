@@ -163,6 +163,7 @@ class FakeMesh:
         per_node = extent.size // reservation.nodes
         self.core = SimpleNamespace(
             ranks_per_node=per_node,
+            armed_saves=None,
             by_node=lambda ranks: {
                 node: [rank for rank in ranks if rank // per_node == node]
                 for node in {rank // per_node for rank in ranks}

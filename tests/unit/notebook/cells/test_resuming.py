@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from monarch_nb.client.saving.saves import SaveInfo
 from monarch_nb.errors import MonarchNbError, PoolError, ReservationExpired, ReservationReleased, UsageError
 from monarch_nb.notebook.cells import resuming
 from monarch_nb.notebook.cells.resuming import checked_plan, tagged_cells, taken_back
 from monarch_nb.notebook.session import ResumePlan, Session
 from monarch_nb.proto import run_pb2
+from monarch_nb.worker.saving.asked import Origin
 
 
 class Nodes:
@@ -55,6 +57,24 @@ def test_what_was_armed_is_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert new.armed == ("r", (), {"every": "500steps", "keep": 3})
     come_back_to(new := Nodes(), Nodes())
     assert new.armed == ("checkpoints/dev", {"at_end": True}), "what the reservation says"
+
+
+def test_when_the_time_is_up_the_save_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def last_save(reservation: object, name: str, directory: str) -> SaveInfo:
+        asked.append(directory)
+        return SaveInfo(str(Path(directory, "0002").absolute()), 0.0, 4, 10, Origin("dev"), ())
+
+    monkeypatch.setattr(resuming, "last_save", last_save)
+    up = ReservationExpired("dev was released; reserve it again", why="its time of 30 s was up")
+    for armed, directory in [(None, "checkpoints"), (run_pb2.ArmSaves(directory="r", at_end=True), "r")]:
+        error = ReservationExpired(str(up), why=up.why)
+        resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes(armed))), error)
+        assert str(error).endswith(f": %mesh load {directory}/0002 loads that")
+    resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=Nodes())), PoolError("lost"))
+    resuming.say_what_is_saved(cast(Any, SimpleNamespace(reservation=None)), up)
+    assert asked == ["checkpoints", "r"]
 
 
 def cell(source: str | list[str], *tags: str, kind: str = "code") -> dict[str, Any]:
