@@ -143,7 +143,7 @@ class AnyWay:
         assert way.left() == ""
 
     def test_a_job_whose_client_is_gone_ends_by_itself(self, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launchers, "UNHELD_S", 2.0)
+        monkeypatch.setattr(launchers, "UNHELD_S", 5.0)
         ask = lambda pool, paths: launchers.Ask("dev", pool, 2, 1, 0, 0.0, way.flags, paths, preload=())  # noqa: E731
         job, is_new = jobs.obtain(way.on, ask, jobs.pool_name(way.on, "dev"), None, lambda _: None)
         assert is_new

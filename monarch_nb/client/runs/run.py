@@ -81,6 +81,8 @@ class Run(PrintedOfRun):
         ['loss', 'rank', 'step']
         >>> run = dev.mesh.submit("import time; time.sleep(60)")  # doctest: +SKIP
         >>> run.add_listener(print)  # doctest: +SKIP
+        >>> run.wait_hang(timeout_s=0.1)  # nobody waits for anybody  # doctest: +SKIP
+        ''
         >>> print(run.interrupt())  # doctest: +SKIP
         >>> run.cancel()  # the same without waiting  # doctest: +SKIP
     """
