@@ -275,7 +275,8 @@ class Run(PrintedOfRun):
                 self._is_awaited = False
             if self.done:
                 self.collected()
-            failed = [f"rank {failure.rank} {failure.line}" for failure in self.failures if not failure.is_consequence]
+            causes = [each for each in self.failures if each.kind == "error" and not each.is_consequence]
+            failed = [f"rank {each.rank} {each.line}" for each in causes]
             raise KeyboardInterrupt("; ".join([str(report), *failed[:1]]))
 
     def wait_freed(self, timeout_s: float | None = None) -> bool:
