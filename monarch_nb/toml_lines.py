@@ -44,6 +44,29 @@ def lines_of(text: str) -> dict[tuple[str, ...], int]:
     return found
 
 
+class Problems:
+    """What is wrong in a text, and on which lines.
+
+    Example:
+        >>> problems = Problems("rooms = 1\\nallow = 3")
+        >>> problems.add(("allow",), "allow is a list")
+        >>> problems.told()
+        ['line 2: allow is a list']
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines = lines_of(text)
+        self._found: list[tuple[int, str]] = []
+
+    def add(self, path: tuple[str, ...], problem: str) -> None:
+        """Note what is wrong with a key, by the names that lead to it."""
+        self._found.append((line_of(self._lines, path), problem))
+
+    def told(self) -> list[str]:
+        """Return all, in the order of the lines."""
+        return [f"line {line}: {problem}" for line, problem in sorted(self._found)]
+
+
 def line_of(lines: Mapping[tuple[str, ...], int], path: tuple[str, ...]) -> int:
     """Return the line of a key, or of the nearest thing that it is in."""
     return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)

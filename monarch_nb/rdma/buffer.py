@@ -177,14 +177,6 @@ class RDMAAction:
         self._operations.append(Operation(dst._remote, memory, False))
         return self
 
-    def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> RDMAAction:
-        """Not here, and not in Monarch 0.7. Raises NotImplementedError."""
-        raise NotImplementedError("fetch_add is not there yet, as in Monarch 0.7")
-
-    def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> RDMAAction:
-        """Not here, and not in Monarch 0.7. Raises NotImplementedError."""
-        raise NotImplementedError("compare_and_swap is not there yet, as in Monarch 0.7")
-
     def submit(self, *, timeout: float = TIMEOUT_S) -> Future[None]:
         """Begin all transfers. You can call it again.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from monarch_nb.toml_lines import line_of, lines_of, parse_toml
+from monarch_nb.toml_lines import Problems, parse_toml
 from monarch_nb.warden.requests import ACCOUNT
 
 SAME = "same"
@@ -87,17 +87,15 @@ def read_users(text: str) -> tuple[Users, list[str]]:
         content = parse_toml(text)
     except ValueError as error:
         return Users(), [str(error)]
-    reader = _Reader(text)
-    users = reader.users(content)
-    return users, [f"line {line}: {problem}" for line, problem in sorted(reader.problems)]
+    problems = Problems(text)
+    return _Reader(problems).users(content), problems.told()
 
 
 class _Reader:
     """Reads one file, and collects what is wrong."""
 
-    def __init__(self, text: str) -> None:
-        self._lines = lines_of(text)
-        self.problems: list[tuple[int, str]] = []
+    def __init__(self, problems: Problems) -> None:
+        self._wrong = problems.add
 
     def users(self, content: Mapping[str, Any]) -> Users:
         known = ("allow", "rooms", "accounts", "limits")
@@ -162,6 +160,3 @@ class _Reader:
         example = '"64G"' if key == "memory" else "8"
         self._wrong(("limits", name, key), f"{key} is such as {example}, not {value!r}")
         return None
-
-    def _wrong(self, path: tuple[str, ...], problem: str) -> None:
-        self.problems.append((line_of(self._lines, path), problem))

@@ -218,11 +218,9 @@ for line in sys.stdin:
 
 def test_two_clients_at_once_see_what_their_own_actors_print(start: Callable[..., Program]) -> None:
     start(RESERVE + "print(json.dumps({}), flush=True)").told()
-    clients, workers = [], []
-    for _ in range(2):  # one after the other: of two that start workers at the same moment, one replaces the other's
-        clients.append(start(CLIENT))
-        workers.append(clients[-1].told()["workers"])
-    assert workers[0] == workers[1]
+    clients = [start(CLIENT), start(CLIENT)]
+    first, second = (each.told() for each in clients)
+    assert first["workers"] == second["workers"]
     for word in ("one", "two", "three"):
         for number, each in enumerate(clients):
             each.tell(f"{word}-{number}")

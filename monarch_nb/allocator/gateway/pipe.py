@@ -10,6 +10,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from monarch_nb.errors import MonarchNbError
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +47,7 @@ class Pipe:
             connection.setblocking(False)
             far = _End(self)
             await asyncio.get_running_loop().create_unix_connection(lambda: far, sock=connection)
-        except Exception as error:  # noqa: BLE001 - whatever it is, gRPC tries again
+        except (OSError, MonarchNbError) as error:  # gRPC tries again
             _log.info("a room can not be reached: %s", error)
             end.close()
             return

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_nb.allocator.state.quotas import KINDS, WINDOW_S, Entry, Quotas
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.times import seconds_of
-from monarch_nb.toml_lines import line_of, lines_of, parse_toml
+from monarch_nb.toml_lines import Problems, parse_toml
 
 NO_LIMIT = "none"
 """As a limit: what another entry says of it does not hold here."""
@@ -24,17 +24,15 @@ def read_quotas(text: str) -> tuple[Quotas, list[str]]:
         content = parse_toml(text)
     except ValueError as error:
         return Quotas(), [str(error)]
-    reader = _Reader(text)
-    quotas = reader.quotas(content)
-    return quotas, [f"line {line}: {problem}" for line, problem in sorted(reader.problems)]
+    problems = Problems(text)
+    return _Reader(problems).quotas(content), problems.told()
 
 
 class _Reader:
     """Reads one file, and collects what is wrong."""
 
-    def __init__(self, text: str) -> None:
-        self._lines = lines_of(text)
-        self.problems: list[tuple[int, str]] = []
+    def __init__(self, problems: Problems) -> None:
+        self._wrong = problems.add
 
     def quotas(self, content: Mapping[str, Any]) -> Quotas:
         for key in content:
@@ -102,6 +100,3 @@ class _Reader:
             return tuple(told)
         self._wrong(path, f"{path[-1]} is a list of texts, not {told!r}")
         return ()
-
-    def _wrong(self, path: tuple[str, ...], problem: str) -> None:
-        self.problems.append((line_of(self._lines, path), problem))

@@ -27,6 +27,7 @@ from monarch_nb.client.meshes.holder import MeshHolder
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
 from monarch_nb.client.meshes.printed import Printed
 from monarch_nb.client.meshes.scales import Scales
+from monarch_nb.client.meshes.scripts import RunsScripts
 from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, StackReport, run_infos
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.calls_run import CallsRun, this_client
@@ -37,9 +38,6 @@ from monarch_nb.client.runs.stops import policy
 from monarch_nb.client.saving.asking import finish_behind
 from monarch_nb.client.saving.autosaves import Autosaves
 from monarch_nb.client.saving.saves import Saves
-from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
-from monarch_nb.client.scripts.script import Script, check_script
-from monarch_nb.client.scripts.script_run import ScriptRun, host_store
 from monarch_nb.client.top.tops import Tops
 from monarch_nb.config import MAIN_MESH, OnBreakpoint
 from monarch_nb.errors import MonarchNbError, TargetError
@@ -53,7 +51,7 @@ from monarch_nb.shape import Extent
 TITLE_CHARACTERS = 60
 
 
-class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, Saves, Autosaves):
+class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, Saves, Autosaves):
     """A named set of live ranks, or a part of one. `Reservation.mesh` is the main one.
 
     Attributes:
@@ -224,7 +222,7 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
                 listener=listener,
             )
             is_done = run.join(timeout_s)
-        return _ended(run, is_done, timeout_s)
+        return run.ended(is_done, timeout_s)
 
     def submit(
         self,
@@ -256,137 +254,6 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
         spec.on_breakpoint = policy(on_breakpoint)
         spec.instruments.update(packed(with_run(instruments, self)))
         return self._start(spec, _title(code), on_error, listener)
-
-    # ---- scripts ----
-
-    def run_script(
-        self,
-        path: str,
-        *arguments: str,
-        module: bool = False,
-        executable: bool = False,
-        in_place: bool = False,
-        beside: bool = False,
-        max_restarts: int = 0,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        sync: bool = True,
-        instruments: Instruments | None = None,
-        listener: Listener | None = None,
-    ) -> Run:
-        """Run a program on the ranks as torchrun would, and wait until all have finished. Ctrl-C interrupts it.
-
-        Each rank of the program is a process of its own, forked for the program beside the live rank. It ends with the
-        program, and so do its children. So nothing of a script reaches the next script or the live ranks, and a dead
-        live rank does not matter. The program runs as `__main__` in torchrun's environment. The ranks of this mesh or
-        part are its world.
-
-        Args:
-            path: a file, relative to the ranks' directory; with `module` a module's name, with `executable` a command.
-            arguments: those of the program.
-            module: run a module, like `python -m`. executable: run a command that is no Python file.
-            in_place: run it in the live ranks, in the namespace of the cells; what it leaves stays.
-            beside: do not wait for other scripts on the same ranks, and do not let them wait for this one.
-            max_restarts: how often all ranks start again when a rank fails, with TORCHELASTIC_RESTART_COUNT set. They
-                start again only while this process lives.
-            environment: variables to add to the environment of the processes.
-            timeout_s: stop waiting after this time; the program goes on.
-            sync: first copy changed files to nodes that have copies of your files.
-            instruments: what looks inside meanwhile, as of `run` (docs/inside.md).
-            listener: called with the run's events on a background thread.
-
-        Returns:
-            The finished run. `run.values` has the exit status of each rank, which is 0. For a run that failed,
-            `run.kept_values` has the exit statuses, with None for processes that were killed.
-
-        Raises:
-            UsageError: a node has no such script, or the arguments make no sense. Nothing has begun.
-            RunFailed: a rank raised, exited with a code other than 0, or was killed. Then the other ranks were ended.
-            NodeUnreachable, TimeoutError, FilesError: as for `run`.
-
-        Example:
-            >>> mesh.run_script("train.py", "--lr", "3e-4").values  # doctest: +SKIP
-            [0, 0, 0, 0]
-        """
-        script = Script(
-            *(path, arguments, module, executable, in_place, beside, max_restarts),
-            environment=environment or {},
-            instruments=packed(instruments),
-        )
-        return self.run_program(script, timeout_s=timeout_s, sync=sync, listener=listener)
-
-    def run_program(
-        self, script: Script, *, timeout_s: float | None = None, sync: bool = True, listener: Listener | None = None
-    ) -> Run:
-        """Like `run_script`, with a Script in place of its path and arguments."""
-        if sync:
-            self._sync(alive=script.in_place)
-        with at_waits():
-            run = self.start_script(script, sync=False, listener=listener)
-            is_done = run.join(timeout_s)
-        return _ended(run, is_done, timeout_s)
-
-    def submit_script(
-        self,
-        path: str,
-        *arguments: str,
-        module: bool = False,
-        executable: bool = False,
-        in_place: bool = False,
-        beside: bool = False,
-        max_restarts: int = 0,
-        environment: Mapping[str, str] | None = None,
-        sync: bool = True,
-        instruments: Instruments | None = None,
-        listener: Listener | None = None,
-    ) -> Run:
-        """Like `run_script`, but return at once. With `max_restarts` the run stands for all attempts.
-
-        Example:
-            >>> run = mesh.submit_script("train.py", "--lr", "3e-4", max_restarts=3)  # doctest: +SKIP
-        """
-        script = Script(
-            *(path, arguments, module, executable, in_place, beside, max_restarts),
-            environment=environment or {},
-            instruments=packed(instruments),
-        )
-        return self.start_script(script, sync=sync, listener=listener)
-
-    def start_script(
-        self,
-        script: Script,
-        *,
-        cell_number: int = 0,
-        sync: bool = True,
-        on_breakpoint: OnBreakpoint | None = None,
-        listener: Listener | None = None,
-    ) -> Run:
-        """Like `submit_script`, with a Script in place of its path and arguments, and the number of the cell."""
-        check_script(script)
-        if not script.in_place:
-            check_ranks(self)
-        if sync:
-            self._sync(alive=script.in_place)
-        self._check_nodes()
-        script = as_in_copies(script, self)
-        if script.is_file:
-            call(find_on_nodes(self, script))
-        if script.in_place:
-            cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
-            tree = self.reservation.files.tree()
-            spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
-            spec.instruments.update(script.instruments)
-            return self._start(spec, script.title, "abort", listener)
-        run_id = uuid.uuid4().hex
-        store = call(host_store(self, run_id, only_port=script.shell))
-        run = ScriptRun(
-            self, run_id, script, self.core.add, on_error="abort", cell_number=cell_number, listener=listener
-        )
-        self.core.add(run)
-        spec = run.spec(store)
-        spec.on_breakpoint = policy(on_breakpoint)
-        post(run.submit, spec)
-        return run
 
     # ---- actors ----
 
@@ -653,15 +520,6 @@ class Mesh(Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, 
 
     def _alive(self) -> list[int]:
         return [rank for rank in self.ranks if rank not in self.core.dead]
-
-
-def _ended(run: Run, is_done: bool, timeout_s: float | None) -> Run:
-    if not is_done:
-        raise run.timed_out(timeout_s or 0)
-    if not run.is_collected:
-        run.collected()
-    run.raise_failures()
-    return run
 
 
 def _title(code: str) -> str:

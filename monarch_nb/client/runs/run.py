@@ -8,7 +8,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
 from monarch_nb.client.connections import events
@@ -193,11 +193,16 @@ class Run(PrintedOfRun):
             RunFailed: it failed on some ranks. `values` has the values of the other ranks.
             PickleError: a value could not be pickled.
         """
-        if not self.wait(timeout_s):
+        return self.ended(self.wait(timeout_s), timeout_s).values
+
+    def ended(self, is_done: bool, timeout_s: float | None) -> Self:
+        """Return the run when it has ended, and well. Else raise as `result` does."""
+        if not is_done:
             raise self.timed_out(timeout_s or 0)
-        self.collected()
+        if not self.is_collected:
+            self.collected()
         self.raise_failures()
-        return self.values
+        return self
 
     def _named(self, ranks: Iterable[int]) -> str:
         return name_nodes(map(self._nodes.name_of, ranks)) if self.is_of_nodes else name_ranks(ranks)

@@ -231,8 +231,8 @@ class Keeper:
         trained = self._trained
         if trained is None or (trained.thread, trained.actor) != (own, actor):
             return
-        while not self._goes_on(trained):  # what it left is being saved
-            time.sleep(TALK_EVERY_S)
+        while not self._goes_on(trained):  # what it left is being saved, within seconds
+            time.sleep(TALK_EVERY_S)  # an interrupt could spoil the books of a condition
         if self._trains == own and self._part.must_hold():
             self.watch.call_between(self._hold)
 

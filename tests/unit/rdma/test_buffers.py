@@ -180,8 +180,6 @@ def test_sizes_and_times_that_do_not_fit_are_refused_at_once(network: Network) -
         buffer.read_into(memoryview(bytes(16)))
     with pytest.raises(ValueError, match="invalid timeout -1"):
         buffer.read_into(memoryview(bytearray(16)), timeout=-1)
-    with pytest.raises(NotImplementedError):
-        RDMAAction().fetch_add(buffer, memoryview(bytearray(8)), 1)
 
 
 def test_no_byte_lands_behind_a_buffer(buffer: RDMABuffer) -> None:
