@@ -28,7 +28,7 @@ from monarch_nb.client.files.project import Settings, check_beside, checked_dire
 from monarch_nb.client.files.record import FilesRecord, directory_of
 from monarch_nb.client.files.sync_report import Differences, OnNodes, Pending, SyncReport, differences, report_of
 from monarch_nb.client.files.transfer import INLINE_BYTES, Sender, Transfer
-from monarch_nb.errors import FilesError, MonarchNbError, UsageError
+from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.files.tree import check_mount, chunk_hashes, difference, printable
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.proto.run_pb2 import CopiedTree, Tree
@@ -289,9 +289,9 @@ class SyncedFiles:
         began = time.monotonic()
         change = pb.TreeChange(mount=name, version=uuid.uuid4().hex, whole=True)
         sender = Sender(self.reservation_id, lambda: change, lambda _: iter(()))  # it has no content
-        transfer = call(sender.send(list(self.connections.values()), change, []))
+        transfer = _send(sender, list(self.connections.values()), change, [], None)
         self._version = uuid.uuid4().hex
-        self._raise_failed(transfer, None)
+        _raise_failed(_failed(transfer, None))
         seconds = time.monotonic() - began
         return replace(report_of(change, {}, transfer), nodes=len(self.connections), seconds=seconds)
 
@@ -437,7 +437,7 @@ class SyncedFiles:
                 progress=lambda sent: _say_sent(sent, progress),
             )
             try:
-                transfer = call(sender.send(behind, change, new))
+                transfer = _send(sender, behind, change, new, needed)
             except FileChanged as error:
                 restless.add(error.path)
                 continue
@@ -445,7 +445,7 @@ class SyncedFiles:
                 mount.have |= dict.fromkeys(transfer.applied, mount.version)
                 mount.sent = mount.version, mount.entries
                 self._version = uuid.uuid4().hex  # also when others fail: those that have it are to see it
-            self._raise_failed(transfer, needed)
+            _raise_failed(_failed(transfer, needed))
             return report_of(change, mount.entries, transfer)
         raise FilesError(
             f"the files of {mount.tree.root} change faster than they can be sent: pause the program that "
@@ -463,20 +463,6 @@ class SyncedFiles:
 
     def _source(self, mount: _Mount) -> str:
         return f"{socket.gethostname()}:{mount.tree.root}"
-
-    def _raise_failed(self, transfer: Transfer, needed: Callable[[], Collection[str]] | None) -> None:
-        if not transfer.failed:
-            return
-        nodes = transfer.failed if needed is None else needed()
-        failed = {
-            name: error for name, error in transfer.failed.items() if name in nodes and name not in transfer.applied
-        }
-        if not failed:
-            return
-        first = next(iter(failed.values()))
-        if len(failed) == 1:
-            raise first
-        raise FilesError("\n".join(str(error) for error in failed.values()), next(iter(failed)))
 
     # ---- what the nodes have ----
 
@@ -566,3 +552,32 @@ def _new_chunks(before: Mapping[bytes, pb.TreeEntry], changed: Sequence[pb.TreeE
         chunks = zip(chunk_hashes(entry), entry.sizes_bytes, strict=True)
         sizes |= {name: size for name, size in chunks if name not in known}
     return list(sizes) if sum(sizes.values()) <= INLINE_BYTES else []
+
+
+def _send(
+    sender: Sender,
+    connections: Sequence[Connection],
+    change: pb.TreeChange,
+    new: Sequence[bytes],
+    needed: Callable[[], Collection[str]] | None,
+) -> Transfer:
+    """Bring a change to nodes. One that other nodes do not reach may have come back just now: then it answers us."""
+    transfer = call(sender.send(connections, change, new))
+    failed = _failed(transfer, needed)
+    away = [connection for connection in connections if isinstance(failed.get(connection.name), NodeUnreachable)]
+    return call(sender.send(away, change, new)) if away and len(connections) > 1 else transfer
+
+
+def _failed(transfer: Transfer, needed: Callable[[], Collection[str]] | None) -> dict[str, MonarchNbError]:
+    """Return why nodes that must get a change did not get it, by name."""
+    if not transfer.failed or needed is None:
+        return transfer.failed
+    nodes = needed()
+    return {name: error for name, error in transfer.failed.items() if name in nodes}
+
+
+def _raise_failed(failed: dict[str, MonarchNbError]) -> None:
+    if len(failed) == 1:
+        raise next(iter(failed.values()))
+    if failed:
+        raise FilesError("\n".join(str(error) for error in failed.values()), next(iter(failed)))

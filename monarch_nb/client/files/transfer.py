@@ -30,7 +30,7 @@ class Transfer:
     """What became of a change.
 
     Attributes:
-        applied: by node. failed: why not, by node.
+        applied: by node. failed: why not, by node; one that has it now is in there no longer.
         sent_bytes: that left this process: content, compressed, and what was said about it.
         total_bytes, done_bytes: of content, for progress.
     """
@@ -102,6 +102,7 @@ class Sender:
             match node.WhichOneof("outcome"):
                 case "applied":
                     self.transfer.applied[node.node_id] = node.applied
+                    self.transfer.failed.pop(node.node_id, None)
                 case "needs_whole":
                     lacking_base.append(connection)
                 case "missing":

@@ -249,6 +249,14 @@ class TestNodes:
         assert report.files == 1, "they know what they have"
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
 
+    def test_one_that_other_nodes_do_not_reach_gets_them_from_here(
+        self, synced: Reservation, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(synced.files.connections[2], "node_address", "unix:/nowhere")
+        Path("model.py").write_text(module("one"))
+        synced.sync()
+        assert_same(synced, project)
+
     def test_a_new_rank_has_the_files(self, synced: Reservation) -> None:
         Path("model.py").write_text(module(1))
         synced.sync()
