@@ -58,9 +58,11 @@ class AnyWay:
 
     Attributes:
         is_network: its nodes are hosts, or see each other as hosts do: their ranks form a group.
+        unheld_s: for a test, so long allocators stay that nobody holds.
     """
 
     is_network = True
+    unheld_s = 5.0
 
     @pytest.fixture
     def open_kernel(self, tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
@@ -143,7 +145,7 @@ class AnyWay:
         assert way.left() == ""
 
     def test_a_job_whose_client_is_gone_ends_by_itself(self, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(launchers, "UNHELD_S", 5.0)
+        monkeypatch.setattr(launchers, "UNHELD_S", self.unheld_s)
         ask = lambda pool, paths: launchers.Ask("dev", pool, 2, 1, 0, 0.0, way.flags, paths, preload=())  # noqa: E731
         job, is_new = jobs.obtain(way.on, ask, jobs.pool_name(way.on, "dev"), None, lambda _: None)
         assert is_new

@@ -39,6 +39,8 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 class TestKubernetes(AnyWay):
     """What holds for every way holds for Kubernetes."""
 
+    unheld_s = 1.0  # its pods wait twelve times as long for a first client
+
 
 def pods_of_lab(nodes: int = 1, flags: tuple[str, ...] = (), **options: object) -> Reservation:
     arguments = (f"--image={IMAGE}", *flags)
