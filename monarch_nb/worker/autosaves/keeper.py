@@ -490,6 +490,8 @@ class Keeper:
 
     def _settled(self, armed: ArmSaves, request: Request, verdict: str) -> None:
         """A request is over."""
+        if self._wish == request:  # the others asked for it first
+            self._wish = None
         if verdict != SAVE:
             self._status.problem, self._status.why = verdict, request.why
             if request.step and verdict.startswith(DIFFERENT_STEPS):  # they were armed between two runs

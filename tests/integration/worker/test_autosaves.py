@@ -54,6 +54,29 @@ round(float(model.module.weight.detach().sum()), 6), int(optimizer.state_dict()[
 """
 
 
+LATE = """
+import threading
+from monarch_nb.worker.autosaves.keeper import Keeper
+carry, after_step, heard, asked = Keeper._carry, Keeper._after_step, threading.Event(), []
+
+def carry_late(self, armed, keys, request, number):
+    "Answer the others once this rank's own training has come as far."
+    asked.append(request.step)
+    heard.set()
+    while len(asked) == 1 and self._wish is None:
+        time.sleep(0.001)
+    return carry(self, armed, keys, request, number)
+
+def go_on_late(self, armed):
+    if self._part.place.steps == 4:
+        heard.wait(20)
+    after_step(self, armed)
+
+if rank == 2:
+    Keeper._carry, Keeper._after_step = carry_late, go_on_late
+"""
+
+
 def ok(ranks: Sequence[RankProcess], code: str) -> list[object]:
     """Run a cell on all; return its values."""
     results = run_all(ranks, code)
@@ -92,6 +115,18 @@ def test_every_so_many_steps_all_ranks_save_at_the_same_one(ranks: list[RankProc
         assert load(ranks, str(path)) == [(history[steps - 1], steps) for history in histories]  # type: ignore[index]
     assert "every 4 steps" in ranks[0].text("err", 2)
     assert [rank.text("err", 2) for rank in ranks[1:]] == ["", ""]
+
+
+def test_a_rank_that_hears_of_a_step_just_before_it_comes_there_does_not_ask_again(
+    ranks: list[RankProcess], tmp_path: Path
+) -> None:
+    ok(ranks, LATE)
+    arm(ranks, tmp_path, every_steps=4)
+    ok(ranks, "train(6)")
+    status: SavesStatus = ranks[2].ask(save_now=SaveNow(why="a test", within_s=60)).saves  # after what it asks else
+    assert not status.problem
+    assert ok(ranks, "asked")[2] == [4, 0]
+    assert len(saves(tmp_path)) == 2
 
 
 def test_a_request_while_a_cell_trains_is_kept_at_one_step_by_all(ranks: list[RankProcess], tmp_path: Path) -> None:
