@@ -61,9 +61,8 @@ class RDMABuffer:
         if not memory.size_bytes:
             raise ValueError("a buffer needs at least one byte, and this memory is empty")
         home = process()
-        self._remote = Remote(HERE, home.title, socket.gethostname(), life(), keep(memory), memory.size_bytes)
-        if (actor := home.owner()) is not None:
-            actor.at_end.append(self._forget)
+        place = keep(memory, home.owner())
+        self._remote = Remote(HERE, home.title, socket.gethostname(), life(), place, memory.size_bytes)
 
     @property
     def backend(self) -> str:
@@ -123,7 +122,7 @@ class RDMABuffer:
             >>> buffer.drop().get()
         """
         if self._remote.life == life():
-            self._forget()
+            answer_drop(self._remote.life, self._remote.place.mark)
             outcome = Outcome(lambda _: None)
             outcome.resolve(None)
             return future_of(outcome)
@@ -131,9 +130,6 @@ class RDMABuffer:
         dropped = Outcome(_dropped)
         asked.outcome.when_resolved(lambda: dropped.resolve(asked.outcome))
         return future_of(dropped, asked)
-
-    def _forget(self) -> None:
-        answer_drop(self._remote.life, self._remote.place.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
         address = abroad(self._remote.address)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import secrets
 import threading
 from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from monarch_nb.rdma.kernel import Mark, Place, copy
 from monarch_nb.rdma.memory import Memory
@@ -16,17 +19,34 @@ class Gone(Exception):
     """This process does not have the buffer; the text says why."""
 
 
-class _Kept:
-    """A buffer of this process, until it is dropped."""
+class Owner(Protocol):
+    """An actor.
 
-    def __init__(self, memory: Memory) -> None:
+    Attributes:
+        at_end: called when it has ended.
+    """
+
+    at_end: list[Callable[[], object]]
+
+
+class _Kept:
+    """A buffer of this process, until it is dropped.
+
+    Attributes:
+        siblings: the marks of all that the same actor made and that are there.
+    """
+
+    def __init__(self, memory: Memory, siblings: set[bytes]) -> None:
         self.memory, self.mark, self.lock = memory, Mark(), threading.Lock()
+        self.siblings = siblings
+        siblings.add(self.mark.text)
         self.is_dropped = False
 
     def drop(self) -> None:
         with self.lock:
             self.is_dropped = True
             self.mark.remove()
+        self.siblings.discard(self.mark.text)
 
 
 class _Owned:
@@ -39,6 +59,7 @@ class _Owned:
     def __init__(self) -> None:
         self.pid, self.life = os.getpid(), secrets.token_hex(8)
         self.kept: dict[bytes, _Kept] = {}
+        self.of_actors: WeakKeyDictionary[Owner, set[bytes]] = WeakKeyDictionary()
 
 
 _owned: list[_Owned] = []
@@ -58,11 +79,27 @@ def life() -> str:
     return _own().life
 
 
-def keep(memory: Memory) -> Place:
-    """Own a buffer from now on; return where it is."""
-    kept = _Kept(memory)
-    _own().kept[kept.mark.text] = kept
+def keep(memory: Memory, owner: Owner | None) -> Place:
+    """Own a buffer until it is dropped, or the actor that makes it has ended; return where it is."""
+    own = _own()
+    kept = _Kept(memory, _made_by(owner, own) if owner is not None else set())
+    own.kept[kept.mark.text] = kept
     return kept.mark.place(memory.address)
+
+
+def _made_by(owner: Owner, own: _Owned) -> set[bytes]:
+    """Return the marks of what an actor made, which goes when it has ended."""
+    with _owning:
+        marks = own.of_actors.get(owner)
+        if marks is None:
+            marks = own.of_actors[owner] = set()
+            owner.at_end.append(functools.partial(_drop_all, own.life, marks))
+        return marks
+
+
+def _drop_all(owner: str, marks: set[bytes]) -> None:
+    for mark in list(marks):
+        answer_drop(owner, mark)
 
 
 def use(owner: str, key: bytes, what: Callable[[Memory], object]) -> None:

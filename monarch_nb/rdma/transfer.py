@@ -69,10 +69,15 @@ class Operation(NamedTuple):
     is_read: bool
 
     @property
+    def size_bytes(self) -> int:
+        """How much goes from there to here, or from here to there."""
+        return self.remote.size_bytes if self.is_read else self.local.size_bytes
+
+    @property
     def title(self) -> str:
         """What it is, for people."""
-        size = sizes.size(self.remote.size_bytes if self.is_read else self.local.size_bytes)
-        return f"{'read' if self.is_read else 'write'} of {size} {'from' if self.is_read else 'to'} {self.remote.owner}"
+        read, direction = ("read", "from") if self.is_read else ("write", "to")
+        return f"{read} of {sizes.size(self.size_bytes)} {direction} {self.remote.owner}"
 
     def steps(self, is_near: bool) -> Steps:
         """Do it, where `is_near` says that the owner is on this node; what the owner has to do for it is yielded."""
@@ -122,11 +127,12 @@ class Transfer:
 
     def begin(self) -> None:
         """Begin all; what is small and on this node is done when this returns."""
-        for number, operation in list(self._left.items()):
-            if operation.remote.size_bytes <= _AT_ONCE_BYTES:
-                self._begin(number, operation)
-            else:
-                self._home.aside(functools.partial(self._begin, number, operation))
+        small = [each for each in self._left.items() if each[1].size_bytes <= _AT_ONCE_BYTES]
+        large = [each for each in self._left.items() if each[1].size_bytes > _AT_ONCE_BYTES]
+        for number, operation in small:  # first: a copy holds the lock
+            self._begin(number, operation)
+        for number, operation in large:
+            self._home.aside(functools.partial(self._begin, number, operation))
         if not self._left:
             self.outcome.resolve(self._errors)
         if not self.outcome.is_resolved():

@@ -250,6 +250,30 @@ def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
         assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
 
 
+def test_an_endpoint_that_waits_for_a_save_can_be_interrupted(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(
+        "import torch, monarch_nb\n"
+        "from monarch_nb.actor import Actor, endpoint\n"
+        "class Trainer(Actor):\n"
+        "    @endpoint\n"
+        "    def step(self):\n"
+        "        net = torch.nn.Linear(2, 1)\n"
+        "        net(torch.ones(2)).sum().backward()\n"
+        "        torch.optim.SGD(net.parameters()).step()\n"
+        "mesh = monarch_nb.attach('dev').mesh\n"
+        "trainers = mesh.spawn('trainers', Trainer)\n"
+        "trainers.step.call().get()"
+    )
+    never = "from monarch_nb.worker.autosaves.keeper import Keeper\ngoes_on = Keeper._goes_on\n"
+    kernel.run(f"%%mesh\n{never}Keeper._goes_on = lambda *_: print('it waits', flush=True)")
+    cell = kernel.start("trainers.step.call().get()")
+    kernel.wait(cell, "it waits")
+    kernel.interrupt()
+    assert "interrupted trainers.step" in kernel.wait(cell)
+    kernel.run("%%mesh\nKeeper._goes_on = goes_on")
+    assert "Error" not in kernel.run("trainers.step.call().get()")
+
+
 def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     where = tmp_path / "saves"
     assert "not released" in kernel.run("%mesh release --save")

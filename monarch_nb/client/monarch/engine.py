@@ -35,7 +35,6 @@ _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
-_patched: list[bool] = []
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
 
@@ -146,14 +145,13 @@ def _stop(hosts: Any) -> None:
 def call_in_cells(mesh_id: str, attached: Attached) -> None:
     """From now on what this process calls of Monarch's actors is called in the name of the cell that does, on the mesh
     that has the workers."""
-    if not _patched:
-        _patch()
-        _patched.append(True)
+    _patch()
     for over in [known for known, each in _meshes.items() if each.is_over()]:
         del _meshes[over]
     _meshes[mesh_id] = attached
 
 
+@functools.cache
 def _patch() -> None:
     actor_mesh = importlib.import_module("monarch._src.actor.actor_mesh")
     proc_mesh = importlib.import_module("monarch._src.actor.proc_mesh")

@@ -9,11 +9,10 @@ from monarch_nb.client.instruments.asked import found_on
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.notebook.output.tables import calm_line, show
 
-_WATCHED = {"grad": "gradients", "loss": "losses", "param": "parameters"}
-_GRADIENTS_FINITE = "all gradients finite"
-
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
+
+_WATCHED = {"grad": "gradients", "loss": "losses", "param": "parameters"}
 
 
 def show_watch(run: Run) -> None:
@@ -33,22 +32,18 @@ def watch_lines(found: Mapping[int, Mapping[str, Any]], *, has_failed: bool = Fa
         >>> watch_lines({0: of_rank, 1: of_rank})
         ['--watch: 7 steps on ranks 0-1, all gradients finite; nan=loss,grad looks at the loss, too']
     """
+    finders = [rank for rank, told in sorted(found.items()) if told["found"]]
     lines: dict[str, list[int]] = {}
     for rank, told in sorted(found.items()):
         if not told["found"] and (told["looked_at"] or not has_failed):
-            lines.setdefault(_watched(told), []).append(rank)
-    if finders := [rank for rank, told in sorted(found.items()) if told["found"]]:
-        told_above = f"{name_ranks(finders)} found what is not finite (see above); "
-        return [f"--watch: {told_above}{line.format(name_ranks(ranks))}" for line, ranks in lines.items()]
-    hint = "; nan=loss,grad looks at the loss, too"
-    return [
-        f"--watch: {line.format(name_ranks(ranks))}{hint if line.endswith(_GRADIENTS_FINITE) else ''}"
-        for line, ranks in lines.items()
-    ]
+            lines.setdefault(_watched(told, with_hint=not finders), []).append(rank)
+    above = f"{name_ranks(finders)} found what is not finite (see above); " if finders else ""
+    return [f"--watch: {above}{line.format(name_ranks(ranks))}" for line, ranks in lines.items()]
 
 
-def _watched(told: Mapping[str, Any]) -> str:
-    """Return what was looked at, with a place for the ranks' names."""
+def _watched(told: Mapping[str, Any], *, with_hint: bool) -> str:
+    """Return what was looked at, with a place for the ranks' names; where that were gradients alone and all is well,
+    with what more there is."""
     steps, looked_at = told["steps"], told["looked_at"]
     if not steps and told["backward_passes"]:
         times = counted(told["backward_passes"], "time")
@@ -60,6 +55,8 @@ def _watched(told: Mapping[str, Any]) -> str:
         why = "there were no gradients, or a GradScaler left all steps out (nan=loss looks at the loss)"
         return f"{counted(steps, 'step')} on {{}}, but nothing was looked at: {why}"
     finite = _all_finite(told["what"])
+    if with_hint and told["what"] == ["grad"]:
+        finite += "; nan=loss,grad looks at the loss, too"
     if looked_at < steps:
         return f"{looked_at} of {counted(steps, 'step')} on {{}} looked at, {finite}"
     return f"{counted(steps, 'step')} on {{}}, {finite}"

@@ -223,15 +223,18 @@ class Keeper:
         if self._trains == self._main:
             self._end()
 
-    def begin_endpoint(self, number: int, actor: str) -> None:
+    def begin_endpoint(self, number: int, actor: str, is_interrupted: Callable[[], bool]) -> None:
         """An endpoint of an actor is about to begin, on this thread, in the name of a run. If the thread has made steps
-        in an endpoint before, the training goes on: each call may make a single one."""
+        in an endpoint before, the training goes on: each call may make a single one. It waits for what is being saved,
+        unless it is interrupted, and then does nothing."""
         own = threading.get_ident()
         self._endpoints[own] = _Endpoint(number, actor)
         trained = self._trained
         if trained is None or (trained.thread, trained.actor) != (own, actor):
             return
-        while not self._goes_on(trained):  # what it left is being saved, within seconds
+        while not self._goes_on(trained):  # what it left is being saved
+            if is_interrupted():
+                return
             time.sleep(TALK_EVERY_S)  # an interrupt could spoil the books of a condition
         if self._trains == own and self._part.must_hold():
             self.watch.call_between(self._hold)

@@ -12,8 +12,9 @@ import asyncio
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import Token
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Protocol
 
@@ -118,7 +119,7 @@ class EndpointActivity(Activity, waits.Waiter):
 class Steps(Protocol):
     """Counts the steps of a training: it is told which threads execute endpoints."""
 
-    def begin_endpoint(self, number: int, actor: str) -> None: ...
+    def begin_endpoint(self, number: int, actor: str, is_interrupted: Callable[[], bool]) -> None: ...
 
     def end_endpoint(self) -> None: ...
 
@@ -216,7 +217,8 @@ class Executions:
         self._debugger.release_error(execution.uid)
         token = streams.enter_output(output)
         activity = EndpointActivity(execution, run_id, entry)
-        self._steps.begin_endpoint(number, execution.actor)  # first: what it may wait for needs that nothing computes
+        # First: a save, for which this may wait, needs that nothing computes.
+        self._steps.begin_endpoint(number, execution.actor, partial(self.is_interrupted, execution))
         self._activities.begin(activity)
         return activity, token
 

@@ -27,15 +27,15 @@ def figures() -> GpuFigures | None:
 
 def release() -> int:
     """Give back what torch keeps of the GPU for tensors to come, and what others have let go that this process shared
-    with them; return how many bytes."""
+    with them; return how many bytes of it torch had kept."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0
     torch.cuda.synchronize()
-    free_before, _ = torch.cuda.mem_get_info()
     torch.cuda.ipc_collect()
+    kept = torch.cuda.memory_reserved()  # what is free on the GPU, other processes change as well
     torch.cuda.empty_cache()
-    return max(0, int(torch.cuda.mem_get_info()[0] - free_before))
+    return int(kept - torch.cuda.memory_reserved())
 
 
 def record_history() -> None:

@@ -37,19 +37,18 @@ class Held:
     """An actor.
 
     Attributes:
-        instance: Monarch's, which knows its name, class and rank; None until its first message.
+        instance: Monarch's, which knows its name, class and rank.
         running: what it executes, by number.
         called: how many messages it has got.
     """
 
-    def __init__(self) -> None:
-        self.instance: Any = None
+    def __init__(self, instance: Any) -> None:
+        self.instance = instance
         self.running: dict[int, Message] = {}
         self.called = 0
 
-    def begin(self, instance: Any, endpoint: str, frames: Callable[[], list[FrameType]]) -> int:
+    def begin(self, endpoint: str, frames: Callable[[], list[FrameType]]) -> int:
         """A message begins; return its number."""
-        self.instance = instance
         self.called = number = self.called + 1
         self.running[number] = (endpoint, time.monotonic(), frames)
         return number
@@ -65,6 +64,7 @@ class Census:
     def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._around = around
         self._held: WeakSet[Held] = WeakSet()
+        self._lock = threading.Lock()  # actors have threads of their own, and another one tells of them
 
     def watch(self, kind: Any) -> None:
         """From now on know of all that objects of this class, Monarch's `_Actor`, do."""
@@ -73,15 +73,14 @@ class Census:
         @functools.wraps(handle)
         def watched(actor: Any, context: Any, method: Any, *arguments: Any) -> Coroutine[Any, Any, None]:
             coroutine = handle(actor, context, method, *arguments)
-            held = self._of(actor)
-            number = held.begin(context.actor_instance, method.name, functools.partial(_awaited, coroutine))
+            held = self._of(actor, context.actor_instance)
+            number = held.begin(method.name, functools.partial(_awaited, coroutine))
             return self._ending(coroutine, held, number)
 
         @functools.wraps(handle_sync)
         def watched_sync(actor: Any, context: Any, method: Any, *arguments: Any) -> None:
-            held = self._of(actor)
-            frames = functools.partial(_frames_of, threading.get_ident())
-            number = held.begin(context.actor_instance, method.name, frames)
+            held = self._of(actor, context.actor_instance)
+            number = held.begin(method.name, functools.partial(_frames_of, threading.get_ident()))
             try:
                 with self._around():
                     handle_sync(actor, context, method, *arguments)
@@ -90,12 +89,13 @@ class Census:
 
         kind.handle, kind.handle_sync = watched, watched_sync
 
-    def _of(self, actor: Any) -> Held:
+    def _of(self, actor: Any, instance: Any) -> Held:
         held: Held | None = getattr(actor, _HELD, None)
         if held is None:
-            held = Held()
+            held = Held(instance)
             setattr(actor, _HELD, held)
-            self._held.add(held)
+            with self._lock:
+                self._held.add(held)
         return held
 
     async def _ending(self, coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
@@ -107,7 +107,9 @@ class Census:
 
     def told(self) -> list[dict[str, Any]]:
         """Return the actors of users, as JSON."""
-        return [told for held in list(self._held) if (told := _told(held)) is not None]
+        with self._lock:
+            there = list(self._held)
+        return [told for held in there if (told := _told(held)) is not None]
 
 
 def _told(held: Held) -> dict[str, Any] | None:

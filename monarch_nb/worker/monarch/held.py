@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.actor.engine.outside import ActorState, Execution
+from monarch_nb.worker.memory.figures import kilobytes
 from monarch_nb.worker.monarch.census import short_name
 
 ANSWER_S = 0.25
-"""Together. A process that executes C code with the interpreter's lock held does not answer sooner, and is left out."""
+"""For all. A process that executes C code with the interpreter's lock held does not answer sooner, and is left out."""
 
 _directories: list[Path] = []
 
@@ -29,34 +31,50 @@ def actors() -> list[ActorState]:
     """Return the actors of all processes. It waits for a moment at most."""
     if not _directories:
         return []
-    deadline_s = time.monotonic() + ANSWER_S
     found: list[ActorState] = []
     with suppress(OSError), short_name(_directories[0]) as short:
-        for name in sorted(filter(str.isdecimal, os.listdir(short))):
-            told = _asked(f"{short}/{name}", deadline_s)
-            memory_bytes = _memory_bytes(int(name)) if told else 0
-            found += [_state(one, int(name), memory_bytes) for one in told]
+        paths = {int(name): f"{short}/{name}" for name in os.listdir(short) if name.isdecimal()}
+        for pid, told in sorted(_asked(paths).items()):
+            memory_bytes = _memory_bytes(pid) if told else 0
+            found += [_state(one, pid, memory_bytes) for one in told]
     return found
 
 
-def _asked(path: str, deadline_s: float) -> list[dict[str, Any]]:
-    """Return what a process tells; nothing when it does not answer in time. What an ended one has left is removed."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(path)
-            pieces: list[bytes] = []
-            while (left_s := deadline_s - time.monotonic()) > 0:
-                connection.settimeout(left_s)
-                if not (piece := connection.recv(1 << 16)):
-                    told: list[dict[str, Any]] = json.loads(b"".join(pieces))
-                    return told
-                pieces.append(piece)
-        except ConnectionRefusedError:
+def _asked(paths: Mapping[int, str]) -> dict[int, list[dict[str, Any]]]:
+    """Return what processes tell that answer in time, by pid."""
+    told: dict[int, list[dict[str, Any]]] = {}
+    deadline_s = time.monotonic() + ANSWER_S
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for pid, path in paths.items():
+            if (connection := _connected(path)) is not None:
+                stack.enter_context(connection)
+                selector.register(connection, selectors.EVENT_READ, (pid, connection, bytearray()))
+        while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                pid, connection, heard = key.data
+                with suppress(OSError):
+                    if piece := connection.recv(1 << 16):
+                        heard += piece
+                        continue
+                selector.unregister(connection)
+                with suppress(ValueError):
+                    told[pid] = json.loads(heard)
+    return told
+
+
+def _connected(path: str) -> socket.socket | None:
+    """Return a connection to a process; None when it takes none. What an ended one has left is removed."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        if isinstance(error, ConnectionRefusedError):
             with suppress(OSError):
                 os.unlink(path)
-        except (OSError, ValueError):
-            pass
-    return []
+        return None
+    return connection
 
 
 def _state(told: Mapping[str, Any], pid: int, memory_bytes: int) -> ActorState:
@@ -91,8 +109,7 @@ def _state(told: Mapping[str, Any], pid: int, memory_bytes: int) -> ActorState:
 
 
 def _memory_bytes(pid: int) -> int:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    return 0
+    try:
+        return kilobytes(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss")
+    except OSError:
+        return 0

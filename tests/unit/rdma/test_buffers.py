@@ -129,6 +129,21 @@ def test_a_buffer_goes_with_the_actor_that_made_it(network: Network, buffer: RDM
         buffer.read_into(memoryview(bytearray(16))).get(TIMEOUT_S)
 
 
+def test_of_buffers_that_an_actor_has_dropped_nothing_stays() -> None:
+    class Ending:
+        def __init__(self) -> None:
+            self.at_end: list[Callable[[], object]] = []
+
+    actor, memory = Ending(), Memory(memoryview(bytearray(16)))
+    marks = [kept.keep(memory, actor).mark for _ in range(3)]
+    for mark in marks[:2]:
+        kept.answer_drop(kept.life(), mark)
+    [end] = actor.at_end
+    assert kept._own().of_actors[actor] == {marks[2]}
+    end()
+    assert marks[2] not in kept._own().kept
+
+
 def test_a_process_that_came_after_the_owner_says_so(buffer: RDMABuffer) -> None:
     buffer._remote = buffer._remote._replace(life="before", place=buffer._remote.place._replace(mark=bytes(16)))
     with pytest.raises(BufferFailed, match="its process was restarted"):

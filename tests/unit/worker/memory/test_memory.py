@@ -138,14 +138,14 @@ def test_what_frames_hold_is_noted_when_an_allocation_fails() -> None:
 def test_memory_of_the_gpu_in_which_no_tensors_are_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "released" not in pickle.loads(zlib.decompress(answers.now({})))
     assert pickle.loads(zlib.decompress(answers.now({}, release=True)))["released"] == 0
-    free = [3 * MB]
+    reserved = [7 * MB]
     cuda = SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
         synchronize=lambda: None,
-        ipc_collect=lambda: free.append(free[-1] + MB),
-        empty_cache=lambda: free.append(free[-1] + 4 * MB),
-        mem_get_info=lambda: (free[-1], 80 * MB),
+        ipc_collect=lambda: None,
+        empty_cache=lambda: reserved.append(2 * MB),
+        memory_reserved=lambda: reserved[-1],
     )
     monkeypatch.setattr(torch, "cuda", cuda)
     assert gpus.release() == 5 * MB

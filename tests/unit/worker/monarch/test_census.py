@@ -114,6 +114,21 @@ def test_the_rank_asks_processes_and_forgets_those_that_have_ended(
     assert not ended.exists()
 
 
+def test_a_process_that_does_not_answer_hides_no_other(
+    handler: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "_directories", [tmp_path])
+    known = census.Census()
+    known.watch(handler)
+    census.serve(known, tmp_path)
+    actor = handler()
+    actor.handle_sync(*messages(), lambda: None)
+    with census.short_name(tmp_path) as short, census.socket.socket(census.socket.AF_UNIX) as silent:
+        silent.bind(f"{short}/1")
+        silent.listen()
+        assert [state.pid for state in held.actors()] == [os.getpid()]
+
+
 def test_all_that_a_message_executes_is_in_what_surrounds_it(handler: type[Handler]) -> None:
     log: list[str] = []
 
