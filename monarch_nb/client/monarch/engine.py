@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -32,6 +33,9 @@ TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
 STOP_S = 3.0
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
+
+_OUR_FRAME = re.compile(r' *File "[^"\n]*monarch_nb/worker/monarch/census\.py", line .*\n(?: +.*\n)?(?: *[~^]+\n)?')
+"""In a traceback of a node: of what watches messages there, and the line of code below it."""
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
@@ -257,6 +261,8 @@ class _Endpoint:
 def _tag(title: str) -> None:
     if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
         process().outside.tag(mesh_ids, title).left()
+    elif said := _said(lambda each: each.said_of_dead()):  # all have ended: Monarch itself notices that after a minute
+        tell(said)
 
 
 def _said(of: Callable[[Attached], str]) -> str:
@@ -268,9 +274,18 @@ def _said(of: Callable[[Attached], str]) -> str:
     return "\n".join(filter(None, lines))
 
 
+def without_our_frames(text: str) -> str:
+    """Return the text of a traceback without what is ours."""
+    return _OUR_FRAME.sub("", text)
+
+
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _said(lambda each: each.said_of_dead())))))
+    tell(
+        "\n".join(
+            filter(None, (f"Monarch: {without_our_frames(failure.report())}", _said(lambda each: each.said_of_dead())))
+        )
+    )
 
 
 def tell(text: str) -> None:
