@@ -137,7 +137,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "event loop" not in shown
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
-    assert "node1: Monarch has 2 processes with trainers (Trainer)" in kernel.run("%mesh status --mesh monarch")
+    assert "node1: Monarch has 2 processes with trainers 2-3 (Trainer)" in kernel.run("%mesh status --mesh monarch")
     assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
     assert "from monarch.rdma import RDMABuffer" in kernel.run("trainers.buffer.call().get()")
     kernel.run("import monarch_nb.actor\nclass Mixed(Actor):\n    @monarch_nb.actor.endpoint\n    def step(self): ...")
@@ -148,7 +148,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
-    assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
+    assert re.search(r"trainers +Trainer +monarch +0-3 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
     for _ in range(2):  # neither kills a worker
         assert "trainers.hang at line" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')
