@@ -240,6 +240,10 @@ def use():
     return actors, list(actors.here.call().get(60).values())
 
 dev.monarch().shutdown().get()
+meshes = [list(dev.meshes)]
+for hosts in [dev.monarch(nodes=[node]) for node in range(2)]:
+    hosts.shutdown().get()
+    meshes.append(list(dev.meshes))
 trainers, told = use()
 dev.stop_mesh("monarch")
 said = ""
@@ -247,13 +251,15 @@ try:
     trainers.here.call().get(0.5)
 except Exception as error:
     said = error.__notes__[0]
-print(json.dumps({"ranks": [each[3] for each in told], "said": said, "again": len(use()[1])}), flush=True)
+ranks = [each[3] for each in told]
+print(json.dumps({"ranks": ranks, "said": said, "again": len(use()[1]), "meshes": meshes}), flush=True)
 """
 )
 
 
 def test_workers_that_were_shut_down_or_stopped_are_started_again(start: Callable[..., Program]) -> None:
     told = start(SHUT_DOWN).told()
+    assert told["meshes"] == [["main"], ["main", "monarch"], ["main"]]  # it ends with its last loop
     assert told["ranks"] == [0, 1]
     assert told["said"] == "the Monarch workers of dev were stopped: their actors are gone"
     assert told["again"] == 2

@@ -12,7 +12,6 @@ import functools
 import importlib
 import importlib.metadata
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.endpoints import declared
 from monarch_nb.actor.engine.process import process
+from monarch_nb.client.monarch.faults import Faults
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
 from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
@@ -33,9 +33,6 @@ TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
 STOP_S = 3.0
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
-
-_OUR_FRAME = re.compile(r' *File "[^"\n]*monarch_nb/worker/monarch/census\.py", line .*\n(?: +.*\n)?(?: *[~^]+\n)?')
-"""In a traceback of a node: of what watches messages there, and the line of code below it."""
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
@@ -115,6 +112,23 @@ def attach(workers: Sequence[str], name: str, python: str) -> Any:
         hosts = _with_our_processes(hosts, python)
     atexit.register(_stop, hosts)
     return hosts
+
+
+def is_shut_down(hosts: Any) -> bool:
+    """Return whether `shutdown()` of hosts has ended their loops."""
+    return hosts._inner_host_mesh is None
+
+
+def after_shutdown(hosts: Any, do: Callable[[], None]) -> None:
+    """Have something done whenever `shutdown()` of hosts has ended their loops, before that returns."""
+    shut_down = hosts.shutdown
+
+    async def shutdown() -> None:
+        await shut_down()
+        await asyncio.to_thread(do)
+
+    returning = importlib.import_module("monarch._src.actor.returns_future").returns_future
+    hosts.shutdown = returning(functools.wraps(shut_down)(shutdown))
 
 
 def _with_our_processes(hosts: Any, python: str) -> Any:
@@ -274,18 +288,9 @@ def _said(of: Callable[[Attached], str]) -> str:
     return "\n".join(filter(None, lines))
 
 
-def without_our_frames(text: str) -> str:
-    """Return the text of a traceback without what is ours."""
-    return _OUR_FRAME.sub("", text)
-
-
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    tell(
-        "\n".join(
-            filter(None, (f"Monarch: {without_our_frames(failure.report())}", _said(lambda each: each.said_of_dead())))
-        )
-    )
+    _faults.add(failure.report(), _said(lambda each: each.said_of_dead()))
 
 
 def tell(text: str) -> None:
@@ -294,3 +299,6 @@ def tell(text: str) -> None:
         cell.tell(text)
     else:
         sys.stderr.write(f"{text}\n")
+
+
+_faults = Faults(tell)

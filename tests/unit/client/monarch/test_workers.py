@@ -60,21 +60,6 @@ def test_an_interrupt_says_what_goes_on_and_where() -> None:
     assert workers.said_of_running([info(0, 71, running="")], {0: "node0"}) == ""
 
 
-TRACEBACK = """Traceback (most recent call last):
-    File "/a/monarch/_src/actor/actor_mesh.py", line 1675, in _handle_queued_message_sync
-      actor.handle_sync(
-    File "/b/monarch_nb/worker/monarch/census.py", line 87, in watched_sync
-      handle_sync(actor, context, method, *arguments)
-    File "/a/monarch/_src/actor/actor_mesh.py", line 1831, in handle_sync
-      self._report_exception(e, ctx, method_name, response_port)
-"""
-
-
-def test_tracebacks_of_monarch_have_no_frame_of_ours() -> None:
-    shown = engine.without_our_frames(TRACEBACK).splitlines()
-    assert shown == [*TRACEBACK.splitlines()[:3], *TRACEBACK.splitlines()[5:]]
-
-
 def test_a_call_of_workers_that_were_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     stopped = SimpleNamespace(core=SimpleNamespace(is_over=True), reservation=SimpleNamespace(name="dev"))
