@@ -188,6 +188,7 @@ workers = [info.pid for info in dev.meshes["monarch"].status()]
 print(json.dumps({"pids": pids, "workers": workers, "refused": refused, "sizes": again.trainers.sizes}), flush=True)
 input()
 job.kill()
+job.kill()  # nothing is left to end
 print(json.dumps({"held": dev.status().nodes, "meshes": list(dev.meshes)}), flush=True)
 """
 )
