@@ -10,11 +10,13 @@ This imports torchmonarch: `pip install 'monarch-nb[monarch]'`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_nb.errors import MonarchNbError, UsageError
+from monarch_nb.config import MONARCH_MESH
+from monarch_nb.errors import MonarchNbError, NoSuchMesh, UsageError
 
 try:
     _job: Any = importlib.import_module("monarch.job")
@@ -89,8 +91,9 @@ class ReservedJob(_job.JobTrait):  # type: ignore[misc]
         return _job.JobState(hosts)
 
     def _kill(self) -> None:
-        """End the workers. The reservation stays held."""
-        self._reservation().stop_mesh("monarch")
+        """End the workers; fine when they have ended. The reservation stays held."""
+        with contextlib.suppress(NoSuchMesh):
+            self._reservation().stop_mesh(MONARCH_MESH)
 
     def _should_spawn_telemetry_worker_collector_actors(self) -> bool:
         return False

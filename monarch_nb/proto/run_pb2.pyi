@@ -727,6 +727,7 @@ class ActorStatus(_message.Message):
     ENDING_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    ACTOR_RANK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     class_name: _builtins.str
     uid: _builtins.str
@@ -747,6 +748,8 @@ class ActorStatus(_message.Message):
     """of the process of Monarch's own engine that has it; 0 when that is the rank"""
     memory_bytes: _builtins.int
     """PSS of that process"""
+    actor_rank: _builtins.int
+    """among the actors of its name; told of those that such a process has"""
     @_builtins.property
     def where(self) -> Global___Where:
         """when one is"""
@@ -767,12 +770,15 @@ class ActorStatus(_message.Message):
         ending: _builtins.bool = ...,
         pid: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
+        actor_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_actor_rank", b"_actor_rank", "actor_rank", b"actor_rank", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["called", b"called", "caller", b"caller", "class_name", b"class_name", "ending", b"ending", "failure", b"failure", "memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_actor_rank", b"_actor_rank", "actor_rank", b"actor_rank", "called", b"called", "caller", b"caller", "class_name", b"class_name", "ending", b"ending", "failure", b"failure", "memory_bytes", b"memory_bytes", "name", b"name", "pid", b"pid", "running", b"running", "running_s", b"running_s", "uid", b"uid", "waiting", b"waiting", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__actor_rank: _TypeAlias = _typing.Literal["actor_rank"]  # noqa: Y015
+    _WhichOneofArgType__actor_rank: _TypeAlias = _typing.Literal["_actor_rank", b"_actor_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__actor_rank) -> _WhichOneofReturnType__actor_rank | None: ...
 
 Global___ActorStatus: _TypeAlias = ActorStatus  # noqa: Y015
 

@@ -137,7 +137,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "event loop" not in shown
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
-    assert "node1: Monarch has 2 processes with trainers (Trainer)" in kernel.run("%mesh status --mesh monarch")
+    assert "node1: Monarch has 2 processes with trainers 2-3 (Trainer)" in kernel.run("%mesh status --mesh monarch")
     assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
     assert "from monarch.rdma import RDMABuffer" in kernel.run("trainers.buffer.call().get()")
     kernel.run("import monarch_nb.actor\nclass Mixed(Actor):\n    @monarch_nb.actor.endpoint\n    def step(self): ...")
@@ -148,7 +148,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
-    assert re.search(r"trainers +Trainer +monarch +0-1 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
+    assert re.search(r"trainers +Trainer +monarch +0-3 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
     for _ in range(2):  # neither kills a worker
         assert "trainers.hang at line" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')
@@ -188,6 +188,7 @@ workers = [info.pid for info in dev.meshes["monarch"].status()]
 print(json.dumps({"pids": pids, "workers": workers, "refused": refused, "sizes": again.trainers.sizes}), flush=True)
 input()
 job.kill()
+job.kill()  # nothing is left to end
 print(json.dumps({"held": dev.status().nodes, "meshes": list(dev.meshes)}), flush=True)
 """
 )
@@ -240,6 +241,10 @@ def use():
     return actors, list(actors.here.call().get(60).values())
 
 dev.monarch().shutdown().get()
+meshes = [list(dev.meshes)]
+for hosts in [dev.monarch(nodes=[node]) for node in range(2)]:
+    hosts.shutdown().get()
+    meshes.append(list(dev.meshes))
 trainers, told = use()
 dev.stop_mesh("monarch")
 said = ""
@@ -247,13 +252,15 @@ try:
     trainers.here.call().get(0.5)
 except Exception as error:
     said = error.__notes__[0]
-print(json.dumps({"ranks": [each[3] for each in told], "said": said, "again": len(use()[1])}), flush=True)
+ranks = [each[3] for each in told]
+print(json.dumps({"ranks": ranks, "said": said, "again": len(use()[1]), "meshes": meshes}), flush=True)
 """
 )
 
 
 def test_workers_that_were_shut_down_or_stopped_are_started_again(start: Callable[..., Program]) -> None:
     told = start(SHUT_DOWN).told()
+    assert told["meshes"] == [["main"], ["main", "monarch"], ["main"]]  # it ends with its last loop
     assert told["ranks"] == [0, 1]
     assert told["said"] == "the Monarch workers of dev were stopped: their actors are gone"
     assert told["again"] == 2

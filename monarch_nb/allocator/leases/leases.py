@@ -19,7 +19,7 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import LimitReached, MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -244,7 +244,9 @@ class Leases:
         why = f"the mesh was stopped by {by}"
         if record is not None and (lease := self._state.leases.get(record.spec.reservation_id)):
             why = f"{record.spec.name} of {lease.request.name} was stopped by {by}, and its ranks have ended"
-        why += "; the cell that made it (%mesh grow, spawn_procs) makes it again"
+        is_monarch = record is not None and record.spec.name == MONARCH_MESH
+        again = "monarch() of the reservation" if is_monarch else "the cell that made it (%mesh grow, spawn_procs)"
+        why += f"; {again} makes it again"
         self._state.stop(mesh_id, why)
         if record is not None:
             await self.end_meshes([mesh_id], why)

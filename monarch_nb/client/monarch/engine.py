@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.endpoints import declared
 from monarch_nb.actor.engine.process import process
+from monarch_nb.client.monarch.faults import Faults
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
 from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
@@ -110,6 +111,23 @@ def attach(workers: Sequence[str], name: str, python: str) -> Any:
         hosts = _with_our_processes(hosts, python)
     atexit.register(_stop, hosts)
     return hosts
+
+
+def is_shut_down(hosts: Any) -> bool:
+    """Return whether `shutdown()` of hosts has ended their loops."""
+    return hosts._inner_host_mesh is None
+
+
+def after_shutdown(hosts: Any, do: Callable[[], None]) -> None:
+    """Have something done whenever `shutdown()` of hosts has ended their loops, before that returns."""
+    shut_down = hosts.shutdown
+
+    async def shutdown() -> None:
+        await shut_down()
+        await asyncio.to_thread(do)
+
+    returning = importlib.import_module("monarch._src.actor.returns_future").returns_future
+    hosts.shutdown = returning(functools.wraps(shut_down)(shutdown))
 
 
 def _with_our_processes(hosts: Any, python: str) -> Any:
@@ -255,6 +273,8 @@ class _Endpoint:
 def _tag(title: str) -> None:
     if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
         process().outside.tag(mesh_ids, title).left()
+    elif said := _said(lambda each: each.said_of_dead()):  # all have ended: Monarch itself notices that after a minute
+        tell(said)
 
 
 def _said(of: Callable[[Attached], str]) -> str:
@@ -268,7 +288,7 @@ def _said(of: Callable[[Attached], str]) -> str:
 
 def _tell_fault(failure: Any) -> None:
     """A failure of actors that nobody waits for: it is shown, and ends nothing."""
-    tell("\n".join(filter(None, (f"Monarch: {failure.report()}", _said(lambda each: each.said_of_dead())))))
+    _faults.add(failure.report(), _said(lambda each: each.said_of_dead()))
 
 
 def tell(text: str) -> None:
@@ -277,3 +297,6 @@ def tell(text: str) -> None:
         cell.tell(text)
     else:
         sys.stderr.write(f"{text}\n")
+
+
+_faults = Faults(tell)

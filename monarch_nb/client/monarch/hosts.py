@@ -57,7 +57,7 @@ class MonarchHosts:
         with locked(home_directory()):  # of two programs that come at once, one starts the workers
             mesh = call(workers.mesh_of(self.meshes))
         call(workers.stay_while_used(mesh, linger_s))
-        over = {addresses: hosts for addresses, hosts in self._attached.items() if hosts._inner_host_mesh is None}
+        over = {addresses: hosts for addresses, hosts in self._attached.items() if engine.is_shut_down(hosts)}
         serving = workers.serve(mesh, {address for addresses in over for address in addresses})
         for shut_down in over:
             del self._attached[shut_down]
@@ -69,4 +69,12 @@ class MonarchHosts:
             workers.tell_deaths(mesh)
             engine.call_in_cells(mesh.id, workers.AttachedMesh(mesh))
             hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)
+            engine.after_shutdown(hosts, lambda: _end_if_idle(self, serving))
         return hosts
+
+
+def _end_if_idle(holding: Holding, serving: workers.Workers) -> None:
+    """Hosts were shut down: when no loop is left, end the ranks that have run them."""
+    over = {address for each, hosts in holding._attached.items() if engine.is_shut_down(hosts) for address in each}
+    if over.issuperset(serving.addresses):
+        call(holding.meshes.stop(serving.mesh.id))

@@ -43,6 +43,8 @@ class Meshes(Protocol):
         self, nodes: Sequence[str], per_host: dict[str, int], name: str, *, replaces: bool = False
     ) -> Awaitable[Mesh]: ...
 
+    async def stop(self, mesh_id: str) -> list[str]: ...
+
 
 @dataclass(frozen=True)
 class Workers:

@@ -185,7 +185,10 @@ def process_notes(ranks: Sequence[RankInfo], actors: Sequence[ActorInfo]) -> lis
         mine = [info for info in actors if info.rank == rank.rank and info.pid]
         if mine:
             memory = {info.pid: info.memory_bytes for info in mine}
-            names = ", ".join(sorted({f"{info.name} ({info.class_label})" for info in mine}))
+            of_name: dict[tuple[str, str, str], list[int]] = {}
+            for info in mine:
+                of_name.setdefault((info.name, info.class_label, info.uid), []).append(info.actor_rank)
+            names = ", ".join(f"{key[0]} {format_ranks(of_name[key])} ({key[1]})" for key in sorted(of_name))
             processes = f"{len(memory)} process{'' if len(memory) == 1 else 'es'}"
             size_mib = f"{sum(memory.values()) / 2**20:,.0f}"
             notes.append(f"{rank.host}: Monarch has {processes} with {names}; they take {size_mib} MiB of the memory")

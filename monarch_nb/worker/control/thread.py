@@ -379,6 +379,7 @@ class ControlThread(threading.Thread):
             ending=actor.is_ending,
             pid=actor.pid,
             memory_bytes=actor.memory_bytes,
+            actor_rank=actor.rank if actor.pid else None,
         )
         if actor.running:
             oldest = min(actor.running, key=lambda execution: execution.started_s)

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ _HELD = "_monarch_nb_held"
 _SYSTEM = "monarch."
 """Classes of Monarch's own modules: each process has a few, which nobody asked for."""
 _NOT_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
+_CLEANUPS = ("__cleanup__", "_run_cleanup")
+"""Of Monarch's `_Actor`, async and sync: the last that an actor does."""
 Message = tuple[str, float, Callable[[], list[FrameType]]]
 """An endpoint, when it began (of the monotonic clock, which a node's processes have in common), and its frames,
 innermost first."""
@@ -40,12 +43,16 @@ class Held:
         instance: Monarch's, which knows its name, class and rank.
         running: what it executes, by number.
         called: how many messages it has got.
+        failure: the line of the error that has ended it; empty while it lives.
+        is_over: it was stopped.
     """
 
     def __init__(self, instance: Any) -> None:
         self.instance = instance
         self.running: dict[int, Message] = {}
         self.called = 0
+        self.failure = ""
+        self.is_over = False
 
     def begin(self, endpoint: str, frames: Callable[[], list[FrameType]]) -> int:
         """A message begins; return its number."""
@@ -69,6 +76,9 @@ class Census:
     def watch(self, kind: Any) -> None:
         """From now on know of all that objects of this class, Monarch's `_Actor`, do."""
         handle, handle_sync = kind.handle, kind.handle_sync
+        for name in _CLEANUPS:
+            if (clean_up := getattr(kind, name, None)) is not None:
+                setattr(kind, name, self._noting_end(clean_up))
 
         @functools.wraps(handle)
         def watched(actor: Any, context: Any, method: Any, *arguments: Any) -> Coroutine[Any, Any, None]:
@@ -81,11 +91,8 @@ class Census:
         def watched_sync(actor: Any, context: Any, method: Any, *arguments: Any) -> None:
             held = self._of(actor, context.actor_instance)
             number = held.begin(method.name, functools.partial(_frames_of, threading.get_ident()))
-            try:
-                with self._around():
-                    handle_sync(actor, context, method, *arguments)
-            finally:
-                del held.running[number]
+            with _executing(held, number), self._around():
+                handle_sync(actor, context, method, *arguments)
 
         kind.handle, kind.handle_sync = watched, watched_sync
 
@@ -99,11 +106,18 @@ class Census:
         return held
 
     async def _ending(self, coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
-        try:
-            with self._around():
-                await coroutine
-        finally:
-            del held.running[number]
+        with _executing(held, number), self._around():
+            await coroutine
+
+    def _noting_end(self, clean_up: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(clean_up)
+        def noting(actor: Any, *arguments: Any) -> Any:
+            held: Held | None = getattr(actor, _HELD, None)
+            if held is not None:
+                held.is_over = True
+            return clean_up(actor, *arguments)
+
+        return noting
 
     def told(self) -> list[dict[str, Any]]:
         """Return the actors of users, as JSON."""
@@ -112,10 +126,23 @@ class Census:
         return [told for held in there if (told := _told(held)) is not None]
 
 
+@contextmanager
+def _executing(held: Held, number: int) -> Iterator[None]:
+    """A message is executed in the block. An error that leaves it ends the actor: Monarch catches those that callers
+    are told."""
+    try:
+        yield
+    except BaseException as error:
+        held.failure = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+        raise
+    finally:
+        del held.running[number]
+
+
 def _told(held: Held) -> dict[str, Any] | None:
     instance = held.instance
     kind = str(instance.class_name or "")
-    if not kind or kind.startswith(_SYSTEM):
+    if not kind or kind.startswith(_SYSTEM) or (held.is_over and not held.failure):
         return None
     running = [
         {"endpoint": endpoint, "started_s": began_s, "line": _line(frames())}
@@ -129,6 +156,7 @@ def _told(held: Held) -> dict[str, Any] | None:
         "rank": int(instance.rank.rank),
         "called": held.called,
         "running": running,
+        "failure": held.failure,
     }
 
 

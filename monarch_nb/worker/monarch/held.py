@@ -100,7 +100,7 @@ def _state(told: Mapping[str, Any], pid: int, memory_bytes: int) -> ActorState:
         waiting=0,
         called=told["called"],
         running=running,
-        failure="",
+        failure=told["failure"],
         is_ending=False,
         pid=pid,
         memory_bytes=memory_bytes,

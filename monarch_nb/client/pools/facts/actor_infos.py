@@ -23,7 +23,8 @@ class ActorInfo:
         failure: why it does not answer any more; empty while it does.
         is_ending: it was stopped or replaced, but has not ended yet.
         pid: its process, where that is one of Monarch's own engine; else 0, and it is in the rank.
-        memory_bytes: of that process.
+        memory_bytes: of that process. own_rank: its rank among the actors of its name, where a rank has several such
+            processes; else None, and it is that of the rank.
     """
 
     mesh: str
@@ -42,6 +43,7 @@ class ActorInfo:
     is_ending: bool = False
     pid: int = 0
     memory_bytes: int = 0
+    own_rank: int | None = None
 
     @classmethod
     def of(cls, mesh: str, rank: int, told: run_pb2.ActorStatus) -> ActorInfo:
@@ -65,7 +67,13 @@ class ActorInfo:
             is_ending=told.ending,
             pid=told.pid,
             memory_bytes=told.memory_bytes,
+            own_rank=told.actor_rank if told.HasField("actor_rank") else None,
         )
+
+    @property
+    def actor_rank(self) -> int:
+        """Its rank among the actors of its name."""
+        return self.rank if self.own_rank is None else self.own_rank
 
     @property
     def class_label(self) -> str:
@@ -84,7 +92,8 @@ class ActorGroup:
     """Actors of ranks that are alike: of one mesh of actors, and doing the same.
 
     Attributes:
-        ranks: theirs. waiting: messages, on the rank where most wait. running_s: of the one that runs longest.
+        ranks: theirs, among the actors of their name. waiting: messages, on the rank where most wait.
+        running_s: of the one that runs longest.
     """
 
     info: ActorInfo
@@ -96,7 +105,7 @@ class ActorGroup:
 def grouped(infos: Iterable[ActorInfo]) -> list[ActorGroup]:
     """Return actors folded by what is alike: mesh by mesh, in the order in which they are named."""
     groups: dict[tuple[str, ...], list[ActorInfo]] = {}
-    for info in sorted(infos, key=lambda info: (info.mesh != "main", info.mesh, info.name, info.uid, info.rank)):
+    for info in sorted(infos, key=lambda info: (info.mesh != "main", info.mesh, info.name, info.uid, info.actor_rank)):
         does = bool(info.waiting) and not info.running
         key = (
             info.mesh,
@@ -111,7 +120,7 @@ def grouped(infos: Iterable[ActorInfo]) -> list[ActorGroup]:
     return [
         ActorGroup(
             info=alike[0],
-            ranks=tuple(sorted({info.rank for info in alike})),
+            ranks=tuple(sorted({info.actor_rank for info in alike})),
             waiting=max(info.waiting for info in alike),
             running_s=max(info.running_s for info in alike),
         )

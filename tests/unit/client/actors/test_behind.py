@@ -71,6 +71,8 @@ def test_actors_that_do_the_same_are_one_group() -> None:
     [group, other] = grouped([*infos, actor(3)])
     assert (group.ranks, group.waiting, group.running_s) == ((0, 1, 2), 2, 2.0)
     assert other.ranks == (3,)
+    processes = [actor(rank // 2, pid=70 + rank, own_rank=rank) for rank in range(4)]  # two on each rank
+    assert [group.ranks for group in grouped(processes)] == [(0, 1, 2, 3)]
 
 
 class FakeRun:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from monarch_nb.client.monarch import engine, workers
@@ -55,3 +58,12 @@ def test_an_interrupt_says_what_goes_on_and_where() -> None:
     assert goes_on == "trainers.step goes on at train.py:41 (node0: pids 71, 72; node1: pid 90) for 12 s"
     assert way_on.startswith("Monarch has no interrupt: stop() of its ProcMesh ends its processes")
     assert workers.said_of_running([info(0, 71, running="")], {0: "node0"}) == ""
+
+
+def test_a_call_of_workers_that_were_stopped_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    stopped = SimpleNamespace(core=SimpleNamespace(is_over=True), reservation=SimpleNamespace(name="dev"))
+    monkeypatch.setattr(engine, "_meshes", {"mesh": workers.AttachedMesh(cast("Any", stopped))})
+    monkeypatch.setattr(engine, "tell", told.append)
+    engine._tag("trainers.step")
+    assert told == ["the Monarch workers of dev were stopped: their actors are gone"]

@@ -146,3 +146,21 @@ def test_all_that_a_message_executes_is_in_what_surrounds_it(handler: type[Handl
     handler().handle_sync(*messages(), lambda: log.append("sync"))
     asyncio.run(handler().handle(*messages(), body))
     assert log == ["begin", "sync", "end", "begin", "async", "end"]
+
+
+def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handler: type[Handler]) -> None:
+    known = census.Census()
+    handler._run_cleanup = lambda self, item: None  # type: ignore[attr-defined]
+    known.watch(handler)
+    failed, stopped = handler(), handler()
+
+    def fail() -> None:
+        raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        failed.handle_sync(*messages(), fail)
+    stopped.handle_sync(*messages(), lambda: None)
+    for each in (failed, stopped):
+        each._run_cleanup("now")  # type: ignore[attr-defined]
+    [told] = known.told()
+    assert (told["failure"], told["running"]) == ("ValueError: no data", [])
