@@ -1103,24 +1103,30 @@ class Call(_message.Message):
     COLLECTIVE_FIELD_NUMBER: _builtins.int
     OPERANDS_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     collective: _builtins.str
     """"all_reduce" """
     operands: _builtins.str
     """"float32[1024]"; empty when they are not known, or may differ"""
     group: _builtins.str
     """"the default group", "group dp (ranks 0,2)" """
+    peer: _builtins.int
+    """of a send or a receive the other rank, of the world; not set where it is any, or not known"""
     def __init__(
         self,
         *,
         collective: _builtins.str = ...,
         operands: _builtins.str = ...,
         group: _builtins.str = ...,
+        peer: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "group", b"group", "operands", b"operands"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer", b"_peer", "collective", b"collective", "group", b"group", "operands", b"operands", "peer", b"peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer: _TypeAlias = _typing.Literal["peer"]  # noqa: Y015
+    _WhichOneofArgType__peer: _TypeAlias = _typing.Literal["_peer", b"_peer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer) -> _WhichOneofReturnType__peer | None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015
 

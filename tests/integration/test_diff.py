@@ -13,7 +13,7 @@ from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.errors import UsageError
+from monarch_nb.errors import TargetError, UsageError
 
 
 @pytest.fixture
@@ -131,6 +131,15 @@ def test_shards_are_compared_with_the_same_shard(fresh_mesh: Mesh) -> None:
     assert (difference.path, [version.ranks for version in difference.versions]) == ("spread", [(1,), (5,)])
     assert difference.versions[1].distance == "greatest |difference| 6 at [1]"
     assert report.notes() == ["1 tensor in shards: each rank has its own, there is nothing to compare"]
+    fresh_mesh.run("parallel = {'meshes': init_device_mesh('cpu', (2, 4), mesh_dim_names=('dp', 'tp'))}; x = rank % 4")
+    assert fresh_mesh.diff("x", over="dp").equal
+    assert [group.ranks for group in fresh_mesh.diff("x", over="tp").groups] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    with pytest.raises(
+        TargetError, match="no dimension 'pp'; this mesh has hosts, procs, and the device meshes of its"
+    ):
+        fresh_mesh.diff("x", over="pp")
+    fresh_mesh.run("grid = init_device_mesh('cpu', (4, 2), mesh_dim_names=('dp', 'tp'))")  # a variable counts first
+    assert [group.ranks for group in fresh_mesh.diff("x", over="dp").groups] == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
 def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:

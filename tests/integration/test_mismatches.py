@@ -88,6 +88,22 @@ else:
 """,
         "call 1 in group right (ranks 2-3) is all_reduce of float32[6] on rank 2, broadcast of float32[6] on rank 3",
     ),
+    "a peer in a collective": (
+        """
+if rank == 0:
+    dist.recv(torch.ones(5), 2)
+else:
+    dist.all_reduce(torch.ones(16))
+""",
+        "rank 0 receives float32[5] from rank 2, which is in all_reduce of float32[16]",
+    ),
+    "peers": (
+        """
+if rank > 1:
+    dist.recv(torch.ones(6), group=pairs[1], group_src=3 - rank)
+""",
+        "ranks 2-3 wait for each other: rank 2 receives float32[6] from rank 3, rank 3 receives float32[6] from rank 2",
+    ),
     "asynchronous": (
         """
 if rank:

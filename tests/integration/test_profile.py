@@ -31,6 +31,7 @@ def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kern
 
 
 TRAIN = """
+import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
 torch.manual_seed(0)
@@ -39,8 +40,10 @@ if not dist.is_initialized():
     dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
 optimizer = torch.optim.AdamW(model.parameters())
-def train(steps):
+def train(steps, late=None):
     for _ in range(steps):
+        if rank == late:
+            time.sleep(0.2)
         model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -100,6 +103,10 @@ def test_steps_are_profiled_on_the_first_rank_of_each_node(fresh_mesh: Mesh, tmp
             flows.setdefault(event["id"], []).append(event["ph"])
     assert flows
     assert all(sorted(ends) == ["f", "s"] for ends in flows.values())
+    late = fresh_mesh.run("train(4, late=4)", instruments={"torch-profile": {"ranks": [0, 1, 4]}})
+    straggler = fresh_mesh.profile_of(late, to=tmp_path).straggler
+    assert straggler is not None
+    assert (straggler.ranks, straggler.waiting, straggler.does) == ((4,), (0, 1), "idle")
     again = fresh_mesh.profile_of(run)
     assert (again.ranks, again.problems) == ((), ("no rank that was to record answers",))
 

@@ -12,18 +12,19 @@ from typing import Any, Protocol
 
 from monarch_nb.client.comparing.asking import Asking, check_not_computing
 from monarch_nb.client.comparing.differing import compare
+from monarch_nb.client.comparing.groups import groups_of_device_meshes, groups_over
 from monarch_nb.client.comparing.report import DiffReport
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.client.pools.facts.infos import RankInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import MonarchNbError, RunFailed, TargetError, UsageError
-from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
+from monarch_nb.errors import MonarchNbError, RunFailed, UsageError
+from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import run_pb2
-from monarch_nb.shape import Extent
 
 _NAMES = "[name for name in list(globals()) if not name.startswith('_')]"
+_DIMENSIONS = "dimensions({**globals(), **locals()})"
 _UNKNOWN_NAME = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -60,7 +61,8 @@ class Compares:
 
         Args:
             expression: a variable's name, or any expression. Each rank evaluates it once.
-            over: a dimension of the mesh, such as "procs". Only ranks that differ in no other dimension are compared.
+            over: a dimension of the mesh, such as "procs", or of a `DeviceMesh` that the ranks hold, such as "dp". Only
+                ranks that differ in no other dimension are compared.
             rng: compare the random states of Python, numpy and torch instead.
             env: compare packages, variables, torch's settings, the code's commit and the GPUs instead.
             when_idle: wait until the ranks have finished what they compute. By default that is an error.
@@ -70,7 +72,7 @@ class Compares:
 
         Raises:
             UsageError: nothing, or more than one thing, is to be compared; or ranks compute now.
-            TargetError: the mesh has no such dimension.
+            TargetError: neither the mesh nor a device mesh of its ranks has such a dimension.
             UsageError: the expression fails on some ranks, which the message names.
             RankDead: a rank is dead.
 
@@ -81,7 +83,6 @@ class Compares:
         if sum(map(bool, (expression, rng, env))) != 1:
             raise UsageError("give one thing to compare: an expression such as model, --rng, or --env")
         _check_one_expression(expression)
-        groups = groups_over(self.extent, self.ranks, over)
         self._check_alive()
         stops: dict[int, StopInfo] = {}
         for stop in Debugger(self).stops():
@@ -98,8 +99,14 @@ class Compares:
             spec = run_pb2.RunSpec(pull=run_pb2.Pull(expression=code))
             return dict(zip(ranks, self.select(ranks)._finish_quietly(spec, f"diff {what}"), strict=True))
 
+        asking = Asking(self, stops, pull)
+        groups = [self.ranks]
+        if over in self.extent:
+            groups = groups_over(self.extent, self.ranks, over)
+        elif over:
+            groups = groups_of_device_meshes(asking.ask(self.ranks, _DIMENSIONS), over, self.extent)
         try:
-            return compare(Asking(self, stops, pull), groups, what, begin, "random state" if rng else "")
+            return compare(asking, groups, what, begin, "random state" if rng else "")
         except RunFailed as error:
             raise _without_ours(error, expression, lambda rank: self.select(rank).pull(_NAMES)[0]) from None
 
@@ -148,28 +155,3 @@ def _without_ours(error: RunFailed, expression: str, names_on: Callable[[int], l
     elif expression:
         said.append(f"%mesh pull {expression} shows where")
     return UsageError("\n".join(said))
-
-
-def groups_over(extent: Extent, ranks: tuple[int, ...], over: str) -> list[tuple[int, ...]]:
-    """Return the ranks that are compared with each other.
-
-    Args:
-        extent: of the mesh. ranks: those of it that are meant.
-        over: the dimension in which the ranks of a group differ; empty: all are one group.
-
-    Raises:
-        TargetError: there is no such dimension.
-
-    Example:
-        >>> groups_over(Extent({"hosts": 2, "procs": 2}), (0, 1, 2, 3), "hosts")
-        [(0, 2), (1, 3)]
-    """
-    if not over:
-        return [ranks]
-    if over not in extent:
-        raise TargetError(f"no dimension {over!r}; this mesh has {listed(extent)}")
-    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for rank in ranks:
-        others = tuple((label, place) for label, place in extent.point(rank).items() if label != over)
-        groups.setdefault(others, []).append(rank)
-    return [tuple(group) for group in groups.values()]

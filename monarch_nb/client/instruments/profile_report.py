@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.client.instruments.profile_straggler import ProfileStraggler, straggler_among
 from monarch_nb.ground.rank_sets import counted, listed, name_ranks
 from monarch_nb.times import duration
 from monarch_nb.worker.instruments.shares import Operator, Shares
@@ -46,6 +47,7 @@ class ProfileReport:
         trace: the file with what they did, for Perfetto (ui.perfetto.dev) or TensorBoard; None if there is none, as
             where no operator ran.
         problems: why ranks have no profile, and what one should know of the others.
+        others: so many ranks of the run were not profiled.
 
     Example:
         >>> report = mesh.profile_of(run)  # doctest: +SKIP
@@ -56,6 +58,12 @@ class ProfileReport:
     ranks: tuple[RankProfile, ...]
     trace: Path | None
     problems: tuple[str, ...] = ()
+    others: int = 0
+
+    @property
+    def straggler(self) -> ProfileStraggler | None:
+        """Who of the ranks was waited for; None where the shares do not make it clear."""
+        return straggler_among({each.rank: each.shares for each in self.ranks})
 
     @property
     def operators(self) -> list[Operator]:
@@ -63,7 +71,9 @@ class ProfileReport:
         return averaged([each.operators for each in self.ranks])
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *aligned(self.rank_rows()), *aligned(self.operator_rows()), *self.notes()])
+        return "\n".join(
+            [self.title, *aligned(self.rank_rows()), *self.rank_notes(), *aligned(self.operator_rows()), *self.notes()]
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -90,10 +100,17 @@ class ProfileReport:
     def rank_rows(self) -> list[tuple[str, ...]]:
         """Return the table of ranks, with its head."""
         rows: list[tuple[str, ...]] = [("rank", "time of", "compute", "communication", "overlap", "idle")]
+        late = self.straggler.ranks if self.straggler else ()
         for each in self.ranks:
-            where = f"{each.rank} ({each.host})"
+            where = f"{each.rank} ({each.host}){' ←' if each.rank in late else ''}"
             rows.append((where, "GPU" if each.on_device else "CPU", *(f"{share:.1%}" for share in each.shares)))
         return [] if self.is_empty else rows
+
+    def rank_notes(self) -> list[str]:
+        """Return what the table of ranks means."""
+        if self.straggler is None:
+            return []
+        return [f"of these ranks, {self.straggler}" if self.others else str(self.straggler)]
 
     def operator_rows(self) -> list[tuple[str, ...]]:
         """Return the table of operators, with its head: per step, where the profile is of steps."""

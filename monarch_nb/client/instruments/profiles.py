@@ -62,7 +62,7 @@ class Profiles:
         if len(clocks) > 1:
             hosts = dict.fromkeys(told["host"] for told in traced.values())
             problems.append(clock_line(hosts, 2e-9 * max(clock.error_ns for clock in clocks.values())))
-        report = ProfileReport(rank_profiles(traced), None, tuple(problems))
+        report = ProfileReport(rank_profiles(traced), None, tuple(problems), len(run.ranks) - len(traced))
         if report.is_empty:
             return report
         path = _free(Path(to), f"run{run.number}", ".pt.trace.json.gz")

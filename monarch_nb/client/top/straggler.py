@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from monarch_nb.client.instruments.late import late_among
 from monarch_nb.client.top.ranks import KINDS, RankTop
 from monarch_nb.ground.rank_sets import name_ranks
-
-LEAST_WAIT = 0.25
-"""Others wait when they spend so much of their time in collectives, and so much more than the one that is late."""
-_NEAR = 0.25
-"""Who is at most this part of the distance away from the one that waits least is late, too."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +47,25 @@ def straggler_of(ranks: Sequence[RankTop]) -> Straggler | None:
     """Return who is waited for; None when nobody is: no rank waits, or all do, or half of them do not.
 
     Example:
-        >>> from monarch_nb.client.top.ranks import Part
+    >>> from monarch_nb.client.top.ranks import Part
         >>> others = [RankTop(rank, "a", "running", (Part("collective", "all_reduce", 1.0, ""),)) for rank in (0, 1)]
         >>> late = RankTop(2, "a", "running", (Part("loader", "", 1.0, "train.py:41"),))
         >>> print(straggler_of([*others, late]))
         rank 2 is waited for: 100% of its time in train.py:41 (data loader); ranks 0-1 wait in all_reduce (100%)
     """
     seen = [rank for rank in ranks if rank.is_seen]
-    if len(seen) < 2:
-        return None
     waits = {rank.rank: rank.share("collective") for rank in seen}
-    least, *others = sorted(waits.values())
-    typical = median(others)
-    if typical < LEAST_WAIT or typical - least < LEAST_WAIT:
+    late_ones = late_among(waits)
+    if not late_ones:
         return None
-    late = [rank for rank in seen if waits[rank.rank] <= least + _NEAR * (typical - least)]
-    if 2 * len(late) > len(seen):
-        return None
+    late = [rank for rank in seen if rank.rank in late_ones]
     waiting = [rank for rank in seen if rank not in late]
     collectives: defaultdict[str, float] = defaultdict(float)
     for part in (part for rank in waiting for part in rank.parts if part.kind == "collective"):
         collectives[part.what] += part.share
     kind, line, share = _slow_part(late, waiting)
     return Straggler(
-        ranks=tuple(rank.rank for rank in late),
+        ranks=late_ones,
         share=share,
         kind=kind,
         line=line,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from monarch_nb.client.instruments.late import LEAST_WAIT
 from monarch_nb.client.top.ranks import KINDS, RankTop
-from monarch_nb.client.top.straggler import LEAST_WAIT, Straggler, straggler_of
+from monarch_nb.client.top.straggler import Straggler, straggler_of
 from monarch_nb.ground.rank_sets import counted, format_ranks, name_ranks
 from monarch_nb.sizes import binary_size
 

@@ -217,7 +217,7 @@ class CellRunner:
             if not noblock:
                 failed = self._wait(run, view, timeout_s, out, on_breakpoint)
         if run.done:
-            show_found(instruments, run)
+            show_found(instruments, run, in_place=is_notebook(self._shell))
         if not noblock:
             self._finish(run, failed, out)
         elif out is not None:

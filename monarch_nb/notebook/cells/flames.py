@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from monarch_nb.client.flames.flames import DIRECTORY
-from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.output.tables import calm_line
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
 
 
-def show_flames(run: Run) -> None:
-    """Show where the time of a run went, and write that down."""
+def flames_found(run: Run) -> Iterator[object]:
+    """Yield where the time of a run went, and write that down."""
     flames = cast("Mesh", run.mesh).flames_of(run)
     if not flames.groups:
-        show(calm_line("; ".join(flames.notes) or "no profile: the cell ended before the first look at its stacks"))
+        yield calm_line("; ".join(flames.notes) or "no profile: the cell ended before the first look at its stacks")
         return
-    show(flames)
+    yield flames
     path = Path(DIRECTORY) / f"run{run.number}.speedscope.json"
     try:
         wrote = f"wrote {flames.save(path)}: https://www.speedscope.app opens it"
     except OSError as error:
         wrote = f"{path} can not be written ({error.strerror}): mesh.flames_of(run).save(PATH) is for another place"
-    show(calm_line("\n".join([wrote, *flames.notes])))
+    yield calm_line("\n".join([wrote, *flames.notes]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ from monarch_nb.client.instruments.compared import recorded_on, run_to_compare
 from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.notebook.cells.flames import show_flames
-from monarch_nb.notebook.cells.profiles import profiled_ranks, show_full_memory, show_history, show_profile
-from monarch_nb.notebook.cells.went_wrong import show_deterministic, show_watch
+from monarch_nb.notebook.cells.flames import flames_found
+from monarch_nb.notebook.cells.profiles import history_found, profile_found, profiled_ranks, show_full_memory
+from monarch_nb.notebook.cells.progress import Progress
+from monarch_nb.notebook.cells.went_wrong import deterministic_found, watch_found
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.notebook.syntax.went_wrong import determined, watched
@@ -32,37 +33,38 @@ class CellInstrument:
         flag: that asked for it, as in "--watch".
         name: what ranks know it by.
         options: what it is told there: plain data.
-        show: shows below the cell what it found, once the run has ended, in whatever way.
+        found: asks the ranks what it found, once the run has ended in whatever way, and yields what stands below the
+            cell.
     """
 
     flag: str
     name: str
     options: Mapping[str, Any]
-    show: Callable[[Run], None]
+    found: Callable[[Run], Iterator[object]]
 
 
 def _torch_profile(parsed: Parsed) -> CellInstrument | None:
     if parsed.text("profile") != "torch":
         return None
     options = {"steps": parsed.count("profile_steps") or STEPS, "ranks": profiled_ranks(parsed)}
-    return CellInstrument("--profile", TORCH_PROFILE, options, show_profile)
+    return CellInstrument("--profile", TORCH_PROFILE, options, profile_found)
 
 
 def _python_profile(parsed: Parsed) -> CellInstrument | None:
     if parsed.text("profile") != "python":
         return None
-    return CellInstrument("--profile=python", PYTHON_PROFILE, {}, show_flames)
+    return CellInstrument("--profile=python", PYTHON_PROFILE, {}, flames_found)
 
 
 def _memory_history(parsed: Parsed) -> CellInstrument | None:
     if not parsed.switch("memory_history"):
         return None
-    return CellInstrument("--memory-history", MEMORY_HISTORY, {"ranks": profiled_ranks(parsed)}, show_history)
+    return CellInstrument("--memory-history", MEMORY_HISTORY, {"ranks": profiled_ranks(parsed)}, history_found)
 
 
 def _watch(parsed: Parsed) -> CellInstrument | None:
     text = parsed.text("watch")
-    return CellInstrument("--watch", "watch", {"what": watched(text)}, show_watch) if text is not None else None
+    return CellInstrument("--watch", "watch", {"what": watched(text)}, watch_found) if text is not None else None
 
 
 def _deterministic(parsed: Parsed) -> CellInstrument | None:
@@ -70,7 +72,7 @@ def _deterministic(parsed: Parsed) -> CellInstrument | None:
     if options is None:
         return None
     flag = "--compare-with" if options["compare_with"] else "--deterministic"
-    return CellInstrument(flag, "deterministic", options, show_deterministic)
+    return CellInstrument(flag, "deterministic", options, deterministic_found)
 
 
 _READERS: tuple[Callable[[Parsed], CellInstrument | None], ...] = (
@@ -131,12 +133,19 @@ def by_name(instruments: Sequence[CellInstrument]) -> dict[str, Mapping[str, Any
     return {each.name: each.options for each in instruments}
 
 
-def show_found(instruments: Sequence[CellInstrument], run: Run) -> None:
+def show_found(instruments: Sequence[CellInstrument], run: Run, *, in_place: bool) -> None:
     """Show what instruments found in a run that has ended, and what ranks held on which an allocation failed. What can
-    not be shown is said: what the run itself failed with matters more."""
+    not be shown is said: what the run itself failed with matters more.
+
+    Args:
+        in_place: a line counts the seconds while ranks write down what they recorded.
+    """
     for each in instruments:
         try:
-            each.show(run)
+            with Progress(in_place) as progress:
+                progress.soon(f"{each.flag}: the ranks write down what they recorded")
+                for place, shown in enumerate(each.found(run)):
+                    (show if place else progress.done)(shown)
         except (MonarchNbError, OSError) as error:
             show(calm_line(f"{each.flag}: {error}"))
     try:

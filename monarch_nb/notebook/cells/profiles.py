@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.output.inside import history_view, memory_view, profile_view
-from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.output.tables import Shown, calm_line, show
 from monarch_nb.notebook.syntax.command_line import Parsed
 from monarch_nb.sizes import binary_size
 from monarch_nb.worker.memory.failures import asked_bytes, is_out_of_memory
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 _RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
-def show_profile(run: Run) -> None:
-    """Show where the time of the profiled ranks went."""
-    for view in profile_view(_mesh(run).profile_of(run)):
-        show(view)
+def profile_found(run: Run) -> Iterator[Shown]:
+    """Yield where the time of the profiled ranks went."""
+    yield from profile_view(_mesh(run).profile_of(run))
 
 
-def show_history(run: Run) -> None:
-    """Show where the record of allocations is."""
-    for view in history_view(*_mesh(run).memory_history_of(run)):
-        show(view)
+def history_found(run: Run) -> Iterator[Shown]:
+    """Yield where the record of allocations is."""
+    yield from history_view(*_mesh(run).memory_history_of(run))
 
 
 def show_full_memory(run: Run) -> None:

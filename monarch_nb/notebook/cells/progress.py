@@ -73,9 +73,9 @@ class Progress:
         """Seconds since the beginning."""
         return time.monotonic() - self._started_at
 
-    def done(self, text: str) -> None:
-        """Show the last line, in place of all before."""
-        self._show(text, final=True)
+    def done(self, last: object) -> None:
+        """Show the last line, or anything else, in place of all before."""
+        self._show(last, final=True)
 
     def _line(self) -> str:
         return f"{self._text}… {self.elapsed_s:.1f} s"
@@ -85,18 +85,22 @@ class Progress:
             if self._text:
                 self._show(self._line())
 
-    def _show(self, text: str, final: bool = False) -> None:
+    def _show(self, shown: object, final: bool = False) -> None:
         with self._lock:
             self._is_later = False
-            if self._final or not text:
+            if self._final or shown == "":
                 return
             self._final = final
+            line = calm_line(shown) if isinstance(shown, str) else shown
             if self._terminal:
-                sys.stdout.write(f"\r\x1b[2K{text}" + "\n" * final)
+                sys.stdout.write(f"\r\x1b[2K{shown if isinstance(shown, str) else ''}")
+                sys.stdout.write("\n" * (final and line is not shown))
                 sys.stdout.flush()
+                if line is shown:
+                    show(line)
             elif self._in_place and self._handle is not None:
-                self._handle.update(calm_line(text))
+                self._handle.update(line)
             elif self._in_place:
-                self._handle = show_updatable(calm_line(text))
+                self._handle = show_updatable(line)
             elif final:
-                show(calm_line(text))
+                show(line)

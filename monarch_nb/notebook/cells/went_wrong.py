@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch_nb.client.instruments.asked import found_on
 from monarch_nb.ground.rank_sets import counted, name_ranks
-from monarch_nb.notebook.output.tables import calm_line, show
+from monarch_nb.notebook.output.tables import Shown, calm_line
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 _WATCHED = {"grad": "gradients", "loss": "losses", "param": "parameters"}
 
 
-def show_watch(run: Run) -> None:
-    """Show below a cell where `--watch` found nothing. What it found, the rank has said itself."""
+def watch_found(run: Run) -> Iterator[Shown]:
+    """Yield what stands below a cell where `--watch` found nothing. What it found, the rank has said itself."""
     for line in watch_lines(found_on(cast("Any", run.mesh), run, "watch"), has_failed=bool(run.failures)):
-        show(calm_line(line))
+        yield calm_line(line)
 
 
 def watch_lines(found: Mapping[int, Mapping[str, Any]], *, has_failed: bool = False) -> list[str]:
@@ -69,11 +69,11 @@ def _all_finite(what: Sequence[str]) -> str:
     return f"all {' and '.join(_WATCHED[each] for each in what)} finite"
 
 
-def show_deterministic(run: Run) -> None:
-    """Show below a cell how many steps it left a record of, or where it parts from another run."""
+def deterministic_found(run: Run) -> Iterator[Shown]:
+    """Yield how many steps it left a record of, or where it parts from another run."""
     found = found_on(cast("Any", run.mesh), run, "deterministic")
     for line in deterministic_lines(found, run.number, has_failed=bool(run.failures)):
-        show(calm_line(line))
+        yield calm_line(line)
 
 
 def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, *, has_failed: bool = False) -> list[str]:

@@ -26,7 +26,7 @@ def profile_view(report: ProfileReport) -> Iterator[Shown]:
     if report.is_empty:
         yield calm_line("\n".join([report.title, *report.notes()]))
         return
-    yield _table(report.title, report.rank_rows(), [])
+    yield _table(report.title, report.rank_rows(), report.rank_notes())
     yield _table("", report.operator_rows(), report.notes())
     if report.trace is not None:
         yield file_line("trace", report.trace, _PERFETTO, "or in TensorBoard")

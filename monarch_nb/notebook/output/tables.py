@@ -59,7 +59,7 @@ def show(shown: object) -> None:
     _display(shown)
 
 
-def show_updatable(shown: Shown) -> Any:
+def show_updatable(shown: object) -> Any:
     """As `show`; the handle's `update` replaces it."""
     return _display(shown, display_id=True)
 

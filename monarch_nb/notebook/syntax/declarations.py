@@ -408,7 +408,11 @@ DIFF = Command(
     section="Look",
     words=Words("EXPRESSION", "evaluated once on each rank", most=None, joined=True, completes="rank_name"),
     flags=(
-        Flag("--over", "compare only ranks that differ in no other dimension of the mesh", value="DIMENSION"),
+        Flag(
+            "--over",
+            "compare only ranks that differ in no other dimension of the mesh or of a DeviceMesh",
+            value="DIMENSION",
+        ),
         Flag("--rng", "compare the random states of Python, numpy and torch"),
         Flag("--env", "compare packages, variables, torch's settings, the code's commit and GPUs"),
         Flag("--when-idle", "wait until the ranks have finished what they compute"),
@@ -421,6 +425,7 @@ DIFF = Command(
         ("%mesh diff model", "its parameters and buffers, by name"),
         ("%mesh diff optimizer", "its state and hyperparameters"),
         ("%mesh diff config --over procs", "within each host of a mesh of hosts × procs"),
+        ("%mesh diff model --over dp", "the replicas of each shard, by a dimension of the ranks' DeviceMesh"),
     ),
 )
 SYNC = Command(

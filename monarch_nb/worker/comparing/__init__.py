@@ -2,6 +2,7 @@
 
 leaves        a value in named parts: tensors of a module, numbers of a configuration
 digests       a tensor's contents in a few bytes, block by block
+dimensions    which ranks a device mesh's dimension goes over
 surroundings  what is compared beside values: random states, the environment
 answers       the questions that the client asks, one after the other
 """

@@ -10,10 +10,11 @@ import base64
 import pickle
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_nb.worker.comparing import digests, surroundings
+from monarch_nb.worker.comparing.dimensions import named_dimensions
 from monarch_nb.worker.comparing.leaves import Leaves, whole_digest
 
 PAGE_CHARACTERS = 150_000
@@ -38,6 +39,11 @@ def begin_random_states() -> bytes:
 def begin_environment(salt: str) -> bytes:
     """Like `begin`, for what is around this process: packages, variables, code, devices."""
     return begin(surroundings.environment(salt))
+
+
+def dimensions(variables: Mapping[str, Any]) -> bytes:
+    """Answer with the named dimensions of this rank's device meshes."""
+    return _packed(named_dimensions(variables))
 
 
 def leaves() -> bytes:

@@ -116,7 +116,7 @@ class Looker:
         line = next((self._line(frame) for frame in frames if self._owns(frame)), "")
         files = [frame.f_code.co_filename for frame in frames]
         is_busy = computes(self._processor_since(seen.thread), lambda: thread_state(seen.native_thread)[0])
-        return Look(*kind_of(files, collective, is_busy=is_busy, has_gpu=_has_gpu()), line)
+        return Look(*kind_of(files, collective, is_busy=is_busy, has_gpu=_has_gpu()), line, bool(seen.run_id))
 
     def _line(self, frame: FrameType) -> str:
         return self._user_code.line(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)

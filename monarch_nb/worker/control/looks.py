@@ -6,6 +6,7 @@ torch was called for, but not whether C code computes or waits for a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -46,11 +47,13 @@ class Look(NamedTuple):
         kind: one of the names above.
         what: which collective.
         line: the innermost line of the user's code: "train.py:41".
+        in_run: a run executes, and no endpoint that is called again and again.
     """
 
     kind: str
     what: str = ""
     line: str = ""
+    in_run: bool = False
 
 
 def computes(processor: float | None, state: Callable[[], str]) -> bool:
@@ -118,21 +121,28 @@ class Share:
 
 @dataclass
 class Window:
-    """The looks of the last seconds.
+    """The looks of the last seconds. Those at a run are forgotten when it has ended, so that the rank is seen to be
+    idle at once: not between short runs that follow each other.
 
     Attributes:
-        length_s: for how long a look is kept. steps_s: how long changes of the number of steps are kept.
+        length_s: for how long a look is kept. ended_s: a run has ended when the rank has been idle for so long.
+        steps_s: how long changes of the number of steps are kept.
     """
 
     length_s: float = 5.0
+    ended_s: float = 0.4
     steps_s: float = 60.0
     _looks: deque[tuple[float, Look]] = field(default_factory=deque)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
+    _ran_s: float = -math.inf
 
     def add(self, now_s: float, look: Look, steps: int) -> None:
         """Note what was seen."""
         self._looks.append((now_s, look))
-        while self._looks and self._looks[0][0] < now_s - self.length_s:
+        if look.kind != IDLE:
+            self._ran_s = now_s if look.in_run else -math.inf
+        has_ended = look.kind == IDLE and now_s - self._ran_s >= self.ended_s
+        while self._looks[0][0] < now_s - self.length_s or (has_ended and self._looks[0][0] <= self._ran_s):
             self._looks.popleft()
         if not self._steps or steps != self._steps[-1][1]:
             self._steps.append((now_s, steps))

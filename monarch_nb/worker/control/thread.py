@@ -364,7 +364,7 @@ class ControlThread(threading.Thread):
             collective=collective or "",
             line=encodable(self._user_code.line_of_stack(frames)),
             running_s=time.monotonic() - activity.started_s,
-            call=Call(collective=call.collective, operands=call.operands, group=call.group) if call else None,
+            call=Call(**vars(call)) if call else None,
             calls=counts,
         )
 

@@ -21,6 +21,8 @@ _OPERANDS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list
 """Arguments of torch's functions that must be alike on all ranks; the first that a function has."""
 _MAY_DIFFER = re.compile("^all_to_all|_object|barrier")
 _HAS_ONE_PEER = re.compile("i?send|i?recv")
+_NCCLS_PEER = re.compile(r"(?P<name>send|recv) \d+(->|<-)(?P<peer>\d+)")
+"""What NCCL calls a send or a receive in the flight recorder, with ranks of the group."""
 _UNNAMED = ("", "undefined")
 _TYPES = {
     "Float": "float32",
@@ -48,11 +50,13 @@ class Call:
         collective: "all_reduce".
         operands: "float32[1024]"; empty when they are not known, or may differ.
         group: "the default group".
+        peer: of a send or a receive, the other rank of the world; None where it is any, or not known.
     """
 
     collective: str
     operands: str = ""
     group: str = ""
+    peer: int | None = None
 
 
 class Calls:
@@ -92,7 +96,19 @@ def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
             may_differ = _MAY_DIFFER.search(collective) is not None
             value = next((names[name] for name in _OPERANDS if name in names), None)
             group = c10d.known_group(names.get("group"))
-            return Call(collective, "" if may_differ else _described(value), _named(group) if group else "")
+            operands, name = "" if may_differ else _described(value), _named(group) if group else ""
+            return Call(collective, operands, name, _peer(collective, names, group) if group else None)
+    return None
+
+
+def _peer(collective: str, names: Mapping[str, Any], group: c10d.Group) -> int | None:
+    """Return the other rank of a send or a receive, from its arguments."""
+    if _HAS_ONE_PEER.match(collective):
+        for of_world, of_group in (("dst", "group_dst"), ("src", "group_src")):
+            if names.get(of_world) is not None:
+                return int(names[of_world])
+            if names.get(of_group) is not None:
+                return int(group.ranks[names[of_group]])
     return None
 
 
@@ -124,7 +140,10 @@ def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Gr
     sizes, types = newest["input_sizes"], newest["input_dtypes"]
     tensors = [f"{_TYPES.get(kind, kind.lower())}{size}" for kind, size in zip(types, sizes, strict=False)]
     operands = "" if _MAY_DIFFER.search(collective) else _listed([each.replace(" ", "") for each in tensors])
-    return Call(collective, operands, _named(groups[newest["process_group"][0]]))
+    group = groups[newest["process_group"][0]]
+    if between := _NCCLS_PEER.fullmatch(collective):
+        return Call(between["name"], operands, _named(group), group.ranks[int(between["peer"])])
+    return Call(collective, operands, _named(group))
 
 
 def _named(group: c10d.Group) -> str:

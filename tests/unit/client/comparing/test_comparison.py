@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.client.comparing.compares import groups_over
 from monarch_nb.client.comparing.comparison import compared
 from monarch_nb.client.comparing.differing import _index
+from monarch_nb.client.comparing.groups import groups_of_device_meshes, groups_over
 from monarch_nb.client.comparing.report import MOST_ROWS, DiffReport
 from monarch_nb.errors import TargetError
 from monarch_nb.shape import Extent
@@ -108,10 +108,25 @@ def test_many_differences() -> None:
 
 def test_groups_over_a_dimension() -> None:
     extent = Extent({"hosts": 2, "procs": 2})
-    assert groups_over(extent, (0, 1, 2, 3), "") == [(0, 1, 2, 3)]
     assert groups_over(extent, (0, 1, 3), "procs") == [(0, 1), (3,)]
-    with pytest.raises(TargetError, match="no dimension 'dp'; this mesh has hosts, procs"):
-        groups_over(extent, (0, 1), "dp")
+    assert groups_over(extent, (0, 1, 3), "hosts") == [(0,), (1, 3)]
+
+
+def test_groups_over_a_dimension_of_device_meshes() -> None:
+    extent = Extent({"hosts": 2, "procs": 2})
+    told = {0: {"dp": [(0, 2)], "tp": [(0, 1)]}, 1: {"dp": [(1, 3)]}, 2: {"dp": [(0, 2)]}}
+    assert groups_of_device_meshes(told, "dp", extent) == [(0, 2), (1,)]
+    with pytest.raises(
+        TargetError, match=r"^ranks 1-2 are in no device mesh with a dimension 'tp': leave out with -t$"
+    ):
+        groups_of_device_meshes(told, "tp", extent)
+    named = "^no dimension 'pp'; this mesh has hosts, procs, and the device meshes of its ranks have dp, tp$"
+    with pytest.raises(TargetError, match=named):
+        groups_of_device_meshes(told, "pp", extent)
+    with pytest.raises(TargetError, match=r"this mesh has hosts, procs, and its ranks hold no device mesh$"):
+        groups_of_device_meshes({0: {}}, "dp", extent)
+    with pytest.raises(TargetError, match="rank 0 has device meshes with different ranks in 'dp': 0-1, 0,2; "):
+        groups_of_device_meshes({0: {"dp": [(0, 1), (0, 2)]}}, "dp", extent)
 
 
 def test_the_index_of_an_element() -> None:

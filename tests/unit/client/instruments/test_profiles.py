@@ -13,6 +13,8 @@ import pytest
 from monarch_nb.client.instruments import clocks
 from monarch_nb.client.instruments.merging import merge
 from monarch_nb.client.instruments.profile_report import ProfileReport, rank_profiles, said
+from monarch_nb.client.instruments.profile_straggler import straggler_among
+from monarch_nb.worker.instruments.shares import Shares
 from monarch_nb.worker.instruments.traces import line
 
 
@@ -67,11 +69,12 @@ def test_the_report_averages_operators_per_step_and_names_who_has_none() -> None
         12: {"host": "host4", "problem": "no room"},
     }
     ranks = rank_profiles(found)
-    assert str(ProfileReport(ranks, None, tuple(said(found)))).splitlines() == [
+    assert str(ProfileReport(ranks, None, tuple(said(found)), others=6)).splitlines() == [
         "profile of ranks 0,4: 5 steps of 80.0 ms",
-        "  rank       time of  compute  communication  overlap  idle",
-        "  0 (host1)  CPU      50.0%    25.0%          5.0%     20.0%",
-        "  4 (host2)  CPU      10.0%    60.0%          10.0%    20.0%",
+        "  rank         time of  compute  communication  overlap  idle",
+        "  0 (host1) ←  CPU      50.0%    25.0%          5.0%     20.0%",
+        "  4 (host2)    CPU      10.0%    60.0%          10.0%    20.0%",
+        "of these ranks, rank 0 was waited for: it computed 55% of the time, rank 4 waited (60% in communication)",
         "  operator         own time per step  share  calls per step",
         "  aten::mm         6.00 ms            85.7%  3",
         "  gloo:all_reduce  1.00 ms            14.3%  1",
@@ -85,6 +88,16 @@ def test_the_report_averages_operators_per_step_and_names_who_has_none() -> None
         ("aten::mm", "40.0 ms", "80.0%", "15"),
     ]
     assert str(ProfileReport((), None, ("rank 0: no room",))) == "nothing was profiled\nrank 0: no room"
+
+
+def test_who_was_waited_for_is_named_where_the_shares_make_it_clear() -> None:
+    waits, loads = Shares(0.2, 0.7, 0.0, 0.1), Shares(0.2, 0.05, 0.0, 0.75)
+    said = "ranks 1,3 were waited for: they were idle 75% of the time, ranks 0,2,4 waited (70% in communication)"
+    assert str(straggler_among({0: waits, 1: loads, 2: waits, 3: loads, 4: waits})) == said
+    assert straggler_among({0: waits, 1: waits}) is None
+    assert straggler_among({0: loads, 1: loads._replace(communication=0.2)}) is None
+    assert straggler_among({0: waits, 1: loads, 2: loads}) is None, "most do not wait"
+    assert straggler_among({0: waits}) is None
 
 
 def test_where_no_operator_ran_one_line_says_so() -> None:

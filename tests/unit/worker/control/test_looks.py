@@ -82,6 +82,24 @@ def test_shares_are_of_the_last_seconds_and_name_the_line_of_most_looks() -> Non
     assert window.shares() == []
 
 
+def test_a_run_that_has_ended_is_forgotten_at_once_and_an_endpoint_is_not() -> None:
+    def told_after(window: Window, *looks: Look) -> list[tuple[str, int]]:
+        for tenth, look in enumerate([*looks, *[Look("idle")] * 6]):
+            window.add(tenth / 10, look, 0)
+        return [(share.kind, share.looks) for share in window.shares()]
+
+    trains = Look("torch", in_run=True)
+    assert told_after(Window(), trains, trains) == [("idle", 6)]
+    assert told_after(Window(), trains, Look("idle"), trains) == [("idle", 6)]
+    short = Window(ended_s=0.7)
+    assert told_after(short, trains, trains) == [("idle", 6), ("torch", 2)], "the next run may follow"
+    assert told_after(Window(), Look("torch"), Look("torch")) == [("idle", 6), ("torch", 2)], "it is called again"
+
+    seen = Seen(threading.get_ident(), threading.get_native_id(), [], "train")
+    assert Looker(lambda: seen, cast("Any", None), lambda: 0)._look().in_run
+    assert not Looker(lambda: seen._replace(run_id=""), cast("Any", None), lambda: 0)._look().in_run
+
+
 def test_steps_a_second_count_from_the_first_step_that_was_seen_to_end() -> None:
     window = Window()
     assert window.steps_per_s(0) is None

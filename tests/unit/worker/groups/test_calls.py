@@ -37,6 +37,7 @@ def entry(number: int, name: str, group: str, *, retired: bool = False, **other:
         ([entry(0, "broadcast", "1")], Call("broadcast", "bfloat16[2,8]", "group 1 (ranks 0,2)")),
         ([entry(0, "all_to_all", "2")], Call("all_to_all", "", "group dp (ranks 1,3)")),
         ([entry(0, "all_reduce", "9")], None),
+        ([entry(0, "recv 0<-1", "1")], Call("recv", "bfloat16[2,8]", "group 1 (ranks 0,2)", peer=2)),
         ([{"record_id": 3, "state": "scheduled"}], None),
         (
             [entry(0, "gather", "0", input_sizes=[[4], [4]], input_dtypes=["Float", "Odd"])],

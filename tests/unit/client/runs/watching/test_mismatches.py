@@ -68,6 +68,40 @@ def test_groups_are_compared_each_with_itself() -> None:
     assert explain_mismatch(where) == f"{in_default}; {in_pair}"
 
 
+def between(collective: str, peer: int, operands: str = "float32[4]") -> run_pb2.Where:
+    """Return where a rank waits for one other."""
+    where = at(collective, 5, operands)
+    where.call.peer = peer
+    return where
+
+
+def test_who_waits_for_a_peer_in_a_collective() -> None:
+    where = {0: between("recv", 2), 1: at("all_reduce", 5), 2: at("all_reduce", 5, "int64[2]")}
+    assert explain_mismatch(where) == "rank 0 receives float32[4] from rank 2, which is in all_reduce of int64[2]"
+    assert are_unlike(where), "the collective needs the rank that waits"
+    where[2].call.group, where[2].calls["group dp (ranks 1-2)"] = "group dp (ranks 1-2)", 1
+    assert not are_unlike({rank: where[rank] for rank in (0, 2)}), "rank 2 may come out of it"
+
+
+def test_peers_that_wait_for_each_other() -> None:
+    where = {0: between("recv", 2), 2: between("recv", 0, "int64[1]"), 1: between("recv", 0)}
+    assert explain_mismatch(where) == (
+        "ranks 0,2 wait for each other: rank 0 receives float32[4] from rank 2, rank 2 receives int64[1] from rank 0"
+    )
+    assert are_unlike(where)
+    assert are_unlike({0: between("send", 1), 1: between("send", 2), 2: between("isend", 0)})
+    meeting = {0: between("send", 1), 1: between("recv", 0), 2: between("recv", 1)}
+    assert not explain_mismatch(meeting)
+    assert not are_unlike(meeting)
+
+
+def test_the_end_of_a_row_of_peers_is_told() -> None:
+    computes = run_pb2.Where(state=run_pb2.Where.STATE_RUNNING, line="train.py:4", calls={DEFAULT: 2})
+    where = {0: computes, 1: between("recv", 0), 2: between("recv", 1), 3: between("recv", 0)}
+    assert explain_mismatch(where) == "ranks 1,3 receive float32[4] from rank 0"
+    assert not are_unlike(where)
+
+
 def test_of_old_nodes_nothing_is_known() -> None:
     old = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce", line="train.py:4")
     assert not explain_mismatch({0: old, 1: at("all_gather", 3)})
