@@ -201,6 +201,22 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
 
 
+def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> None:
+    """Nodes learn of it a moment later than `%mesh status` asks them."""
+    kernel.run("%%mesh\nimport torch\nstep = 5")
+    mesh = "import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\n"
+    ways = ["mesh.save('a'); mesh.load('a')", "mesh.autosave('a', ['step'], every='1h')"]
+    ways += ["run = mesh.submit('step'); assert run.wait(60); run.values", "mesh.submit('step').result(60)"]
+    for way in ways:
+        said = kernel.run(f"{mesh}{way}\n%mesh status")
+        assert "4 ranks" in said, said
+        assert "nobody has seen" not in said
+    for line in ("%mesh save a", "%mesh load a"):
+        assert "nobody has seen" not in kernel.run(f"{line}\n%mesh status")
+    kernel.run(f"{mesh}left = mesh.submit('step')")
+    eventually(lambda: re.search(r"run \d+ \(step\) finished and nobody has seen it", kernel.run("%mesh status")))
+
+
 def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     kernel.run("%%mesh\nmodel, step = [1], 5")
     said = kernel.run("%mesh save a modle step --every 10m")
