@@ -293,7 +293,8 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     assert f"saved {where}/0001 at step 2 (every 2 steps): " in printed
     assert "net, optimizer" in printed, "locals of the function that trains"
     assert "not loaded: net, optimizer (functions or actors held them" in kernel.run(f"%mesh load {where}")
-    assert f"last saved {where}/0001 at step 2" in kernel.run("%mesh status")
+    assert re.search(rf"last saved {where}/0001 at step 2 of run \d+", kernel.run("%mesh status"))
+    assert re.search(rf"{where}/0001 .* dev, run \d+, step 2, every 2 steps ", kernel.run(f"%mesh saves {where}"))
     assert kernel.run("%mesh save --off") == "ranks save by themselves no more"
     assert "save by themselves" not in kernel.run("%mesh status")
     kernel.run(f"%mesh save {where} --at-end")

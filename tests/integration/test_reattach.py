@@ -368,7 +368,8 @@ class TestClient:
             run.result()
         assert [value and len(value) for value in run.values] == [None if rank == 2 else 1 << 20 for rank in range(8)]
         assert recorder.text() == "first\n" * 8
-        eventually(lambda: run_id not in [info.run_id for info in mesh.runs()])  # it has been collected
+        assert run_id not in [info.run_id for info in mesh.runs()], "this process knows that it has been collected"
+        eventually(lambda: [info.collected for info in mesh.past_runs() if info.run_id == run_id] in ([], [True]))
 
     def test_interrupting_what_another_one_started(self, mesh: Mesh) -> None:
         with client(self.program("print('first')\nimport threading\nthreading.Event().wait()")) as kernel:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,20 +117,27 @@ def test_a_training_goes_on_where_it_was(code: str) -> None:
                 assert mesh.run("train(4)").values[0] == approximately(expected[0])
 
 
-def test_others_load_it_under_the_names_of_the_plain_module(here: Path) -> None:
-    import torch
-    import torch.distributed.checkpoint as dcp
-
+def test_others_load_it_as_the_documentation_says(here: Path) -> None:
+    """By its own program, in a process that does not have monarch_nb."""
+    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+    program = re.search(r"^```python\n(.*?)^```", page.partition("## Without monarch_nb")[2], re.DOTALL | re.MULTILINE)
+    assert program is not None
+    found = (
+        "import json, sys\nassert 'monarch_nb' not in sys.modules\n"
+        "print(json.dumps([state['step'], model[0].weight.tolist(), noise_of_rank_1.tolist(), saved['losses'], "
+        "optimizer.state[model[0].weight]['exp_avg'].tolist()]))\n"
+    )
     with ranks(2) as mesh:
         mesh.run(FSDP2)
         mesh.run("train(2)")
-        path = mesh.save("a", ["model", "step"]).path
-        weight = mesh.run("model[0].weight.full_tensor().tolist()").values[0]
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3))
-    state = {"model": model.state_dict(), "step": 0}
-    dcp.load(state, checkpoint_id=path)
-    assert state["step"] == 2
-    assert model[0].weight.tolist() == weight
+        mesh.save("checkpoints/a", ["step"])
+        mesh.save("checkpoints/a")
+        full = "model[0].weight.full_tensor().tolist()"
+        states = "optimizer.state[model[0].weight]['exp_avg'].full_tensor().tolist()"
+        weights, losses, averages = mesh.run(f"{full}, losses, {states}").values[0]
+    done = subprocess.run([sys.executable, "-I", "-c", program[1] + found], cwd=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, weights, [1.0] * 3, losses, averages]
 
 
 def test_what_does_not_fit_is_named_and_nothing_changes() -> None:
@@ -199,6 +209,22 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert re.search(r"loaded step into 4 ranks: .*/a/0002", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
     assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+
+
+def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> None:
+    """Nodes learn of it a moment later than `%mesh status` asks them."""
+    kernel.run("%%mesh\nimport torch\nstep = 5")
+    mesh = "import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\n"
+    ways = ["mesh.save('a'); mesh.load('a')", "mesh.autosave('a', ['step'], every='1h')"]
+    ways += ["run = mesh.submit('step'); assert run.wait(60); run.values", "mesh.submit('step').result(60)"]
+    for way in ways:
+        said = kernel.run(f"{mesh}{way}\n%mesh status")
+        assert "4 ranks" in said, said
+        assert "nobody has seen" not in said
+    for line in ("%mesh save a", "%mesh load a"):
+        assert "nobody has seen" not in kernel.run(f"{line}\n%mesh status")
+    kernel.run(f"{mesh}left = mesh.submit('step')")
+    eventually(lambda: re.search(r"run \d+ \(step\) finished and nobody has seen it", kernel.run("%mesh status")))
 
 
 def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:

@@ -442,7 +442,9 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished, or whose results nobody has collected, oldest first."""
-        return [info for info in self._run_infos() if not (info.done and info.collected)]
+        infos = self._run_infos()
+        here = set(self.core.collected)
+        return [info for info in infos if not (info.done and (info.collected or info.run_id in here))]
 
     def past_runs(self, tracebacks_of: int = 0) -> list[RunInfo]:
         """Return the newest few hundred runs, also finished ones, oldest first, each with its failures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 CONTROL_TIMEOUT_S = 5.0
+_COLLECTED = 1000
 
 
 class MeshRanks:
@@ -49,6 +51,9 @@ class MeshRanks:
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
         self.line_text = ""
+        self.collected: deque[str] = deque(maxlen=_COLLECTED)
+        """Ids of the newest runs whose results this process has taken; some twice. Their nodes learn it a moment
+        later."""
         self.is_over = False
         """Whether the mesh has ended, as far as this process knows."""
 

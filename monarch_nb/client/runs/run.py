@@ -160,8 +160,14 @@ class Run(PrintedOfRun):
         return self.stops.news.wait(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has finished. Return False when `timeout_s` is up before; the run goes on."""
-        return self._done.wait(timeout_s)
+        """Wait until every rank has finished. Return False when `timeout_s` is up before; the run goes on.
+
+        A run that you have waited for counts as seen: `%mesh status` and `%mesh attach` do not name it as unseen.
+        """
+        is_done = self._done.wait(timeout_s)
+        if is_done and not self.is_collected:
+            self.collected()
+        return is_done
 
     def wait_hang(self, timeout_s: float | None = None) -> str:
         """Wait until ranks wait in a collective for others that do not come. Return the sentence that says so. It is
@@ -302,9 +308,11 @@ class Run(PrintedOfRun):
 
     def collected(self) -> None:
         """Tell the allocators that the results are here, so that they need not keep them for a later kernel."""
+        self.mesh.core.collected.append(self.id)
         post(self._tell_collected)
 
     def _tell_collected(self) -> None:
+        self.mesh.core.collected.append(self.id)
         self.is_collected = True
         for connection in self._nodes.shared():
             connection.collect(self.id)

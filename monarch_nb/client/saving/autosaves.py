@@ -39,8 +39,9 @@ class AutosaveStatus:
         every_s, every_steps: how often; 0: not by the clock, not by steps.
         at_end: before the nodes are taken away, too. before_s: so long before a time limit.
         background: ranks write while they go on. keep: how many of the newest saves stay.
-        last: the path of the last save; empty when there was none. last_at: when it was made. last_step: at which
-            step of a run; 0 between runs.
+        last: the path of the last save; empty when there was none. last_at: when it was made.
+        last_run: the number of the run that it was made of. last_step: at which step of that run, which counts its own
+            steps; 0 between runs.
         problem: why the last attempt saved nothing; empty when it did.
         missing: names that no rank had when it was armed, with what is said of each. Ranks that ran something then
             were not asked.
@@ -56,6 +57,7 @@ class AutosaveStatus:
     keep: int = KEPT_SAVES
     last: str = ""
     last_at: float = 0.0
+    last_run: int = 0
     last_step: int = 0
     problem: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +73,7 @@ class AutosaveStatus:
     def __str__(self) -> str:
         lines = [f"ranks save by themselves in {self.directory}, {self.when}"]
         if self.last:
-            at = f" at step {self.last_step:,}" if self.last_step else ""
+            at = f" at step {self.last_step:,} of run {self.last_run}" if self.last_step else ""
             lines.append(f"last saved {self.last}{at}, at {time_of_day(self.last_at)}")
         if self.problem:
             lines.append(f"the last attempt saved nothing: {self.problem}")
@@ -242,6 +244,7 @@ def _status(told: run_pb2.SavesStatus) -> AutosaveStatus:
         keep=armed.keep,
         last=told.path,
         last_at=told.saved_at,
+        last_run=told.run,
         last_step=told.step,
         problem=told.problem,
     )

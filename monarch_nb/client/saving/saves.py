@@ -72,9 +72,10 @@ class SaveInfo:
     def row(self) -> tuple[str, ...]:
         """Return what a table says of it, below SAVES_HEADERS."""
         run = f"run {self.origin.run}" if self.origin.run else ""
+        step = f"step {self.origin.step:,}" if self.origin.step else ""
         cell = f"In[{self.origin.cell}]" if self.origin.cell else ""
         actors = f"actors {self.origin.actors}" if self.origin.actors else ""
-        of = ", ".join(filter(None, [self.origin.reservation, actors, run, cell, self.origin.reason]))
+        of = ", ".join(filter(None, [self.origin.reservation, actors, run, step, cell, self.origin.reason]))
         return (self.path, self.when, of, str(self.ranks), size(self.size_bytes), ", ".join(self.names))
 
     def __repr__(self) -> str:

@@ -115,6 +115,8 @@ def last_save_line(reservation: Reservation, directory: str | None) -> list[str]
     if info is None:
         return []
     when = datetime.fromtimestamp(info.saved_at).strftime("%Y-%m-%d %H:%M")
+    if info.origin.step:
+        when += f", after step {info.origin.step:,} of run {info.origin.run}"
     holds = f"{listed(info.names)} of {counted(info.ranks, 'rank')}"
     return [f"an earlier {reservation.name} left a save ({when}: {holds}): {info.way_back} loads it"]
 

@@ -87,24 +87,25 @@ class _Saved:
 
 
 def _save(wanted: Wanted, rank: int, world_size: int, told: _ToldNames, *, for_script: bool) -> _Saved:
-    armed = wanted.armed
+    armed, place = wanted.armed, wanted.place
     directory = armed.directory
     if for_script:  # the live ranks beside it save there, too
-        directory = os.path.join(directory, f"run-{wanted.place.run}")
+        directory = os.path.join(directory, f"run-{place.run}")
     objects, of_functions = _objects(wanted, for_script=for_script)
+    step = 0 if place.ended else place.steps
     request = SaveRequest(
         directory=directory,
         names=tuple(armed.names),
         keep=armed.keep or KEPT_SAVES,
         background=armed.background and not wanted.request.is_last,
-        origin=Origin(armed.reservation, armed.mesh, wanted.place.run, reason=wanted.request.why),
+        origin=Origin(armed.reservation, armed.mesh, place.run, reason=wanted.request.why, step=step),
         of_functions=tuple(of_functions),
     )
     secret = f"{armed.secret}/{wanted.number}/{directory}"
     entry.behind.wait()
     failed = entry.behind.take_news() if isinstance(entry.behind.last, MonarchNbError) else ""
     report = entry.save(request, secret, range(world_size), rank=rank, objects=objects)
-    return _Saved(report, failed, wanted.place.run, told)
+    return _Saved(report, failed, place.run, told)
 
 
 def _objects(wanted: Wanted, *, for_script: bool) -> tuple[dict[str, Any], Iterable[str]]:

@@ -41,6 +41,7 @@ class Origin(_Told):
     Attributes:
         reservation, mesh: names. run: the number of the run that saved; 0 when it is not known. cell: that of the cell.
         reason: why it was saved, when nobody typed it: "every 10m". actors: the name of those whose attributes it has.
+        step: after which step of the run, as the run counts them; 0 when it was saved between runs, or by hand.
     """
 
     reservation: str = ""
@@ -49,6 +50,7 @@ class Origin(_Told):
     cell: int = 0
     reason: str = ""
     actors: str = ""
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class FakeCore:
         self.asked_where: list[list[int]] = []
         self.places: dict[int, run_pb2.Where] = {}
         self.restarted: list[tuple[int, ...]] = []
+        self.collected: list[str] = []
 
     def way_on(self, said: str) -> str:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +56,17 @@ def test_a_save_of_actors_is_loaded_into_actors(asked: list[Any], monkeypatch: p
     [line] = saving.last_save_line(mesh.reservation, None)
     said = "net of 4 ranks): monarch_nb.attach('dev').actors['trainers'].load('a/0001') loads it"
     assert line.endswith(said)
+
+
+def test_a_save_at_a_step_tells_which_and_of_which_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run counts its own steps."""
+    origin = Origin("dev", run=7, reason="every 10 min", step=1200)
+    info = SaveInfo("a/0001", 0.0, 4, 10, Origin.from_facts(dataclasses.asdict(origin)), (NamedPart("net", "state"),))
+    assert "dev, run 7, step 1,200, every 10 min" in info.row()
+    monkeypatch.setattr(saving, "last_save", lambda *_: info)
+    mesh: Any = Mesh()
+    [line] = saving.last_save_line(mesh.reservation, None)
+    assert ", after step 1,200 of run 7: net of 4 ranks): %mesh load " in line
 
 
 def test_a_reservation_that_is_over_is_not_asked_for_saves(tmp_path: Path) -> None:
