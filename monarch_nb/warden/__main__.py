@@ -159,7 +159,7 @@ class Warden:
             socket.send_fds(gateway, [reply], descriptors, socket.MSG_DONTWAIT)
         except OSError as error:
             _log.warning("the gateway takes no answer: %s", error)
-        for descriptor in descriptors[1:]:  # the first is the pidfd, which stays
+        for descriptor in {*descriptors} - {*self._rooms.pidfds()}:  # which stay
             os.close(descriptor)
 
     def _answer(self, request: Request) -> tuple[dict[str, Any], list[int]]:

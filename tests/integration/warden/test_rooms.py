@@ -14,6 +14,12 @@ import pytest
 from monarch_nb.errors import WardenGone, WardenRefused
 from wardens import TIMEOUT_S, RealWarden, gone, uid, wait_for_end
 
+LISTEN = """
+import os, socket, sys
+sys.offered = socket.socket(socket.AF_UNIX)
+sys.offered.bind(os.environ["MONARCH_NB_HOME"] + "/s/gateway")
+sys.offered.listen()
+"""
 RESERVATION, OTHER = "1" * 32, "2" * 32
 DAEMON = """
 import os, time
@@ -40,6 +46,12 @@ Start = Callable[..., RealWarden]
 def daemon(warden: RealWarden, account: str, group: str = "") -> int:
     """Start a daemon in a room that has left its parents and its session; return its pid."""
     return int(warden.run(account, f"group = {group!r}\n{DAEMON}"))
+
+
+def descriptors(warden: RealWarden) -> list[str]:
+    """Return what the warden has open between two requests."""
+    warden.client.accounts(["root"])
+    return sorted(os.listdir(f"/proc/{warden.process.pid}/fd"))
 
 
 @pytest.mark.quick
@@ -201,3 +213,16 @@ def test_a_pid_that_is_somebody_elses_is_left_alone(start: Start, people: list[s
         assert warden.stop() == 0
         assert other.poll() is None
         other.kill()
+
+
+def test_only_the_gateway_has_the_way_out(start: Start, people: list[str]) -> None:
+    alice = people[0]
+    warden = start()
+    warden.open(alice)
+    warden.run(alice, LISTEN)
+    before = descriptors(warden)
+    for _ in range(5):
+        warden.client.way_out(alice).close()
+    assert descriptors(warden) == before
+    of_each = "(connection := sys.offered.accept()[0]).settimeout(60) or connection.recv(1).decode()"
+    assert warden.run(alice, f"import sys; answer = [{of_each} for _ in range(5)]") == [""] * 5
