@@ -148,17 +148,17 @@ class Rooms:
             cgroups.end_tree(room.uid, room.pid)
         _forget_process(room)
         del self._rooms[account]
-        self._write()
         if pam.is_there():
             in_child(lambda: pam.Pam(account).close_session())
+        self._write()
 
     def close_all(self) -> None:
         """End everything that can be ended."""
         for account in list(self._rooms):
             try:
                 self.close(account)
-            except Refused as refused:
-                _log.error("the room of %s: %s", account, refused)
+            except (Refused, OSError) as error:  # a full disk keeps nobody else's room alive
+                _log.error("the room of %s: %s", account, error)
 
     def pidfds(self) -> list[int]:
         return [room.pidfd for room in self._rooms.values() if room.pidfd >= 0]

@@ -226,3 +226,12 @@ def test_only_the_gateway_has_the_way_out(start: Start, people: list[str]) -> No
     assert descriptors(warden) == before
     of_each = "(connection := sys.offered.accept()[0]).settimeout(60) or connection.recv(1).decode()"
     assert warden.run(alice, f"import sys; answer = [{of_each} for _ in range(5)]") == [""] * 5
+
+
+def test_all_rooms_end_on_a_disk_that_takes_nothing(start: Start, people: list[str]) -> None:
+    alice, bob, *_ = people
+    warden = start()
+    rooms = [warden.open(account) for account in (alice, bob)]
+    (warden.directory / "state" / "rooms.new").mkdir()  # so the table can not be written
+    assert warden.stop() == 0
+    assert all(gone(room.pid) for room in rooms)
