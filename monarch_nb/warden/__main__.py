@@ -102,6 +102,7 @@ class Warden:
         self._gateway = ours
         if refused := read_answer(told).get("refused"):
             _log.error("the gateway does not start: %s", refused)
+        os.close(told)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:

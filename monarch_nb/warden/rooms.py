@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,18 @@ class Rooms:
         if earlier is None and len(self._rooms) >= most:
             raise Refused(f"{most} accounts have a room already, and no more may at a time (rooms in users.toml)")
         group = self._groups.make(account.name, account.uid, "", limit.memory_bytes, limit.cpus)
-        directory = own_directory(self._directory, account.name, account.uid, account.gid)
-        ready, writes = os.pipe2(os.O_CLOEXEC)
-        may_start, starts = os.pipe2(os.O_CLOEXEC)
-        try:
+        with ExitStack() as opened, ExitStack() as on_failure:
+            opened.callback(
+                os.close, directory := own_directory(self._directory, account.name, account.uid, account.gid)
+            )
+            ready, writes = os.pipe2(os.O_CLOEXEC)
+            on_failure.callback(os.close, ready)
+            opened.callback(os.close, writes)
+            may_start, starts = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, may_start)
+            opened.callback(os.close, starts)
             pid, told = fork(lambda _: self._become(account, directory, writes, (may_start, starts), group))
+            opened.callback(os.close, told)
             room = Room(account.name, account.uid, pid, _start_ticks(pid), pidfd=os.pidfd_open(pid))
             room.reservations = earlier.reservations if earlier else []
             self._rooms[account.name] = room
@@ -72,13 +79,8 @@ class Rooms:
                 if earlier is None:
                     self.close(account.name)
                 raise Refused(str(refused))
+            on_failure.pop_all()
             return room, ready
-        except BaseException:
-            os.close(ready)
-            raise
-        finally:
-            for descriptor in (directory, writes, may_start, starts):
-                os.close(descriptor)
 
     def _become(self, account: Account, directory: int, writes: int, starts: tuple[int, int], group: str) -> None:
         os.close(starts[1])

@@ -92,14 +92,22 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return read_answer(told) or {"refused": "the process that was to look has ended"}
     finally:
+        os.close(told)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def fork(work: Callable[[Callable[[dict[str, Any]], None]], object]) -> tuple[int, int]:
-    """Call a function in a new process, with a function that tells; return the pid and where to read what it tells."""
+    """Call a function in a new process, with a function that tells; return the pid and where to read what it tells: the
+    caller closes that."""
     told, tells = os.pipe2(os.O_CLOEXEC)
-    if pid := os.fork():
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(told)
+        os.close(tells)
+        raise
+    if pid:
         os.close(tells)
         return pid, told
     signal.set_wakeup_fd(-1)  # while it is root's: whoever may signal it later is not to wake the warden
@@ -122,15 +130,12 @@ def read_answer(told: int) -> dict[str, Any]:
     """Return what a process tells; empty when it ended, or became another program, without a word."""
     deadline, found, poll = time.monotonic() + ANSWERS_S, b"", select.poll()
     poll.register(told, select.POLLIN)
-    try:
-        while not found.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return {"refused": f"it took more than {ANSWERS_S:.0f} s: look at PAM and the directory of accounts"}
-            if not (part := os.read(told, 1 << 16)):
-                return {}
-            found += part
-    finally:
-        os.close(told)
+    while not found.endswith(b"\n"):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return {"refused": f"it took more than {ANSWERS_S:.0f} s: look at PAM and the directory of accounts"}
+        if not (part := os.read(told, 1 << 16)):
+            return {}
+        found += part
     answer: dict[str, Any] = json.loads(found)
     return answer
 

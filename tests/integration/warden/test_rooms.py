@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.live import eventually
 from monarch_nb.errors import WardenGone, WardenRefused
 from wardens import TIMEOUT_S, RealWarden, gone, uid, wait_for_end
 
@@ -226,6 +227,19 @@ def test_only_the_gateway_has_the_way_out(start: Start, people: list[str]) -> No
     assert descriptors(warden) == before
     of_each = "(connection := sys.offered.accept()[0]).settimeout(60) or connection.recv(1).decode()"
     assert warden.run(alice, f"import sys; answer = [{of_each} for _ in range(5)]") == [""] * 5
+
+
+def test_rooms_that_can_not_be_written_down_leave_nothing_open(start: Start, people: list[str]) -> None:
+    warden = start()
+    before = descriptors(warden)
+    full = warden.directory / "state" / "rooms.new"
+    full.mkdir()
+    for account in people[:3]:
+        with pytest.raises(WardenRefused, match="its log says why"):
+            warden.client.open_room(account)
+    eventually(lambda: descriptors(warden) == before)  # when those that were not let go on have ended
+    full.rmdir()
+    assert warden.open(people[0]).pid
 
 
 def test_all_rooms_end_on_a_disk_that_takes_nothing(start: Start, people: list[str]) -> None:
