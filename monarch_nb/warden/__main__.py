@@ -88,9 +88,10 @@ class Warden:
         ]
         variables = {"MONARCH_NB_HOME": f"{self._options.directory}/gateway"}
         self._pid, told = fork(
-            lambda _: become(
+            lambda tell: become(
                 self._gateway_account,
                 words,
+                tell,
                 directory=self._directory,
                 keeps=theirs.fileno(),
                 variables=variables,

@@ -15,11 +15,13 @@ from monarch_nb.warden import groups as cgroups
 from monarch_nb.warden import pam
 from monarch_nb.warden.groups import Groups
 from monarch_nb.warden.requests import Refused
-from monarch_nb.warden.starting import Account, become, connect, fork, in_child, own_directory, read_answer
+from monarch_nb.warden.starting import Account, Tell, become, connect, fork, in_child, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
 SOCKET, WAY_OUT = "s/allocator", "s/gateway"
+DIES_S = 1.0
+"""So long everybody waits for a killed process. What waits in the kernel, for a home that hangs, is left to end."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Rooms:
             may_start, starts = os.pipe2(os.O_CLOEXEC)
             opened.callback(os.close, may_start)
             opened.callback(os.close, starts)
-            pid, told = fork(lambda _: self._become(account, directory, writes, (may_start, starts), group))
+            pid, told = fork(lambda tell: self._become(account, tell, directory, writes, (may_start, starts), group))
             opened.callback(os.close, told)
             room = Room(account.name, account.uid, pid, _start_ticks(pid), pidfd=os.pidfd_open(pid))
             room.reservations = earlier.reservations if earlier else []
@@ -76,13 +78,15 @@ class Rooms:
             os.write(starts, b"1")
             if refused := read_answer(told).get("refused"):
                 signal.pidfd_send_signal(room.pidfd, signal.SIGKILL)
-                if earlier is None:
+                if earlier is None and select.select([room.pidfd], [], [], DIES_S)[0]:
                     self.close(account.name)
                 raise Refused(str(refused))
             on_failure.pop_all()
             return room, ready
 
-    def _become(self, account: Account, directory: int, writes: int, starts: tuple[int, int], group: str) -> None:
+    def _become(
+        self, account: Account, tell: Tell, directory: int, writes: int, starts: tuple[int, int], group: str
+    ) -> None:
         os.close(starts[1])
         if not os.read(starts[0], 1):  # the warden has ended before it wrote the room down
             return
@@ -90,6 +94,7 @@ class Rooms:
         become(
             account,
             [word.format(directory=path, ready=3, account=account.name) for word in self._command],
+            tell,
             directory=directory,
             keeps=writes,
             variables={"MONARCH_NB_HOME": path} | ({"MONARCH_NB_CGROUP": group} if group else {}),
