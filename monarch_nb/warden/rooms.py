@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch_nb.warden import groups as cgroups
 from monarch_nb.warden import pam
-from monarch_nb.warden.groups import Groups
+from monarch_nb.warden.groups import Groups, start_ticks
 from monarch_nb.warden.requests import Refused
 from monarch_nb.warden.starting import Account, Tell, become, connect, fork, in_child, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit
@@ -71,7 +71,7 @@ class Rooms:
             opened.callback(os.close, starts)
             pid, told = fork(lambda tell: self._become(account, tell, directory, writes, (may_start, starts), group))
             opened.callback(os.close, told)
-            room = Room(account.name, account.uid, pid, _start_ticks(pid), pidfd=os.pidfd_open(pid))
+            room = Room(account.name, account.uid, pid, start_ticks(pid), pidfd=os.pidfd_open(pid))
             room.reservations = earlier.reservations if earlier else []
             self._rooms[account.name] = room
             self._write()
@@ -205,7 +205,7 @@ class Rooms:
             is_theirs = f"\nUid:\t{room.uid}\t{room.uid}\t{room.uid}\t" in status
             group = self._groups.room(room.account)
             is_inside = not group or str(room.pid) in (group / "own" / "cgroup.procs").read_text().split()
-            if is_theirs and is_inside and _start_ticks(room.pid) == room.start_ticks:
+            if is_theirs and is_inside and start_ticks(room.pid) == room.start_ticks:
                 return pidfd
         os.close(pidfd)
         return -1
@@ -224,10 +224,6 @@ def _forget_process(room: Room) -> None:
     if room.pidfd >= 0:
         os.close(room.pidfd)
     room.pidfd = -1
-
-
-def _start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 
 def _boot_id() -> str:

@@ -13,6 +13,8 @@ import pytest
 
 from integration.live import eventually
 from monarch_nb.errors import WardenGone, WardenRefused
+from monarch_nb.warden import groups
+from monarch_nb.warden.requests import Refused
 from wardens import TIMEOUT_S, RealWarden, gone, uid, wait_for_end
 
 LISTEN = """
@@ -114,6 +116,25 @@ def test_daemons_end_with_their_room(start: Start, people: list[str], cgroup: Pa
         warden.client.room(alice)
     assert warden.stop() == 0
     assert gone(his)
+
+
+def test_what_forks_faster_than_it_is_ended_holds_the_warden_up_for_a_bounded_time(
+    people: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in for a daemon: each time that somebody looks, one more process is there."""
+    account, found, started = uid(people[0]), groups._descendants, list[subprocess.Popen[bytes]]()
+
+    def one_more(*of_room: int) -> dict[int, int]:
+        assert len(started) < 1000, "it goes on for ever"
+        started.append(subprocess.Popen(["sleep", "1000"], user=people[0]))
+        return found(*of_room)
+
+    monkeypatch.setattr(groups, "ENDS_S", 0.5)
+    monkeypatch.setattr(groups, "_descendants", one_more)
+    with pytest.raises(Refused, match="faster than they are ended"):
+        groups.end_tree(account, 0)
+    started.pop().kill()
+    assert [process.wait() for process in started] == [-signal.SIGKILL] * len(started)
 
 
 def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path) -> None:
