@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
@@ -38,7 +39,8 @@ ANSWER_S = 5.0
 LONGEST_LINE_BYTES = 4096
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
-AGAIN_S = 1.0
+AGAIN_S, LONGEST_WAIT_S = 1.0, 60.0
+"""The first wait before something is tried again, and the longest: everybody waits while the warden tries."""
 MOST_NAMED = 10_000
 """Nodes of one reservation."""
 UNUSED_S = 600.0
@@ -87,6 +89,7 @@ class Rooms:
         starter: opens them.
         sockets: a directory that nobody else can enter.
         state: what is leased, to whom.
+        check_held: raises ReservationNotFound when a reservation is not held, or about to be so no longer.
         open_channel: to another node. certificate: what this node shows there now.
 
     Attributes:
@@ -98,10 +101,11 @@ class Rooms:
         starter: Starter,
         sockets: Path,
         state: NodeState,
+        check_held: Callable[[str], None],
         open_channel: OpenChannel,
         certificate: Callable[[], object],
     ) -> None:
-        self._starter, self._sockets, self._state = starter, sockets, state
+        self._starter, self._sockets, self._state, self._check_held = starter, sockets, state, check_held
         self._open_channel, self._certificate = open_channel, certificate
         self._named: dict[str, set[str]] = {}
         """By reservation, the addresses of nodes that its owner has named before it was confirmed."""
@@ -109,6 +113,8 @@ class Rooms:
         self._accounts: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unused: dict[str, asyncio.TimerHandle] = {}
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+        """By reservation: its room does not begin it while it ends."""
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
         for left in sockets.glob("o-*"):  # by an earlier gateway
@@ -279,6 +285,7 @@ class Rooms:
 
     async def _go_on(self, room: Room) -> None:
         await room.close()
+        wait_s = AGAIN_S
         while self._is_used(room.account) and not self._is_closing:
             _log.warning("the room of %s has ended: it is opened again", room.account)
             try:
@@ -286,7 +293,8 @@ class Rooms:
                 return
             except MonarchNbError as error:
                 _log.warning("the room of %s can not be opened: %s", room.account, error)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     def _do(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -312,17 +320,22 @@ class Rooms:
         account = await self.account_of(request.owner)
         if timer := self._unused.pop(account, None):
             timer.cancel()
-        room = await self.room(account)
         given = pb.ReserveRequest()
         given.CopyFrom(request)
         given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.memory_bytes, given.cpus = 0, 0.0  # the warden sees to that
         given.gpu_indices[:] = gpu_indices
-        if request.reservation_id not in self._grouped:
-            amounts = request.memory_bytes or None, request.cpus or None
-            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
-            self._grouped.add(request.reservation_id)
-        await room.call("Reserve", given, GATEWAY)
+        async with self._turn(request.reservation_id):
+            room = await self.room(account)
+            self._check_held(request.reservation_id)  # it may have been released while the room opened
+            if request.reservation_id not in self._grouped:
+                amounts = request.memory_bytes or None, request.cpus or None
+                await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
+                self._grouped.add(request.reservation_id)
+            await room.call("Reserve", given, GATEWAY, START_S)
+
+    def _turn(self, reservation_id: str) -> asyncio.Lock:
+        return self._turns.setdefault(reservation_id, asyncio.Lock())
 
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
@@ -331,19 +344,20 @@ class Rooms:
             del self.meshes[mesh_id]
         if ended := self._state.ended.get(reservation_id):
             ended.mesh_ids.extend(meshes)
-        lease = self._state.leases.get(reservation_id)
-        account = self._accounts.get(lease.request.owner) if lease else None
-        if account is None or account not in self._rooms:
-            return 0
-        try:
-            room = await self.room(account)
-            reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
-            return int(reply.ranks_ended)
-        except MonarchNbError as error:
-            _log.warning("reservation %s is ended by force: %s", reservation_id, error)
-            return 0
-        finally:
-            await self._end_rest(account, reservation_id)
+        async with self._turn(reservation_id):
+            lease = self._state.leases.get(reservation_id)
+            account = self._accounts.get(lease.request.owner) if lease else None
+            if account is None or account not in self._rooms:
+                return 0
+            try:
+                room = await self.room(account)
+                reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
+                return int(reply.ranks_ended)
+            except MonarchNbError as error:
+                _log.warning("reservation %s is ended by force: %s", reservation_id, error)
+                return 0
+            finally:
+                await self._end_rest(account, reservation_id)
 
     async def _end_rest(self, account: str, reservation_id: str) -> None:
         self._grouped.discard(reservation_id)
