@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
+from monarch_nb.allocator.gateway.access import NOT_YET
 from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
@@ -34,6 +35,7 @@ from monarch_nb.trust.identity import ADMIN
 _log = logging.getLogger(__name__)
 
 START_S = 60.0
+RESUME_S = 15.0
 CALL_S = 600.0
 ANSWER_S = 5.0
 LONGEST_LINE_BYTES = 4096
@@ -94,6 +96,7 @@ class Rooms:
 
     Attributes:
         meshes: by id, the reservations that they are of.
+        resuming: accounts whose rooms have not said yet which meshes they have.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class Rooms:
             left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
+        self.resuming: set[str] = set()
 
     # ---- whose what is ----
 
@@ -150,8 +154,11 @@ class Rooms:
 
         Raises:
             MeshNotFound: none does. ReservationNotFound: and its like, when its reservation was released.
+            NodeUnreachable: it may be in a room that does not answer yet.
         """
         if (reservation_id := self.meshes.get(mesh_id)) is None:
+            if self.resuming:
+                raise NodeUnreachable(NOT_YET)
             self._state.mesh(mesh_id)
             raise self._state.no_mesh(mesh_id)
         return await self.of_reservation(reservation_id)
@@ -296,22 +303,30 @@ class Rooms:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _do(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def resume(self) -> None:
-        """Find again what an earlier gateway has opened, in the background."""
+        """Find again what an earlier gateway has opened. Whoever has stopped their room does not keep the node from
+        everybody: after RESUME_S it serves the others."""
         self._grouped |= self._state.leases.keys()
         for owner in {lease.request.owner for lease in self._state.leases.values()}:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
-        for account in {*self._accounts.values()}:
-            try:
-                await self.room(account)
-            except MonarchNbError as error:
-                _log.warning("the room of %s can not be opened: %s", account, error)
+        self.resuming |= set(self._accounts.values())
+        if tasks := [self._do(self._resume(account)) for account in sorted(self.resuming)]:
+            await asyncio.wait(tasks, timeout=RESUME_S)
+
+    async def _resume(self, account: str) -> None:
+        try:
+            await self.room(account)
+        except MonarchNbError as error:
+            _log.warning("the room of %s can not be opened: %s", account, error)
+        finally:
+            self.resuming.discard(account)
 
     # ---- what concerns both ----
 

@@ -12,12 +12,14 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
+from monarch_nb.allocator.gateway.access import GatewayAccess
 from monarch_nb.allocator.gateway.rooms import Rooms, _says_that_it_serves
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
+from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import ReservationNotFound
+from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
@@ -126,6 +128,35 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
     assert await ending == 1
     assert asked(rooms) == ["Reserve", "Release"]
     warden.end_group.assert_called_once_with("alice", "r")
+
+
+async def test_a_room_that_does_not_answer_keeps_a_new_gateway_from_nobody_else(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_nb.allocator.gateway.rooms.RESUME_S", 0.05)
+    rooms._state.reserve(pb.ReserveRequest(reservation_id="his", name="dev", owner="bob", procs=1))
+    answers, found = asyncio.Event(), set[str]()
+
+    async def opened(account: str) -> None:
+        if account == "alice":
+            await answers.wait()
+        found.add(account)
+
+    rooms.room.side_effect = opened  # type: ignore[attr-defined]
+    async with asyncio.timeout(TIMEOUT_S):
+        await rooms.resume()
+    access = GatewayAccess(rooms.meshes, rooms.resuming, "host1", "host1:7878", rooms._state, Mock(), None)
+    assert found == {"bob"}
+    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
+        await rooms.of_mesh("m")
+    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
+        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
+    answers.set()
+    await asyncio.gather(*rooms._tasks)
+    with pytest.raises(MeshNotFound):
+        await rooms.of_mesh("m")
+    with pytest.raises(MeshNotFound):
+        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
 
 
 LISTEN = ["--listen", "127.0.0.1:7878", "--certificate", "node.pem"]
