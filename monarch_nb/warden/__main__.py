@@ -18,7 +18,7 @@ from typing import Any
 from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_allowed
 from monarch_nb.warden.command import parse
 from monarch_nb.warden.groups import Groups, end_group
-from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, read
+from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, Unfinished, read
 from monarch_nb.warden.rooms import SOCKET, WAY_OUT, Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
@@ -152,7 +152,7 @@ class Warden:
             answer, descriptors = self._answer(request)
         except Refused as refused:
             _log.warning("refused: %s, for %.200s", ascii(str(refused)), ascii(datagram[:200]))
-            answer = {"refused": str(refused)}
+            answer = {"refused": str(refused), **({"unfinished": True} if isinstance(refused, Unfinished) else {})}
         except Exception:  # noqa: BLE001  # a fault of ours in one request ends nobody's room
             _log.exception("a request failed")
             answer = {"refused": "the warden could not do it, and its log says why"}

@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from monarch_nb.warden.requests import Refused
+from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
 ENDS_S = 10.0
@@ -115,7 +115,7 @@ def end_group(group: Path) -> None:
         poll.register(events, select.POLLPRI)
         while "populated 1" in events.read():
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise Refused(f"processes in {group} do not end: they wait in the kernel, for a disk or a GPU")
+                raise Unfinished(f"processes in {group} do not end: they wait in the kernel, for a disk or a GPU")
             events.seek(0)
     for below in [*(path for path in group.iterdir() if path.is_dir()), group]:
         below.rmdir()
@@ -127,7 +127,7 @@ def end_tree(uid: int, leader: int) -> None:
     deadline, why = time.monotonic() + ENDS_S, f"processes of uid {uid} do not end: "
     while found := _descendants(uid, leader):
         if time.monotonic() > deadline:
-            raise Refused(f"{why}they start new ones faster than they are ended")
+            raise Unfinished(f"{why}they start new ones faster than they are ended")
         poll, open_ones = select.poll(), list[int]()
         for pid, began_at in found.items():
             with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def end_tree(uid: int, leader: int) -> None:
         for pidfd in open_ones:
             os.close(pidfd)
         if not ended:
-            raise Refused(f"{why}they wait in the kernel, for a disk or a GPU")
+            raise Unfinished(f"{why}they wait in the kernel, for a disk or a GPU")
 
 
 def _descendants(uid: int, leader: int) -> dict[int, int]:

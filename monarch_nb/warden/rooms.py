@@ -132,12 +132,13 @@ class Rooms:
         self._write()
         return path
 
-    def end_group(self, account: str, reservation: str) -> int:
-        """End everything in a reservation's group; return how many died of its memory limit before."""
+    def end_group(self, account: str, reservation: str) -> int | None:
+        """End everything in a reservation's group; return how many died of its memory limit before, None without
+        cgroups."""
         room = self._rooms.get(account)
         if room is None or reservation not in room.reservations:
             raise Refused("there is no group of such a reservation")
-        deaths = 0
+        deaths = None
         if group := self._groups.room(account):
             deaths = cgroups.memory_deaths(group / reservation)
             cgroups.end_group(group / reservation)

@@ -362,26 +362,44 @@ class Rooms:
         async with self._turn(reservation_id):
             lease = self._state.leases.get(reservation_id)
             account = self._accounts.get(lease.request.owner) if lease else None
-            if account is None or account not in self._rooms:
-                return 0
-            try:
-                room = await self.room(account)
-                reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
-                return int(reply.ranks_ended)
-            except MonarchNbError as error:
-                _log.warning("reservation %s is ended by force: %s", reservation_id, error)
-                return 0
-            finally:
-                await self._end_rest(account, reservation_id)
-
-    async def _end_rest(self, account: str, reservation_id: str) -> None:
-        self._grouped.discard(reservation_id)
-        with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
-            await asyncio.to_thread(self._starter.end_group, account, reservation_id)
+            ranks = await self._end_in(account, reservation_id) if account and reservation_id in self._grouped else 0
+            self._grouped.discard(reservation_id)
         self._named.pop(reservation_id, None)
-        if account not in self._unused:
+        if account and account not in self._unused:
             loop = asyncio.get_running_loop()
             self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
+        return ranks
+
+    async def _end_in(self, account: str, reservation_id: str) -> int:
+        """End what runs of a reservation, however long it takes: until then its slots are not given to anybody else."""
+        ranks = None
+        try:
+            room = await self.room(account)
+            reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
+            ranks = int(reply.ranks_ended)
+        except MonarchNbError as error:
+            _log.warning("reservation %s is ended by force: %s", reservation_id, error)
+        try:
+            is_ended = await self._insist(self._starter.end_group, account, reservation_id) is not None
+            if ranks is None and not is_ended:
+                _log.warning("there are no cgroups (v2): all that %s has on this node is ended with it", account)
+                await self._insist(self._starter.close_room, account)
+        except WardenRefused as refused:  # there is none: the reservation was never whole
+            if refused.is_unfinished:
+                raise
+        return ranks or 0
+
+    async def _insist(self, end: Callable[..., object], *arguments: str) -> object:
+        wait_s = AGAIN_S
+        while True:
+            try:
+                return await asyncio.to_thread(end, *arguments)
+            except WardenRefused as refused:
+                if not refused.is_unfinished or self._is_closing:
+                    raise
+                _log.warning("%s", refused)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _close_unused(self, account: str) -> None:
         self._unused.pop(account, None)

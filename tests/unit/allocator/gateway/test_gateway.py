@@ -7,7 +7,7 @@ import shlex
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
@@ -19,7 +19,7 @@ from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound
+from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
@@ -83,7 +83,7 @@ def rooms(warden: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room
 
 def asked(rooms: Rooms) -> list[str]:
     """Return what was asked of rooms."""
-    return [call.args[0] for call in rooms.room.return_value.call.call_args_list]  # type: ignore[attr-defined]
+    return [each.args[0] for each in rooms.room.return_value.call.call_args_list]  # type: ignore[attr-defined]
 
 
 async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(rooms: Rooms, warden: Mock) -> None:
@@ -93,7 +93,7 @@ async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(room
         await rooms.reserve(request, [])
         _, given, *_ = rooms.room.return_value.call.call_args.args  # type: ignore[attr-defined]
         assert (given.reservation_id, given.memory_bytes, given.cpus) == (request.reservation_id, 0, 0.0)
-    groups = [call.args for call in warden.reserve_group.call_args_list]
+    groups = [each.args for each in warden.reserve_group.call_args_list]
     assert groups == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
 
 
@@ -117,7 +117,6 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
         goes_on.wait(TIMEOUT_S)
 
     warden.reserve_group.side_effect = reserve_group
-    rooms._rooms["alice"] = Mock()
     beginning = asyncio.create_task(rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), []))
     await asyncio.to_thread(begins.wait, TIMEOUT_S)
     ending = asyncio.create_task(rooms.end("r"))
@@ -128,6 +127,30 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
     assert await ending == 1
     assert asked(rooms) == ["Reserve", "Release"]
     warden.end_group.assert_called_once_with("alice", "r")
+
+
+async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
+    rooms: Rooms, warden: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_nb.allocator.gateway.rooms.AGAIN_S", 0.0)
+    await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
+    warden.end_group.side_effect = [WardenRefused("processes do not end", is_unfinished=True)] * 3 + [0]
+    assert await rooms.end("r") == 1
+    assert warden.end_group.call_count == 4
+    assert not warden.close_room.called
+    assert await rooms.end("r") == 0
+    assert asked(rooms) == ["Reserve", "Release"]
+
+
+@pytest.mark.parametrize(("deaths", "closed"), [(0, []), (None, [call("alice")])])
+async def test_what_a_room_does_not_end_and_no_cgroup_does_ends_with_the_room(
+    rooms: Rooms, warden: Mock, deaths: int | None, closed: list[Any]
+) -> None:
+    await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
+    rooms.room.return_value.call.side_effect = NodeUnreachable("stopped")  # type: ignore[attr-defined]
+    warden.end_group.return_value = deaths
+    assert await rooms.end("r") == 0
+    assert warden.close_room.call_args_list == closed
 
 
 async def test_a_room_that_does_not_answer_keeps_a_new_gateway_from_nobody_else(
