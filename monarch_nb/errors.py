@@ -143,7 +143,15 @@ class CertificateRefused(AccessDenied):
 
 class WardenRefused(AccessDenied):
     """The warden, the part of an allocator `--as-users` that is root, does not do what the gateway asks. The message is
-    a sentence for the person who asked."""
+    a sentence for the person who asked.
+
+    Attributes:
+        is_unfinished: what is to end goes on to end, and the warden is to be asked again.
+    """
+
+    def __init__(self, message: str, is_unfinished: bool = False) -> None:
+        super().__init__(message)
+        self.is_unfinished = is_unfinished
 
 
 class WardenGone(MonarchNbError):

@@ -184,7 +184,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     revoked = Revoked(network.certificate, paths.revoked) if network else None
     of_access = node.identity.node_id, node.identity.address, node.state, node.records, revoked
-    access = Access(*of_access) if rooms is None else GatewayAccess(rooms.meshes, *of_access)
+    access = Access(*of_access) if rooms is None else GatewayAccess(rooms.meshes, rooms.resuming, *of_access)
     of_service = node, description, log_lines, log_reader, access
     service = AllocatorService(*of_service) if rooms is None else GatewayService(rooms, *of_service)
     Guard(service, access).serve_on(server)

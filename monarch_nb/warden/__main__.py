@@ -18,7 +18,7 @@ from typing import Any
 from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_allowed
 from monarch_nb.warden.command import parse
 from monarch_nb.warden.groups import Groups, end_group
-from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, read
+from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, Unfinished, read
 from monarch_nb.warden.rooms import SOCKET, WAY_OUT, Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
@@ -88,9 +88,10 @@ class Warden:
         ]
         variables = {"MONARCH_NB_HOME": f"{self._options.directory}/gateway"}
         self._pid, told = fork(
-            lambda _: become(
+            lambda tell: become(
                 self._gateway_account,
                 words,
+                tell,
                 directory=self._directory,
                 keeps=theirs.fileno(),
                 variables=variables,
@@ -102,6 +103,7 @@ class Warden:
         self._gateway = ours
         if refused := read_answer(told).get("refused"):
             _log.error("the gateway does not start: %s", refused)
+        os.close(told)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -150,7 +152,7 @@ class Warden:
             answer, descriptors = self._answer(request)
         except Refused as refused:
             _log.warning("refused: %s, for %.200s", ascii(str(refused)), ascii(datagram[:200]))
-            answer = {"refused": str(refused)}
+            answer = {"refused": str(refused), **({"unfinished": True} if isinstance(refused, Unfinished) else {})}
         except Exception:  # noqa: BLE001  # a fault of ours in one request ends nobody's room
             _log.exception("a request failed")
             answer = {"refused": "the warden could not do it, and its log says why"}
@@ -159,7 +161,7 @@ class Warden:
             socket.send_fds(gateway, [reply], descriptors, socket.MSG_DONTWAIT)
         except OSError as error:
             _log.warning("the gateway takes no answer: %s", error)
-        for descriptor in descriptors[1:]:  # the first is the pidfd, which stays
+        for descriptor in {*descriptors} - {*self._rooms.pidfds()}:  # which stay
             os.close(descriptor)
 
     def _answer(self, request: Request) -> tuple[dict[str, Any], list[int]]:

@@ -107,9 +107,11 @@ class Warden:
         told, _ = self._ask("reserve_group", account=account, reservation=reservation, **amounts)
         return str(told["path"])
 
-    def end_group(self, account: str, reservation: str) -> int:
-        """End everything in a reservation's cgroup, and return how many processes its memory limit had killed."""
-        return int(self._ask("end_group", account=account, reservation=reservation)[0]["memory_deaths"])
+    def end_group(self, account: str, reservation: str) -> int | None:
+        """End everything in a reservation's cgroup, and return how many processes its memory limit had killed; None
+        where the machine has no cgroups (v2): what runs goes on."""
+        deaths: int | None = self._ask("end_group", account=account, reservation=reservation)[0]["memory_deaths"]
+        return deaths
 
     def close_room(self, account: str) -> None:
         """End a room and everything that it started."""
@@ -124,7 +126,7 @@ class Warden:
             except OSError as error:
                 raise WardenGone(f"the warden has ended: {error.strerror}; this gateway is to end, too") from error
         if "refused" in told[0]:
-            raise WardenRefused(told[0]["refused"])
+            raise WardenRefused(told[0]["refused"], told[0].get("unfinished", False))
         return told
 
     def _answer(self) -> tuple[dict[str, Any], list[int]]:

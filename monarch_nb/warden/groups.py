@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from monarch_nb.warden.requests import Refused
+from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
 ENDS_S = 10.0
@@ -115,7 +115,7 @@ def end_group(group: Path) -> None:
         poll.register(events, select.POLLPRI)
         while "populated 1" in events.read():
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise Refused(f"processes in {group} do not end: they wait in the kernel, for a disk or a GPU")
+                raise Unfinished(f"processes in {group} do not end: they wait in the kernel, for a disk or a GPU")
             events.seek(0)
     for below in [*(path for path in group.iterdir() if path.is_dir()), group]:
         below.rmdir()
@@ -124,24 +124,27 @@ def end_group(group: Path) -> None:
 def end_tree(uid: int, leader: int) -> None:
     """Without cgroups: SIGKILL what descends from the warden or is of a room's session, and is its account's. Whom sudo
     made another, and what left its session and lost its parents before a restart of the warden, is not found."""
-    deadline = time.monotonic() + ENDS_S
+    deadline, why = time.monotonic() + ENDS_S, f"processes of uid {uid} do not end: "
     while found := _descendants(uid, leader):
+        if time.monotonic() > deadline:
+            raise Unfinished(f"{why}they start new ones faster than they are ended")
         poll, open_ones = select.poll(), list[int]()
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
+        for pid, began_at in found.items():
+            with contextlib.suppress(OSError):
                 open_ones.append(pidfd := os.pidfd_open(pid))
                 poll.register(pidfd, select.POLLIN)
-                if pid in _descendants(uid, leader):  # nobody else has got the number since
+                if start_ticks(pid) == began_at:  # nobody else has got the number since
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or not open_ones
         for pidfd in open_ones:
             os.close(pidfd)
         if not ended:
-            raise Refused(f"processes of uid {uid} do not end: they wait in the kernel, for a disk or a GPU")
+            raise Unfinished(f"{why}they wait in the kernel, for a disk or a GPU")
 
 
-def _descendants(uid: int, leader: int) -> set[int]:
-    children: dict[int, list[int]] = {}
+def _descendants(uid: int, leader: int) -> dict[int, int]:
+    """Return the start time of each, by pid."""
+    began, children = dict[int, int](), dict[int, list[int]]()
     found, todo = set[int](), [os.getpid(), leader]
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError, KeyError, ValueError):
@@ -149,6 +152,7 @@ def _descendants(uid: int, leader: int) -> set[int]:
             facts = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
             if facts["State"][0] in "ZX" or int(facts["Uid"][0]) != uid:
                 continue
+            began[int(entry.name)] = start_ticks(int(entry.name))
             children.setdefault(int(facts["PPid"][0]), []).append(int(entry.name))
             if int(facts["NSsid"][0]) == leader:
                 found.add(int(entry.name))
@@ -156,4 +160,9 @@ def _descendants(uid: int, leader: int) -> set[int]:
         below = children.pop(todo.pop(), [])
         found.update(below)
         todo += below
-    return found
+    return {pid: began[pid] for pid in found}
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process began: with its pid, this names it among all since the machine started."""
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])

@@ -19,6 +19,10 @@ class Refused(Exception):
     """Nothing was done. The message is a sentence for the caller and the log."""
 
 
+class Unfinished(Refused):
+    """Processes that are to end have not ended yet: ask again."""
+
+
 @dataclass(frozen=True)
 class Request:
     """Attributes: number: of the client's, returned with the answer. do: a key of KEYS. arguments: as KEYS has them."""

@@ -6,20 +6,22 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monarch_nb.warden import groups as cgroups
 from monarch_nb.warden import pam
-from monarch_nb.warden.groups import Groups
+from monarch_nb.warden.groups import Groups, start_ticks
 from monarch_nb.warden.requests import Refused
-from monarch_nb.warden.starting import Account, become, connect, fork, in_child, own_directory, read_answer
+from monarch_nb.warden.starting import Account, Tell, become, connect, fork, in_child, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
 SOCKET, WAY_OUT = "s/allocator", "s/gateway"
+DIES_S = 1.0
+"""So long everybody waits for a killed process. What waits in the kernel, for a home that hangs, is left to end."""
 
 
 @dataclass
@@ -57,30 +59,34 @@ class Rooms:
         if earlier is None and len(self._rooms) >= most:
             raise Refused(f"{most} accounts have a room already, and no more may at a time (rooms in users.toml)")
         group = self._groups.make(account.name, account.uid, "", limit.memory_bytes, limit.cpus)
-        directory = own_directory(self._directory, account.name, account.uid, account.gid)
-        ready, writes = os.pipe2(os.O_CLOEXEC)
-        may_start, starts = os.pipe2(os.O_CLOEXEC)
-        try:
-            pid, told = fork(lambda _: self._become(account, directory, writes, (may_start, starts), group))
-            room = Room(account.name, account.uid, pid, _start_ticks(pid), pidfd=os.pidfd_open(pid))
+        with ExitStack() as opened, ExitStack() as on_failure:
+            opened.callback(
+                os.close, directory := own_directory(self._directory, account.name, account.uid, account.gid)
+            )
+            ready, writes = os.pipe2(os.O_CLOEXEC)
+            on_failure.callback(os.close, ready)
+            opened.callback(os.close, writes)
+            may_start, starts = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, may_start)
+            opened.callback(os.close, starts)
+            pid, told = fork(lambda tell: self._become(account, tell, directory, writes, (may_start, starts), group))
+            opened.callback(os.close, told)
+            room = Room(account.name, account.uid, pid, start_ticks(pid), pidfd=os.pidfd_open(pid))
             room.reservations = earlier.reservations if earlier else []
             self._rooms[account.name] = room
             self._write()
             os.write(starts, b"1")
             if refused := read_answer(told).get("refused"):
                 signal.pidfd_send_signal(room.pidfd, signal.SIGKILL)
-                if earlier is None:
+                if earlier is None and select.select([room.pidfd], [], [], DIES_S)[0]:
                     self.close(account.name)
                 raise Refused(str(refused))
+            on_failure.pop_all()
             return room, ready
-        except BaseException:
-            os.close(ready)
-            raise
-        finally:
-            for descriptor in (directory, writes, may_start, starts):
-                os.close(descriptor)
 
-    def _become(self, account: Account, directory: int, writes: int, starts: tuple[int, int], group: str) -> None:
+    def _become(
+        self, account: Account, tell: Tell, directory: int, writes: int, starts: tuple[int, int], group: str
+    ) -> None:
         os.close(starts[1])
         if not os.read(starts[0], 1):  # the warden has ended before it wrote the room down
             return
@@ -88,6 +94,7 @@ class Rooms:
         become(
             account,
             [word.format(directory=path, ready=3, account=account.name) for word in self._command],
+            tell,
             directory=directory,
             keeps=writes,
             variables={"MONARCH_NB_HOME": path} | ({"MONARCH_NB_CGROUP": group} if group else {}),
@@ -125,12 +132,13 @@ class Rooms:
         self._write()
         return path
 
-    def end_group(self, account: str, reservation: str) -> int:
-        """End everything in a reservation's group; return how many died of its memory limit before."""
+    def end_group(self, account: str, reservation: str) -> int | None:
+        """End everything in a reservation's group; return how many died of its memory limit before, None without
+        cgroups."""
         room = self._rooms.get(account)
         if room is None or reservation not in room.reservations:
             raise Refused("there is no group of such a reservation")
-        deaths = 0
+        deaths = None
         if group := self._groups.room(account):
             deaths = cgroups.memory_deaths(group / reservation)
             cgroups.end_group(group / reservation)
@@ -148,17 +156,17 @@ class Rooms:
             cgroups.end_tree(room.uid, room.pid)
         _forget_process(room)
         del self._rooms[account]
-        self._write()
         if pam.is_there():
             in_child(lambda: pam.Pam(account).close_session())
+        self._write()
 
     def close_all(self) -> None:
         """End everything that can be ended."""
         for account in list(self._rooms):
             try:
                 self.close(account)
-            except Refused as refused:
-                _log.error("the room of %s: %s", account, refused)
+            except (Refused, OSError) as error:  # a full disk keeps nobody else's room alive
+                _log.error("the room of %s: %s", account, error)
 
     def pidfds(self) -> list[int]:
         return [room.pidfd for room in self._rooms.values() if room.pidfd >= 0]
@@ -198,7 +206,7 @@ class Rooms:
             is_theirs = f"\nUid:\t{room.uid}\t{room.uid}\t{room.uid}\t" in status
             group = self._groups.room(room.account)
             is_inside = not group or str(room.pid) in (group / "own" / "cgroup.procs").read_text().split()
-            if is_theirs and is_inside and _start_ticks(room.pid) == room.start_ticks:
+            if is_theirs and is_inside and start_ticks(room.pid) == room.start_ticks:
                 return pidfd
         os.close(pidfd)
         return -1
@@ -217,10 +225,6 @@ def _forget_process(room: Room) -> None:
     if room.pidfd >= 0:
         os.close(room.pidfd)
     room.pidfd = -1
-
-
-def _start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 
 def _boot_id() -> str:

@@ -20,10 +20,15 @@ from monarch_nb.warden.requests import Refused
 
 ANSWERS_S = 20.0
 """So long PAM and the directory of accounts may take, and everybody waits for them."""
-_OPENAT2, _NO_SYMLINKS, _BENEATH = 437, 0x04, 0x08
+OWN_S = 2.0
+"""So long a process may take once it is an account's: its home may hang, and other processes of it may stop this."""
+_OPENAT2, _NO_SYMLINKS, _BENEATH, _NO_XDEV = 437, 0x04, 0x08, 0x01
 _CLOSE_RANGE, _ON_EXECUTION = 436, 4
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FIRST_FREE = 10
+_IS_OWN = b"{}\n"
+
+Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,13 @@ class Account:
     groups: tuple[str, ...] = ()
 
 
-def open_beneath(directory: int, path: str, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> int:
-    """Open what is below a directory; a symbolic link anywhere, and what leads out of it, is an error."""
-    how = struct.pack("<QQQ", flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0, _NO_SYMLINKS | _BENEATH)
+def open_beneath(
+    directory: int, path: str, flags: int = os.O_RDONLY | os.O_DIRECTORY, *, of_account: bool = True
+) -> int:
+    """Open what is below a directory; a symbolic link anywhere, and what leads out of it, is an error. With
+    `of_account` so is a mount point: somebody may have mounted what hangs."""
+    resolve = _NO_SYMLINKS | _BENEATH | (_NO_XDEV if of_account else 0)
+    how = struct.pack("<QQQ", flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0, resolve)
     found = ctypes.CDLL(None, use_errno=True).syscall(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
@@ -54,7 +63,10 @@ def own_directory(parent: int, name: str, uid: int, gid: int, mode: int = 0o700)
         is_new = True
     except FileExistsError:
         is_new = False
-    directory = open_beneath(parent, name)
+    try:
+        directory = open_beneath(parent, name, of_account=uid != 0)
+    except OSError as error:
+        raise Refused(f"the directory {name} can not be opened: {error.strerror}") from error
     if is_new:
         os.fchown(directory, uid, gid)
         os.fchmod(directory, mode)
@@ -92,14 +104,22 @@ def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return read_answer(told) or {"refused": "the process that was to look has ended"}
     finally:
+        os.close(told)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def fork(work: Callable[[Callable[[dict[str, Any]], None]], object]) -> tuple[int, int]:
-    """Call a function in a new process, with a function that tells; return the pid and where to read what it tells."""
+def fork(work: Callable[[Tell], object]) -> tuple[int, int]:
+    """Call a function in a new process, with a function that tells; return the pid and where to read what it tells: the
+    caller closes that."""
     told, tells = os.pipe2(os.O_CLOEXEC)
-    if pid := os.fork():
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(told)
+        os.close(tells)
+        raise
+    if pid:
         os.close(tells)
         return pid, told
     signal.set_wakeup_fd(-1)  # while it is root's: whoever may signal it later is not to wake the warden
@@ -119,25 +139,30 @@ def fork(work: Callable[[Callable[[dict[str, Any]], None]], object]) -> tuple[in
 
 
 def read_answer(told: int) -> dict[str, Any]:
-    """Return what a process tells; empty when it ended, or became another program, without a word."""
+    """Return what a process tells; empty when it ended, or became another program, without a word. One that is an
+    account's from now on tells {} before."""
     deadline, found, poll = time.monotonic() + ANSWERS_S, b"", select.poll()
     poll.register(told, select.POLLIN)
-    try:
-        while not found.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return {"refused": f"it took more than {ANSWERS_S:.0f} s: look at PAM and the directory of accounts"}
-            if not (part := os.read(told, 1 << 16)):
-                return {}
-            found += part
-    finally:
-        os.close(told)
-    answer: dict[str, Any] = json.loads(found)
+    why = f"it took more than {ANSWERS_S:.0f} s: look at PAM and the directory of accounts"
+    while not found.endswith(b"\n") or found == _IS_OWN:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return {"refused": why}
+        if not (part := os.read(told, 1 << 16)):
+            return {}
+        found += part
+        if found == _IS_OWN:
+            deadline = time.monotonic() + OWN_S
+            why = (
+                f"the account's process did not start within {OWN_S:.0f} s: its home hangs, or somebody has stopped it"
+            )
+    answer: dict[str, Any] = json.loads(found.removeprefix(_IS_OWN))
     return answer
 
 
 def become(
     account: Account,
     command: Sequence[str],
+    tell: Tell,
     *,
     directory: int,
     keeps: int,
@@ -148,6 +173,7 @@ def become(
     """Turn this process into a program of an account's, in its cgroup and a session of its own.
 
     Args:
+        tell: of `fork`; it is told {} when this process is about to be the account's.
         keeps: the one descriptor that it gets, as number 3.
         is_room: as at a login, through PAM, and what it prints goes to room.log in its directory.
 
@@ -166,6 +192,7 @@ def become(
         if group:  # pam_systemd moves a process
             (group / "cgroup.procs").write_text("0")
     os.umask(0o077)
+    tell({})
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
     output = 2

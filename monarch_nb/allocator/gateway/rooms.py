@@ -10,13 +10,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
+from monarch_nb.allocator.gateway.access import NOT_YET
 from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
@@ -33,12 +35,14 @@ from monarch_nb.trust.identity import ADMIN
 _log = logging.getLogger(__name__)
 
 START_S = 60.0
+RESUME_S = 15.0
 CALL_S = 600.0
 ANSWER_S = 5.0
 LONGEST_LINE_BYTES = 4096
 END_S = 60.0
 """So long a room may take to end the processes of a reservation. Then they are killed."""
-AGAIN_S = 1.0
+AGAIN_S, LONGEST_WAIT_S = 1.0, 60.0
+"""The first wait before something is tried again, and the longest: everybody waits while the warden tries."""
 MOST_NAMED = 10_000
 """Nodes of one reservation."""
 UNUSED_S = 600.0
@@ -87,10 +91,12 @@ class Rooms:
         starter: opens them.
         sockets: a directory that nobody else can enter.
         state: what is leased, to whom.
+        check_held: raises ReservationNotFound when a reservation is not held, or about to be so no longer.
         open_channel: to another node. certificate: what this node shows there now.
 
     Attributes:
         meshes: by id, the reservations that they are of.
+        resuming: accounts whose rooms have not said yet which meshes they have.
     """
 
     def __init__(
@@ -98,10 +104,11 @@ class Rooms:
         starter: Starter,
         sockets: Path,
         state: NodeState,
+        check_held: Callable[[str], None],
         open_channel: OpenChannel,
         certificate: Callable[[], object],
     ) -> None:
-        self._starter, self._sockets, self._state = starter, sockets, state
+        self._starter, self._sockets, self._state, self._check_held = starter, sockets, state, check_held
         self._open_channel, self._certificate = open_channel, certificate
         self._named: dict[str, set[str]] = {}
         """By reservation, the addresses of nodes that its owner has named before it was confirmed."""
@@ -109,12 +116,15 @@ class Rooms:
         self._accounts: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unused: dict[str, asyncio.TimerHandle] = {}
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+        """By reservation: its room does not begin it while it ends."""
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
         for left in sockets.glob("o-*"):  # by an earlier gateway
             left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
+        self.resuming: set[str] = set()
 
     # ---- whose what is ----
 
@@ -144,8 +154,11 @@ class Rooms:
 
         Raises:
             MeshNotFound: none does. ReservationNotFound: and its like, when its reservation was released.
+            NodeUnreachable: it may be in a room that does not answer yet.
         """
         if (reservation_id := self.meshes.get(mesh_id)) is None:
+            if self.resuming:
+                raise NodeUnreachable(NOT_YET)
             self._state.mesh(mesh_id)
             raise self._state.no_mesh(mesh_id)
         return await self.of_reservation(reservation_id)
@@ -279,6 +292,7 @@ class Rooms:
 
     async def _go_on(self, room: Room) -> None:
         await room.close()
+        wait_s = AGAIN_S
         while self._is_used(room.account) and not self._is_closing:
             _log.warning("the room of %s has ended: it is opened again", room.account)
             try:
@@ -286,24 +300,33 @@ class Rooms:
                 return
             except MonarchNbError as error:
                 _log.warning("the room of %s can not be opened: %s", room.account, error)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _do(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def resume(self) -> None:
-        """Find again what an earlier gateway has opened, in the background."""
+        """Find again what an earlier gateway has opened. Whoever has stopped their room does not keep the node from
+        everybody: after RESUME_S it serves the others."""
         self._grouped |= self._state.leases.keys()
         for owner in {lease.request.owner for lease in self._state.leases.values()}:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
-        for account in {*self._accounts.values()}:
-            try:
-                await self.room(account)
-            except MonarchNbError as error:
-                _log.warning("the room of %s can not be opened: %s", account, error)
+        self.resuming |= set(self._accounts.values())
+        if tasks := [self._do(self._resume(account)) for account in sorted(self.resuming)]:
+            await asyncio.wait(tasks, timeout=RESUME_S)
+
+    async def _resume(self, account: str) -> None:
+        try:
+            await self.room(account)
+        except MonarchNbError as error:
+            _log.warning("the room of %s can not be opened: %s", account, error)
+        finally:
+            self.resuming.discard(account)
 
     # ---- what concerns both ----
 
@@ -312,17 +335,22 @@ class Rooms:
         account = await self.account_of(request.owner)
         if timer := self._unused.pop(account, None):
             timer.cancel()
-        room = await self.room(account)
         given = pb.ReserveRequest()
         given.CopyFrom(request)
         given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.memory_bytes, given.cpus = 0, 0.0  # the warden sees to that
         given.gpu_indices[:] = gpu_indices
-        if request.reservation_id not in self._grouped:
-            amounts = request.memory_bytes or None, request.cpus or None
-            await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
-            self._grouped.add(request.reservation_id)
-        await room.call("Reserve", given, GATEWAY)
+        async with self._turn(request.reservation_id):
+            room = await self.room(account)
+            self._check_held(request.reservation_id)  # it may have been released while the room opened
+            if request.reservation_id not in self._grouped:
+                amounts = request.memory_bytes or None, request.cpus or None
+                await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
+                self._grouped.add(request.reservation_id)
+            await room.call("Reserve", given, GATEWAY, START_S)
+
+    def _turn(self, reservation_id: str) -> asyncio.Lock:
+        return self._turns.setdefault(reservation_id, asyncio.Lock())
 
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
@@ -331,28 +359,47 @@ class Rooms:
             del self.meshes[mesh_id]
         if ended := self._state.ended.get(reservation_id):
             ended.mesh_ids.extend(meshes)
-        lease = self._state.leases.get(reservation_id)
-        account = self._accounts.get(lease.request.owner) if lease else None
-        if account is None or account not in self._rooms:
-            return 0
+        async with self._turn(reservation_id):
+            lease = self._state.leases.get(reservation_id)
+            account = self._accounts.get(lease.request.owner) if lease else None
+            ranks = await self._end_in(account, reservation_id) if account and reservation_id in self._grouped else 0
+            self._grouped.discard(reservation_id)
+        self._named.pop(reservation_id, None)
+        if account and account not in self._unused:
+            loop = asyncio.get_running_loop()
+            self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
+        return ranks
+
+    async def _end_in(self, account: str, reservation_id: str) -> int:
+        """End what runs of a reservation, however long it takes: until then its slots are not given to anybody else."""
+        ranks = None
         try:
             room = await self.room(account)
             reply = await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
-            return int(reply.ranks_ended)
+            ranks = int(reply.ranks_ended)
         except MonarchNbError as error:
             _log.warning("reservation %s is ended by force: %s", reservation_id, error)
-            return 0
-        finally:
-            await self._end_rest(account, reservation_id)
+        try:
+            is_ended = await self._insist(self._starter.end_group, account, reservation_id) is not None
+            if ranks is None and not is_ended:
+                _log.warning("there are no cgroups (v2): all that %s has on this node is ended with it", account)
+                await self._insist(self._starter.close_room, account)
+        except WardenRefused as refused:  # there is none: the reservation was never whole
+            if refused.is_unfinished:
+                raise
+        return ranks or 0
 
-    async def _end_rest(self, account: str, reservation_id: str) -> None:
-        self._grouped.discard(reservation_id)
-        with contextlib.suppress(WardenRefused):  # there is none: the reservation was never whole
-            await asyncio.to_thread(self._starter.end_group, account, reservation_id)
-        self._named.pop(reservation_id, None)
-        if account not in self._unused:
-            loop = asyncio.get_running_loop()
-            self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
+    async def _insist(self, end: Callable[..., object], *arguments: str) -> object:
+        wait_s = AGAIN_S
+        while True:
+            try:
+                return await asyncio.to_thread(end, *arguments)
+            except WardenRefused as refused:
+                if not refused.is_unfinished or self._is_closing:
+                    raise
+                _log.warning("%s", refused)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _close_unused(self, account: str) -> None:
         self._unused.pop(account, None)

@@ -75,7 +75,7 @@ class Starter(Protocol):
         ...
 
     def end_group(self, account: str, reservation: str) -> object:
-        """End every process of a reservation."""
+        """End every process of a reservation; return None when nothing keeps them together."""
         ...
 
     def close_room(self, account: str) -> None:

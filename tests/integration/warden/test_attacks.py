@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from integration.live import eventually
 from monarch_nb.errors import WardenRefused
-from wardens import RealWarden, gone, uid
+from monarch_nb.warden.starting import fork, read_answer
+from wardens import TIMEOUT_S, RealWarden, gone, uid
 
 MALFORMED = 20_000
 FLIPS, STEPS = 300, 200
@@ -117,6 +119,49 @@ def test_a_log_that_is_a_link_is_not_followed(start: Start, people: list[str]) -
     os.chown(room, uid(bob), -1)
     with pytest.raises(WardenRefused, match="is another user's"):
         warden.client.open_room(alice)
+
+
+def test_what_an_account_has_mounted_is_not_entered(start: Start, people: list[str]) -> None:
+    alice = people[0]
+    warden = start()
+    warden.open(alice)
+    home = warden.directory / "state" / "rooms" / alice
+    listens = "server = socket.socket(socket.AF_UNIX); server.bind('allocator'); server.listen(); input()"
+    for mounted in (home / "s", home):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"uid={uid(alice)},mode=700", "none", mounted], check=True)
+        (home / "s").mkdir(exist_ok=True)
+        os.chown(home / "s", uid(alice), -1)
+        command = ["/usr/bin/python3", "-c", f"import socket; {listens}"]
+        with subprocess.Popen(command, user=alice, cwd=home / "s", stdin=subprocess.PIPE) as listening:
+            try:
+                eventually((home / "s/allocator").exists)
+                assert connected(warden, alice) is None
+            finally:
+                listening.communicate(b"\n")
+                subprocess.run(["umount", mounted], check=True)
+    assert connected(warden, alice) == uid(alice)
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        (signal.pause, {"refused": "the account's process did not start within 0 s: its home hangs, or somebody has"}),
+        (lambda: os.execv("/bin/true", ["true"]), {}),
+        (lambda: os.stat("/none"), {"refused": "[Errno 2] No such file or directory: '/none'"}),
+    ],
+)
+def test_who_stops_their_own_start_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, does: Callable[[], object], told: dict[str, str]
+) -> None:
+    monkeypatch.setattr("monarch_nb.warden.starting.OWN_S", 0.2 if does is signal.pause else TIMEOUT_S)
+    monkeypatch.setattr("monarch_nb.warden.starting.ANSWERS_S", TIMEOUT_S)
+    pid, answers = fork(lambda tell: (tell({}), does()))
+    found = read_answer(answers)
+    os.close(answers)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert found.keys() == told.keys()
+    assert found.get("refused", "").startswith(told.get("refused", ""))
 
 
 def test_malformed_and_reordered_requests_get_nothing(start: Start, people: list[str]) -> None:

@@ -11,9 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from integration.live import eventually
 from monarch_nb.errors import WardenGone, WardenRefused
+from monarch_nb.warden import groups
+from monarch_nb.warden.requests import Refused
 from wardens import TIMEOUT_S, RealWarden, gone, uid, wait_for_end
 
+LISTEN = """
+import os, socket, sys
+sys.offered = socket.socket(socket.AF_UNIX)
+sys.offered.bind(os.environ["MONARCH_NB_HOME"] + "/s/gateway")
+sys.offered.listen()
+"""
 RESERVATION, OTHER = "1" * 32, "2" * 32
 DAEMON = """
 import os, time
@@ -40,6 +49,12 @@ Start = Callable[..., RealWarden]
 def daemon(warden: RealWarden, account: str, group: str = "") -> int:
     """Start a daemon in a room that has left its parents and its session; return its pid."""
     return int(warden.run(account, f"group = {group!r}\n{DAEMON}"))
+
+
+def descriptors(warden: RealWarden) -> list[str]:
+    """Return what the warden has open between two requests."""
+    warden.client.accounts(["root"])
+    return sorted(os.listdir(f"/proc/{warden.process.pid}/fd"))
 
 
 @pytest.mark.quick
@@ -101,6 +116,25 @@ def test_daemons_end_with_their_room(start: Start, people: list[str], cgroup: Pa
         warden.client.room(alice)
     assert warden.stop() == 0
     assert gone(his)
+
+
+def test_what_forks_faster_than_it_is_ended_holds_the_warden_up_for_a_bounded_time(
+    people: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in for a daemon: each time that somebody looks, one more process is there."""
+    account, found, started = uid(people[0]), groups._descendants, list[subprocess.Popen[bytes]]()
+
+    def one_more(*of_room: int) -> dict[int, int]:
+        assert len(started) < 1000, "it goes on for ever"
+        started.append(subprocess.Popen(["sleep", "1000"], user=people[0]))
+        return found(*of_room)
+
+    monkeypatch.setattr(groups, "ENDS_S", 0.5)
+    monkeypatch.setattr(groups, "_descendants", one_more)
+    with pytest.raises(Refused, match="faster than they are ended"):
+        groups.end_tree(account, 0)
+    started.pop().kill()
+    assert [process.wait() for process in started] == [-signal.SIGKILL] * len(started)
 
 
 def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path) -> None:
@@ -201,3 +235,38 @@ def test_a_pid_that_is_somebody_elses_is_left_alone(start: Start, people: list[s
         assert warden.stop() == 0
         assert other.poll() is None
         other.kill()
+
+
+def test_only_the_gateway_has_the_way_out(start: Start, people: list[str]) -> None:
+    alice = people[0]
+    warden = start()
+    warden.open(alice)
+    warden.run(alice, LISTEN)
+    before = descriptors(warden)
+    for _ in range(5):
+        warden.client.way_out(alice).close()
+    assert descriptors(warden) == before
+    of_each = "(connection := sys.offered.accept()[0]).settimeout(60) or connection.recv(1).decode()"
+    assert warden.run(alice, f"import sys; answer = [{of_each} for _ in range(5)]") == [""] * 5
+
+
+def test_rooms_that_can_not_be_written_down_leave_nothing_open(start: Start, people: list[str]) -> None:
+    warden = start()
+    before = descriptors(warden)
+    full = warden.directory / "state" / "rooms.new"
+    full.mkdir()
+    for account in people[:3]:
+        with pytest.raises(WardenRefused, match="its log says why"):
+            warden.client.open_room(account)
+    eventually(lambda: descriptors(warden) == before)  # when those that were not let go on have ended
+    full.rmdir()
+    assert warden.open(people[0]).pid
+
+
+def test_all_rooms_end_on_a_disk_that_takes_nothing(start: Start, people: list[str]) -> None:
+    alice, bob, *_ = people
+    warden = start()
+    rooms = [warden.open(account) for account in (alice, bob)]
+    (warden.directory / "state" / "rooms.new").mkdir()  # so the table can not be written
+    assert warden.stop() == 0
+    assert all(gone(room.pid) for room in rooms)

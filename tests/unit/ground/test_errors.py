@@ -34,6 +34,7 @@ FACTS = {
     "held": 4.0,
     "problems": {"model.weight": "[2] in the save, [3] here"},
     "of_others": True,
+    "is_unfinished": True,
     "failures": [
         RankFailure(2, "node0", "error", "KeyError", "'x'", "trace", "train.py:41"),
         RankFailure(3, "node1", "died", "RankDied", "killed", signal=9, stderr_tail=("last", "words")),

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
+from monarch_nb.allocator.gateway.access import GatewayAccess
 from monarch_nb.allocator.gateway.rooms import Rooms, _says_that_it_serves
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
+from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
 from monarch_nb.warden.command import parse as parse_warden
+
+TIMEOUT_S = 60.0
 
 
 def test_each_method_is_answered_or_passed_on_and_none_falls_through() -> None:
@@ -57,19 +63,123 @@ def test_only_a_room_takes_the_gpus_that_a_request_names(is_room: bool, leased: 
     assert state.reserve(request).gpu_indices == leased
 
 
-async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starter, room = Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names}), AsyncMock()
-    rooms = Rooms(starter, tmp_path, NodeState(4), Mock(), Mock())
-    monkeypatch.setattr(rooms, "room", AsyncMock(return_value=room))
+@pytest.fixture
+def warden() -> Mock:
+    """Starts what it is told to, for accounts that are called as their people."""
+    return Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names})
+
+
+@pytest.fixture
+def rooms(warden: Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rooms:
+    """Of a node where alice is about to have a reservation. Their rooms do what they are told."""
+    state = NodeState(4)
+    state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="alice", procs=1))
+    made = Rooms(warden, tmp_path, state, Mock(), Mock(), Mock())
+    room = AsyncMock()
+    room.call.return_value = pb.ReleaseReply(ranks_ended=1)
+    monkeypatch.setattr(made, "room", AsyncMock(return_value=room))
+    return made
+
+
+def asked(rooms: Rooms) -> list[str]:
+    """Return what was asked of rooms."""
+    return [each.args[0] for each in rooms.room.return_value.call.call_args_list]  # type: ignore[attr-defined]
+
+
+async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(rooms: Rooms, warden: Mock) -> None:
     limited = pb.ReserveRequest(reservation_id="r", owner="alice", procs=1, memory_bytes=64 << 30, cpus=0.5)
+    rooms._state.reserve(pb.ReserveRequest(reservation_id="free", name="free", owner="alice", procs=1))
     for request in (limited, limited, pb.ReserveRequest(reservation_id="free", owner="alice", procs=1)):
         await rooms.reserve(request, [])
-        _, given, _ = room.call.call_args.args
+        _, given, *_ = rooms.room.return_value.call.call_args.args  # type: ignore[attr-defined]
         assert (given.reservation_id, given.memory_bytes, given.cpus) == (request.reservation_id, 0, 0.0)
-    asked = [call.args for call in starter.reserve_group.call_args_list]
-    assert asked == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
+    groups = [each.args for each in warden.reserve_group.call_args_list]
+    assert groups == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
+
+
+async def test_what_is_released_while_its_room_opens_is_begun_nowhere(rooms: Rooms, warden: Mock) -> None:
+    async def opened(account: str) -> Mock:
+        rooms._check_held.side_effect = ReservationNotFound("it was released")  # type: ignore[attr-defined]
+        return Mock()
+
+    rooms.room.side_effect = opened  # type: ignore[attr-defined]
+    with pytest.raises(ReservationNotFound, match="it was released"):
+        await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
+    assert not warden.reserve_group.called
+    assert asked(rooms) == []
+
+
+async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, warden: Mock) -> None:
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def reserve_group(*_: object) -> None:
+        begins.set()
+        goes_on.wait(TIMEOUT_S)
+
+    warden.reserve_group.side_effect = reserve_group
+    beginning = asyncio.create_task(rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), []))
+    await asyncio.to_thread(begins.wait, TIMEOUT_S)
+    ending = asyncio.create_task(rooms.end("r"))
+    for _ in range(10):  # it comes as far as it can
+        await asyncio.sleep(0)
+    goes_on.set()
+    await beginning
+    assert await ending == 1
+    assert asked(rooms) == ["Reserve", "Release"]
+    warden.end_group.assert_called_once_with("alice", "r")
+
+
+async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
+    rooms: Rooms, warden: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_nb.allocator.gateway.rooms.AGAIN_S", 0.0)
+    await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
+    warden.end_group.side_effect = [WardenRefused("processes do not end", is_unfinished=True)] * 3 + [0]
+    assert await rooms.end("r") == 1
+    assert warden.end_group.call_count == 4
+    assert not warden.close_room.called
+    assert await rooms.end("r") == 0
+    assert asked(rooms) == ["Reserve", "Release"]
+
+
+@pytest.mark.parametrize(("deaths", "closed"), [(0, []), (None, [call("alice")])])
+async def test_what_a_room_does_not_end_and_no_cgroup_does_ends_with_the_room(
+    rooms: Rooms, warden: Mock, deaths: int | None, closed: list[Any]
+) -> None:
+    await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
+    rooms.room.return_value.call.side_effect = NodeUnreachable("stopped")  # type: ignore[attr-defined]
+    warden.end_group.return_value = deaths
+    assert await rooms.end("r") == 0
+    assert warden.close_room.call_args_list == closed
+
+
+async def test_a_room_that_does_not_answer_keeps_a_new_gateway_from_nobody_else(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_nb.allocator.gateway.rooms.RESUME_S", 0.05)
+    rooms._state.reserve(pb.ReserveRequest(reservation_id="his", name="dev", owner="bob", procs=1))
+    answers, found = asyncio.Event(), set[str]()
+
+    async def opened(account: str) -> None:
+        if account == "alice":
+            await answers.wait()
+        found.add(account)
+
+    rooms.room.side_effect = opened  # type: ignore[attr-defined]
+    async with asyncio.timeout(TIMEOUT_S):
+        await rooms.resume()
+    access = GatewayAccess(rooms.meshes, rooms.resuming, "host1", "host1:7878", rooms._state, Mock(), None)
+    assert found == {"bob"}
+    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
+        await rooms.of_mesh("m")
+    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
+        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
+    answers.set()
+    await asyncio.gather(*rooms._tasks)
+    with pytest.raises(MeshNotFound):
+        await rooms.of_mesh("m")
+    with pytest.raises(MeshNotFound):
+        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
 
 
 LISTEN = ["--listen", "127.0.0.1:7878", "--certificate", "node.pem"]

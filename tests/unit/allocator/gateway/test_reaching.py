@@ -23,7 +23,7 @@ def rooms() -> Rooms:
     for owner in ("alice", "bob", "carol"):
         state.reserve(pb.ReserveRequest(reservation_id=owner, name="dev", owner=owner, procs=1, nodes=2))
     state.confirm("alice", NODES, 0.0)
-    made = Rooms(Mock(), Path("/nowhere"), state, Mock(), Mock())
+    made = Rooms(Mock(), Path("/nowhere"), state, Mock(), Mock(), Mock())
     made._accounts.update(alice="a", bob="b", carol="a")
     return made
 
