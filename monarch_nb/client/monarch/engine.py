@@ -278,9 +278,10 @@ def _tag(title: str) -> None:
 
 
 def _said(of: Callable[[Attached], str]) -> str:
-    """Return what is to be said of all meshes; what can not be learnt is missing."""
+    """Return what is to be said of the meshes with workers; of those that have ended when there are no others. What can
+    not be learnt is missing."""
     lines = []
-    for each in _meshes.values():
+    for each in [each for each in _meshes.values() if not each.is_over()] or list(_meshes.values()):
         with contextlib.suppress(MonarchNbError):
             lines.append(of(each))
     return "\n".join(filter(None, lines))
