@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from monarch_nb.ground.rank_sets import counted
 
-GATHER_S = 0.3
-"""The actors of a mesh fail within a few milliseconds of each other."""
+GATHER_S = 0.5
+"""The actors of a mesh fail within a few milliseconds of each other, on a busy machine later."""
 _OUR_FRAME = re.compile(r' *File "[^"\n]*monarch_nb/worker/monarch/census\.py", line .*\n(?: +.*\n)?(?: *[~^]+\n)?')
 """In a traceback of a node: of what watches messages there, and the line of code below it."""
 _UNDELIVERABLE = re.compile(r"undeliverable message for (?P<endpoint>[^ (]+)\(\)[^\n:]*")

@@ -15,6 +15,7 @@ from monarch_nb.client.meshes import looking
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.client.reservations.sharing import Grant, granted_line
+from monarch_nb.config import MONARCH_MESH
 from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
@@ -583,7 +584,11 @@ def _files_line(reservation: Reservation, asked: str | None) -> str:
 
 
 def _restarted_line(part: Mesh, elapsed_s: float) -> str:
-    lost = f"{name_ranks(part.ranks)} restarted in {duration(elapsed_s)}: variables and imports are gone"
+    restarted = f"{name_ranks(part.ranks)} restarted in {duration(elapsed_s)}"
+    if part.name == MONARCH_MESH:
+        again = f"{part.reservation.name}.monarch() starts the workers"
+        return f"{restarted}: Monarch's workers and their actors are gone there; {again} again"
+    lost = f"{restarted}: variables and imports are gone"
     if len(part.ranks) == part.extent.size:
         return lost
     return f"{lost} there, the others keep theirs; call dist.init_process_group() on all ranks again"
