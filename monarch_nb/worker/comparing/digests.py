@@ -36,9 +36,18 @@ def digest(tensor: torch.Tensor) -> str:
 def block_digests(tensor: torch.Tensor) -> list[bytes]:
     """Return the digest of each block of BLOCK_BYTES of a plain tensor."""
     if tensor.device.type == "cpu":
-        return [hashlib.sha256(_memory(block)).digest()[:_DIGEST_BYTES] for block in _blocks(tensor)]
+        return [
+            hashlib.sha256(block).digest()[:_DIGEST_BYTES] for block in _memory_of_blocks(plain(tensor).contiguous())
+        ]
     mixed = [_mixed(block) for block in _blocks(tensor)]
     return [number.to_bytes(_WORD_BYTES, "big", signed=True) for number in _read(mixed)]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without a graph, and without a conjugation or a sign that is not done yet. There may be very many
+    tensors: each call of torch takes longer than to hash a small one."""
+    tensor = tensor.detach()
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def block_of(tensor: torch.Tensor, number: int) -> torch.Tensor:
@@ -54,14 +63,16 @@ def elements_of_block(tensor: torch.Tensor) -> int:
 
 def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the elements of each block, in the order of their indices, whatever the strides."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    size = elements_of_block(tensor)
+    flat, size = plain(tensor).contiguous().view(-1), elements_of_block(tensor)
     yield from (flat[first : first + size] for first in range(0, flat.numel(), size))
 
 
-def _memory(block: torch.Tensor) -> Any:
-    size_bytes = block.numel() * block.element_size()
-    return (ctypes.c_char * size_bytes).from_address(block.data_ptr()) if size_bytes else b""
+def _memory_of_blocks(tensor: torch.Tensor) -> Iterator[Any]:
+    """Yield the memory of each block of a contiguous tensor."""
+    block_bytes = elements_of_block(tensor) * tensor.element_size()
+    size_bytes, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    for first in range(0, size_bytes, block_bytes):
+        yield (ctypes.c_char * min(block_bytes, size_bytes - first)).from_address(address + first)
 
 
 def _mixed(block: torch.Tensor) -> torch.Tensor:

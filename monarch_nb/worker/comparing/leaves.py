@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb.worker.comparing.digests import digest
+from monarch_nb.worker.comparing.digests import digest, plain
 
 if TYPE_CHECKING:
     import numpy
@@ -109,9 +109,8 @@ class Leaves:
         if not is_plain:
             self.all.append(Leaf(path, " ".join(facts), _text(tensor)))
             return
-        with torch.no_grad():
-            own = own.detach().resolve_conj().resolve_neg()
-            self.all.append(Leaf(path, " ".join(facts), digest(own), True, part))
+        own = plain(own)
+        self.all.append(Leaf(path, " ".join(facts), digest(own), True, part))
         self.tensors[path] = own
 
     def _add_array(self, path: str, array: numpy.ndarray[Any, Any], numpy: Any) -> None:

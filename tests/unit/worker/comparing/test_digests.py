@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 from hypothesis import given
@@ -29,6 +31,18 @@ def test_any_type_of_numbers(dtype: torch.dtype) -> None:
     assert digests.digest(one) == digests.digest(one.clone())
     assert digests.digest(one) != digests.digest(other)
     assert int(digests._mixed(one)) != int(digests._mixed(other))
+
+
+def test_contents_count_and_not_how_they_are_kept() -> None:
+    size = digests.elements_of_block(torch.empty(0, dtype=torch.complex64))
+    one = torch.randn(3, size // 2, dtype=torch.complex64, requires_grad=True)
+    for kept_otherwise in (one.T, one.conj(), one.conj().imag, one[:, ::2], one[1:]):
+        copy = kept_otherwise.detach().resolve_conj().resolve_neg().contiguous().clone()
+        whole = bytes(copy.numpy().tobytes())
+        blocks = [whole[first : first + digests.BLOCK_BYTES] for first in range(0, len(whole), digests.BLOCK_BYTES)]
+        hashed = [hashlib.sha256(block).digest()[:16] for block in blocks]
+        assert digests.block_digests(kept_otherwise) == hashed
+    assert digests.block_digests(torch.empty(0, 3)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 63)), min_size=1, max_size=4, unique=True))
