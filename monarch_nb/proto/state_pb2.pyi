@@ -111,9 +111,12 @@ class LeaseRecord(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
     confirmed: _builtins.bool
     revision: _builtins.int
     """ChangeMembersRequest.revision"""
+    account: _builtins.str
+    """of a gateway: as which its room runs"""
     @_builtins.property
     def request(self) -> _allocator_pb2.ReserveRequest: ...
     @_builtins.property
@@ -141,10 +144,11 @@ class LeaseRecord(_message.Message):
         files: _files_pb2.ReservationFiles | None = ...,
         shares: _abc.Mapping[_builtins.str, _allocator_pb2.Right.ValueType] | None = ...,
         revision: _builtins.int = ...,
+        account: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["files", b"files", "limits", b"limits", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "confirmed", b"confirmed", "files", b"files", "gpu_indices", b"gpu_indices", "limits", b"limits", "nodes", b"nodes", "request", b"request", "revision", b"revision", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

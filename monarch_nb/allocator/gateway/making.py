@@ -28,7 +28,7 @@ def make_rooms(node: Node, options: argparse.Namespace, network: Network | None,
     Args:
         reaching: how other nodes are reached: `open_channel` and `certificate`, as of Rooms.
     """
-    of_leases = node.state, node.leases.check_held
+    of_leases = node.state, node.leases.begin_in_room
     rooms = Rooms(_starter(node, options, network), node.paths.sockets, *of_leases, *reaching)
     node.leases.end_in_room = rooms.end
     node.leases.expiry.idle_in_room = rooms.idle_s

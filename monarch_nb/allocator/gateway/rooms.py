@@ -23,7 +23,7 @@ from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
 from monarch_nb.allocator.state.rights import Right, right_of
-from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.allocator.state.state import Lease, NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, PoolError, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -91,7 +91,7 @@ class Rooms:
         starter: opens them.
         sockets: a directory that nobody else can enter.
         state: what is leased, to whom.
-        check_held: raises ReservationNotFound when a reservation is not held, or about to be so no longer.
+        begin_in_room: of Leases.
         open_channel: to another node. certificate: what this node shows there now.
 
     Attributes:
@@ -104,11 +104,11 @@ class Rooms:
         starter: Starter,
         sockets: Path,
         state: NodeState,
-        check_held: Callable[[str], None],
+        begin_in_room: Callable[[str, str], None],
         open_channel: OpenChannel,
         certificate: Callable[[], object],
     ) -> None:
-        self._starter, self._sockets, self._state, self._check_held = starter, sockets, state, check_held
+        self._starter, self._sockets, self._state, self._begin = starter, sockets, state, begin_in_room
         self._open_channel, self._certificate = open_channel, certificate
         self._named: dict[str, set[str]] = {}
         """By reservation, the addresses of nodes that its owner has named before it was confirmed."""
@@ -147,7 +147,7 @@ class Rooms:
         Raises:
             ReservationNotFound: it is not held here.
         """
-        return await self._of(self._state.lease(reservation_id).request.owner)
+        return await self._of(self._state.lease(reservation_id))
 
     async def of_mesh(self, mesh_id: str) -> Room:
         """Return the room that has a mesh.
@@ -169,11 +169,10 @@ class Rooms:
         Raises:
             AccessDenied: nobody does.
         """
-        if self._holds(lambda owner: owner == person):
-            return await self.of_holder(person)
-        for lease in self._state.leases.values():
+        leases = self._state.leases.values()
+        for lease in sorted(leases, key=lambda lease: lease.request.owner != person):
             if right_of(person, lease) >= Right.RUN:
-                return await self._of(lease.request.owner)
+                return await self._of(lease)
         raise AccessDenied(f"{person} holds nothing on this node, and so has no files there: reserve first")
 
     async def of_holder(self, person: str) -> Room:
@@ -182,9 +181,10 @@ class Rooms:
         Raises:
             AccessDenied: they do not.
         """
-        if not self._holds(lambda owner: owner == person):
-            raise AccessDenied(f"{person} holds nothing on this node")
-        return await self._of(person)
+        for lease in self._state.leases.values():
+            if lease.request.owner == person:
+                return await self._of(lease)
+        raise AccessDenied(f"{person} holds nothing on this node")
 
     def name_nodes(self, reservation_id: str, nodes: Iterable[files_pb2.Peer]) -> None:
         """The owner of a reservation says which nodes it has, or is about to have."""
@@ -194,27 +194,29 @@ class Rooms:
 
     def _may_reach(self, account: str, address: str, owner: str) -> bool:
         """Whether the room of an account may talk to the node at an address in a person's name."""
-        if self._accounts.get(owner) != account:
-            return False
-        own = ((key, lease) for key, lease in self._state.leases.items() if lease.request.owner == owner)
-        return any(lease.number_of(address) is not None or address in self._named.get(key, ()) for key, lease in own)
+        return any(
+            lease.number_of(address) is not None or address in self._named.get(key, ())
+            for key, lease in self._state.leases.items()
+            if lease.request.owner == owner and self._account(lease) == account
+        )
 
-    async def _of(self, owner: str) -> Room:
-        return await self.room(await self._account_known(owner))
+    async def _of(self, lease: Lease) -> Room:
+        return await self.room(self._account(lease) or await self.account_of(lease.request.owner))
+
+    def _account(self, lease: Lease) -> str:
+        """Return as whom a reservation's ranks run: as when it began, whatever users.toml says by now."""
+        return lease.account or self._accounts.get(lease.request.owner, "")
 
     async def _account_known(self, owner: str) -> str:
         return self._accounts.get(owner) or await self.account_of(owner)
 
-    def _holds(self, is_one: Callable[[str], bool]) -> bool:
-        return any(is_one(lease.request.owner) for lease in self._state.leases.values())
-
     def _is_used(self, account: str) -> bool:
-        return self._holds(lambda owner: self._accounts.get(owner) == account)
+        return any(self._account(lease) == account for lease in self._state.leases.values())
 
     def is_in(self, room: Room, reservation_id: str) -> bool:
         """Whether a reservation is one of those that a room has."""
         lease = self._state.leases.get(reservation_id)
-        return lease is not None and self._accounts.get(lease.request.owner) == room.account
+        return lease is not None and self._account(lease) == room.account
 
     # ---- open ----
 
@@ -279,7 +281,7 @@ class Rooms:
             reservation_id = reservation.reservation_id
             if (lease := self._state.leases.get(reservation_id)) is None:
                 await room.call("Release", pb.ReleaseRequest(reservation_id=reservation_id), GATEWAY, END_S)
-            elif await self._account_known(lease.request.owner) == room.account:
+            elif self._account(lease) == room.account:
                 for mesh in reservation.meshes:
                     self.meshes.setdefault(mesh.mesh_id, reservation_id)
 
@@ -313,10 +315,10 @@ class Rooms:
         """Find again what an earlier gateway has opened. Whoever has stopped their room does not keep the node from
         everybody: after RESUME_S it serves the others."""
         self._grouped |= self._state.leases.keys()
-        for owner in {lease.request.owner for lease in self._state.leases.values()}:
+        for owner in {lease.request.owner for lease in self._state.leases.values() if not lease.account}:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
-        self.resuming |= set(self._accounts.values())
+        self.resuming |= {account for lease in self._state.leases.values() if (account := self._account(lease))}
         if tasks := [self._do(self._resume(account)) for account in sorted(self.resuming)]:
             await asyncio.wait(tasks, timeout=RESUME_S)
 
@@ -332,7 +334,8 @@ class Rooms:
 
     async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
         """Have the owner's room lease what the gateway has leased. Both know when its time is up: ranks save before."""
-        account = await self.account_of(request.owner)
+        lease = self._state.lease(request.reservation_id)
+        account = lease.account or await self._account_known(request.owner)
         if timer := self._unused.pop(account, None):
             timer.cancel()
         given = pb.ReserveRequest()
@@ -342,7 +345,7 @@ class Rooms:
         given.gpu_indices[:] = gpu_indices
         async with self._turn(request.reservation_id):
             room = await self.room(account)
-            self._check_held(request.reservation_id)  # it may have been released while the room opened
+            self._begin(request.reservation_id, account)  # unless it was released while the room opened
             if request.reservation_id not in self._grouped:
                 amounts = request.memory_bytes or None, request.cpus or None
                 await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
@@ -361,7 +364,7 @@ class Rooms:
             ended.mesh_ids.extend(meshes)
         async with self._turn(reservation_id):
             lease = self._state.leases.get(reservation_id)
-            account = self._accounts.get(lease.request.owner) if lease else None
+            account = self._account(lease) if lease else ""
             ranks = await self._end_in(account, reservation_id) if account and reservation_id in self._grouped else 0
             self._grouped.discard(reservation_id)
         self._named.pop(reservation_id, None)

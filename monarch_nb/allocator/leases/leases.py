@@ -227,6 +227,16 @@ class Leases:
         if reservation_id in self.releases:
             raise ReservationNotFound("the reservation was released while its ranks were being started")
 
+    def begin_in_room(self, reservation_id: str, account: str) -> None:
+        """Of a gateway: write down as which account a reservation's ranks are about to run.
+
+        Raises:
+            ReservationNotFound: as of check_held.
+        """
+        self.check_held(reservation_id)
+        self._state.lease(reservation_id).account = account
+        self._records.save_lease(reservation_id)
+
     # ---- to give back ----
 
     async def stop_mesh(self, mesh_id: str, by: str) -> None:

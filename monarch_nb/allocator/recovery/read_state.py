@@ -29,8 +29,8 @@ def read_state(
         limits = Limits.from_record(lease.limits, boot_id(), now_s, confirmed=lease.confirmed)
         gpus, nodes = list(lease.gpu_indices), list(lease.nodes)
         shares = dict(lease.shares)
-        kept = Lease(lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision)
-        state.leases[key] = kept
+        kept = lease.request, gpus, lease.confirmed, limits, nodes, lease.files, shares, lease.revision
+        state.leases[key] = Lease(*kept, account=lease.account)
     ended = [record for _, record in database.read("ended", pb.Ended)]
     state.ended = {record.reservation_id: record for record in sorted(ended, key=lambda one: one.ended_at)}
     for key, record in database.read("mesh", state_pb2.MeshRecord):

@@ -77,6 +77,7 @@ class Records:
             files=lease.files,
             shares=lease.shares,
             revision=lease.revision,
+            account=lease.account,
         )
         self.database.put("lease", reservation_id, record)
         self.flush()

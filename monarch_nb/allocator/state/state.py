@@ -39,6 +39,7 @@ class Lease:
         nodes: all of the reservation, by node rank, when it is confirmed.
         revision: of these: one higher each time that they change.
         shares: what its owner has granted (pb.Right), by name; RIGHT_UNSPECIFIED: has granted, and ended.
+        account: of a gateway: as which its ranks run; "" before its room knows it.
     """
 
     request: pb.ReserveRequest
@@ -49,6 +50,7 @@ class Lease:
     files: files_pb2.ReservationFiles = field(default_factory=files_pb2.ReservationFiles)
     shares: dict[str, pb.Right.ValueType] = field(default_factory=dict)
     revision: int = 0
+    account: str = ""
 
     def has_node(self, address: str) -> bool:
         """Whether a node is one of the reservation's: not, when another one has its place."""

@@ -99,7 +99,7 @@ async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(room
 
 async def test_what_is_released_while_its_room_opens_is_begun_nowhere(rooms: Rooms, warden: Mock) -> None:
     async def opened(account: str) -> Mock:
-        rooms._check_held.side_effect = ReservationNotFound("it was released")  # type: ignore[attr-defined]
+        rooms._begin.side_effect = ReservationNotFound("it was released")  # type: ignore[attr-defined]
         return Mock()
 
     rooms.room.side_effect = opened  # type: ignore[attr-defined]
@@ -151,6 +151,19 @@ async def test_what_a_room_does_not_end_and_no_cgroup_does_ends_with_the_room(
     warden.end_group.return_value = deaths
     assert await rooms.end("r") == 0
     assert warden.close_room.call_args_list == closed
+
+
+async def test_a_reservation_ends_where_it_began_whatever_users_toml_says_by_now(rooms: Rooms, warden: Mock) -> None:
+    rooms._state.lease("r").account = "class"  # as an earlier gateway has written down
+    warden.accounts = Mock(side_effect=WardenRefused("users.toml has no account for alice"))
+    await rooms.resume()
+    assert rooms.is_in(Mock(account="class"), "r")
+    assert not rooms.is_in(Mock(account="alice"), "r")
+    assert await rooms.of_person("alice") is await rooms.of_holder("alice") is await rooms.of_reservation("r")
+    assert await rooms.end("r") == 1
+    assert {each.args for each in rooms.room.call_args_list} == {("class",)}  # type: ignore[attr-defined]
+    warden.end_group.assert_called_once_with("class", "r")
+    assert not warden.accounts.called
 
 
 async def test_a_room_that_does_not_answer_keeps_a_new_gateway_from_nobody_else(
