@@ -61,7 +61,15 @@ class ActorMesh(MeshTrait):
             return found
         if name in facts.methods:
             return PlainMethod(self._find_targets(), name, facts.methods[name], facts.text)
-        raise AttributeError(f"{self!r} has no endpoint {name!r}: {facts.text} has {', '.join(facts.endpoints)}")
+        there = f"{facts.text} has {', '.join(facts.endpoints) or 'none'}"
+        raise AttributeError(f"{self!r} has no endpoint {name!r}: {there}{self._way_to(name)}")
+
+    def _way_to(self, name: str) -> str:
+        """Return what has a method that people look for here; empty when nothing has it."""
+        if name not in ("save", "load"):
+            return ""
+        held = f"monarch_nb.attach(NAME).actors[{self._handle.name!r}]"
+        return f". {held}.{name}(DIRECTORY) {name}s what the attributes of the actors hold: NAME is the reservation's"
 
     @property
     def initialized(self) -> Future[None]:

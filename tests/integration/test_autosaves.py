@@ -19,6 +19,7 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.provision import Node
+from monarch_nb.worker.saving.manifest import Manifest
 
 PREPARE = """
 import torch, os
@@ -284,7 +285,7 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
         "import torch\n"
         "def train():\n"
         "    net = torch.nn.Linear(4, 1)\n"
-        "    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "    optimizer, best = torch.optim.SGD(net.parameters(), lr=0.01), 0.5\n"
         "    for _ in range(3):\n"
         "        net(torch.rand(2, 4)).sum().backward()\n"
         "        optimizer.step()\n"
@@ -292,6 +293,8 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     )
     assert f"saved {where}/0001 at step 2 (every 2 steps): " in printed
     assert "net, optimizer" in printed, "locals of the function that trains"
+    assert "; not saved, because only functions have them: best\n" in printed
+    assert "best" in Manifest.read(where / "0001").left_out
     assert "not loaded: net, optimizer (functions or actors held them" in kernel.run(f"%mesh load {where}")
     assert re.search(rf"last saved {where}/0001 at step 2 of run \d+", kernel.run("%mesh status"))
     assert re.search(rf"{where}/0001 .* dev, run \d+, step 2, every 2 steps ", kernel.run(f"%mesh saves {where}"))

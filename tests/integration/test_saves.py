@@ -285,6 +285,10 @@ def test_actors_are_saved_by_what_they_hold() -> None:
     with ranks(2) as mesh:
         counters = mesh.spawn("counters", Counter)
         counters.add.call().get()
+        with pytest.raises(
+            AttributeError, match=re.escape("monarch_nb.attach(NAME).actors['counters'].save(DIRECTORY)")
+        ):
+            counters.save("a")
         held = monarch_nb.attach("dev").actors["counters"]
         assert {part.name for part in held.save("a").parts} == {"model", "count"}
         counters.add.call().get()

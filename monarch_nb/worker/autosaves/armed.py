@@ -13,7 +13,7 @@ from monarch_nb.errors import MonarchNbError
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.keeper import Keeper, Wanted
-from monarch_nb.worker.autosaves.reached import reached
+from monarch_nb.worker.autosaves.reached import ONLY_LOCAL, only_local, reached
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.groups.rendezvous import Store
 from monarch_nb.worker.saving import entry
@@ -83,7 +83,9 @@ class _Saved:
         how = f"{size(report.size_bytes)} in {duration(report.duration_s)}"
         if report.background:
             how = f"copied in {duration(report.duration_s)}, being written"
-        return f"{names}{how}{self.failed and f'; {self.failed}'}"
+        local = [name for name, why in report.left_out.items() if names and why.startswith(ONLY_LOCAL)]
+        not_saved = f"; not saved, because only functions have them: {', '.join(local)}" if local else ""
+        return f"{names}{how}{not_saved}{self.failed and f'; {self.failed}'}"
 
 
 def _save(wanted: Wanted, rank: int, world_size: int, told: _ToldNames, *, for_script: bool) -> _Saved:
@@ -104,7 +106,8 @@ def _save(wanted: Wanted, rank: int, world_size: int, told: _ToldNames, *, for_s
     secret = f"{armed.secret}/{wanted.number}/{directory}"
     entry.behind.wait()
     failed = entry.behind.take_news() if isinstance(entry.behind.last, MonarchNbError) else ""
-    report = entry.save(request, secret, range(world_size), rank=rank, objects=objects)
+    left_out = only_local(objects)
+    report = entry.save(request, secret, range(world_size), rank=rank, objects=objects, left_out=left_out)
     return _Saved(report, failed, place.run, told)
 
 

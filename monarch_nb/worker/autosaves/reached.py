@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
 from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.user_code import is_library
+
+ONLY_LOCAL = "only a local variable of a function"
+"""Why what `only_local` finds is not saved."""
 
 
 def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Iterable[Any] = ()) -> dict[str, Any]:
@@ -46,11 +49,27 @@ def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Ite
     return found
 
 
+def only_local(known: Container[str]) -> dict[str, str]:
+    """Return the plain values, containers and tensors that are only local variables of functions on this thread, by
+    name, with why they are not saved. Call it where `reached` is called.
+
+    Args:
+        known: names that are saved, or that mean something else beside the functions.
+    """
+    return {
+        name: ONLY_LOCAL
+        for frame in _users_frames()
+        for name, value in list(frame.f_locals.items())
+        if name not in known and name.isidentifier() and name[0] != "_" and kinds.is_plain_or_container(value)
+    }
+
+
 def _users_frames() -> Iterator[FrameType]:
     """Yield the frames of the user's functions on this thread, innermost first: not those of modules and cells."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if not is_library(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if not is_library(file) and not file.startswith("<frozen ") and name != "<module>":  # runpy's are frozen
             yield frame
         frame = frame.f_back
 

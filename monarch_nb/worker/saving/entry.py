@@ -90,6 +90,7 @@ def save(
     rank: int | None = None,
     objects: Mapping[str, Any] | None = None,
     random_states: bool = True,
+    left_out: Mapping[str, str] | None = None,
 ) -> SaveReport:
     """Save on all ranks that take part: each calls this with equal arguments, but for `rank` and `objects`.
 
@@ -103,6 +104,7 @@ def save(
         rank: this one; by default what RANK says.
         objects: what there is to save, by name; by default the namespace of the cells.
         random_states: whether those of the process belong to it.
+        left_out: why something else is not saved, by name; of no account where names are asked for.
 
     Raises:
         SaveError: this rank or another can not save. The saves before are whole.
@@ -116,6 +118,8 @@ def save(
     except SaveError as error:
         exchange.fail(str(error))
         raise
+    if left_out and not request.names:
+        collected.left_out |= left_out
     writing = importlib.import_module("monarch_nb.worker.saving.writing")
     start = functools.partial(behind.start, tells=exchange.is_first) if request.background else None
     return writing.save(request, collected, exchange, _mesh_name(ranks), start)  # type: ignore[no-any-return]

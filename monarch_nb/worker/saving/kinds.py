@@ -109,6 +109,17 @@ def is_random(value: object) -> bool:
     return isinstance(value, tuple(kinds)) and not isinstance(value, random.SystemRandom)
 
 
+def is_plain_or_container(value: object) -> bool:
+    """Return whether a value may be a plain one, or has others in it. What is in it is not looked at. None is nobody's
+    business, nor are tensors that a computation has made: they are made again."""
+    if is_tensor(value):
+        return value.grad_fn is None  # type: ignore[attr-defined]
+    arrays = numpy()
+    is_array = arrays is not None and isinstance(value, arrays.ndarray | arrays.generic)
+    is_plain = value is not None and type(value) in (*_SCALARS, *_SEQUENCES, *_MAPPINGS)
+    return is_plain or is_array or is_random(value)
+
+
 def unwrapped(value: Any) -> Any:
     """Return the module that DistributedDataParallel and torch.compile have wrapped; any other value as it is."""
     module = torch()

@@ -283,6 +283,8 @@ class TestRefused:
             notes.note.call(threading.Lock())
         with pytest.raises(AttributeError, match="no endpoint 'nope'"):
             _ = notes.nope
+        with pytest.raises(AttributeError, match=r"\.actors\['notes'\]\.load\(DIRECTORY\) loads what the attributes"):
+            notes.load("checkpoints/a")
         with pytest.raises(TypeError, match=r"use notes\.note\.call"):
             notes.note(1)
         assert network.wire(network.client).sent == sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from monarch_nb.worker.autosaves.reached import reached
+from monarch_nb.worker.autosaves.reached import only_local, reached
 
 
 class Trainer:
@@ -26,6 +26,18 @@ def test_locals_attributes_and_the_optimizer_that_steps() -> None:
     assert found["optimizer"] is trainer.schedule.optimizer
     assert "scaler" in found
     assert "net" not in found, "it has a name already"
+
+
+def test_plain_locals_are_named_as_not_saved() -> None:
+    def train(epoch: int) -> dict[str, str]:
+        net = torch.nn.Linear(2, 1)
+        best, batch, nothing, history = 0.5, torch.ones(2), None, [net]
+        loss = net(batch).sum()
+        assert loss.requires_grad
+        assert (nothing, best, len(history)) == (None, 0.5, 1)
+        return only_local({"net", "best"})
+
+    assert set(train(3)) == {"epoch", "batch", "history"}
 
 
 def test_a_model_that_nobody_names_is_found_by_its_parameters() -> None:
