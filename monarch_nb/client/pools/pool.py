@@ -254,13 +254,17 @@ class Pool:
         Args:
             told: what those said that are on the list.
         """
-        away = {node for held in self.put_together(told) for node in held.absent.values() if node.identity is not None}
+        away = {node for held in self._told(told) for node in held.absent.values() if node.identity is not None}
         unasked = away.difference(self._asked)
         said = await answers({node: node.unary("Status", request, STRAGGLER_S) for node in unasked})
         return [(node, reply) for node, reply in said.items() if isinstance(reply, pb.StatusReply)]
 
     def put_together(self, answers: Collection[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
-        """Return the reservations of which nodes have told, oldest first."""
+        """Return the reservations of which their nodes have told, oldest first."""
+        return sorted((one for one in self._told(answers) if one.nodes), key=lambda one: one.facts.created_at)
+
+    def _told(self, answers: Collection[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
+        """Return the reservations of which nodes have told: where one has no nodes, only some that were replaced did."""
         there = {connection for connection, _ in answers}
         self._told_of = {
             known: held for known, held in self._told_of.items() if there.isdisjoint(held.connections.values())
@@ -271,7 +275,7 @@ class Pool:
                 told.setdefault(status.reservation_id, []).append((connection, status))
         held = [self._held(reservation_id, parts) for reservation_id, parts in told.items()]
         self._told_of |= {one.reservation_id: one for one in held}
-        return sorted(held, key=lambda one: one.facts.created_at)
+        return held
 
     def _held(self, reservation_id: str, parts: list[tuple[Connection, pb.ReservationStatus]]) -> HeldReservation:
         """Return a reservation as its nodes have told of it. A node that has no place any more, or another one, may not

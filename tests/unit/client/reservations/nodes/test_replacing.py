@@ -125,6 +125,9 @@ class TestPutTogether:
         assert self.names(self.told("b", 1, "ab", 0), *others) == {0: "a", 1: "c"}
         assert self.names(*others, self.told("b", 1, "ab", 0)) == {0: "a", 1: "c"}
 
+    def test_nobody_but_a_node_that_was_replaced(self) -> None:
+        assert Pool("lab").put_together([self.told("b", 1, "ac", 1)]) == []
+
     def test_a_node_that_is_just_coming(self) -> None:
         others = [self.told("a", 0, "ab", 0), self.told("b", 1, "ab", 0)]
         assert self.names(self.told("c", 1, "", 0), *others) == {0: "a", 1: "b"}
