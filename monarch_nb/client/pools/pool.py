@@ -264,7 +264,7 @@ class Pool:
         return sorted((one for one in self._told(answers) if one.nodes), key=lambda one: one.facts.created_at)
 
     def _told(self, answers: Collection[tuple[Connection, pb.StatusReply]]) -> list[HeldReservation]:
-        """Return the reservations of which nodes have told: where one has no nodes, only some that were replaced did."""
+        """Return the reservations of which any nodes have told, also of those where only replaced ones did."""
         there = {connection for connection, _ in answers}
         self._told_of = {
             known: held for known, held in self._told_of.items() if there.isdisjoint(held.connections.values())

@@ -126,7 +126,10 @@ class TestPutTogether:
         assert self.names(*others, self.told("b", 1, "ab", 0)) == {0: "a", 1: "c"}
 
     def test_nobody_but_a_node_that_was_replaced(self) -> None:
-        assert Pool("lab").put_together([self.told("b", 1, "ac", 1)]) == []
+        pool = Pool("lab")
+        silent = (Node(node_address=f"{name}:1", address="", is_known_as=lambda *_: None) for name in "ac")
+        pool.connections.update((node.node_address, node) for node in silent)
+        assert pool.put_together([self.told("b", 1, "ac", 1)]) == []
 
     def test_a_node_that_is_just_coming(self) -> None:
         others = [self.told("a", 0, "ab", 0), self.told("b", 1, "ab", 0)]
