@@ -245,12 +245,18 @@ def test_release_ends_what_has_forked_twice(node: Node) -> None:
 
 
 KEEPS = """
-import sys
+import sys, time
+from monarch_nb.errors import NodeUnreachable
 r = nb.reserve("kept", procs=1, preload=[])
 r.mesh.run("kept = 0")
 print("held", flush=True)
 for line in sys.stdin:
-    print(r.mesh.run("kept += 1; (kept, __import__('getpass').getuser())").values, flush=True)
+    while True:
+        try:
+            print(r.mesh.run("kept += 1; (kept, __import__('getpass').getuser())").values, flush=True)
+            break
+        except NodeUnreachable:  # before the run began: the node is away
+            time.sleep(0.1)
 r.release()
 """
 
@@ -280,7 +286,9 @@ def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node)
         all_say(3)
         node.warden.kill()
         node.warden.wait(TIMEOUT_S)
+        served = node.log.read_text().count("serves on")
         node.start()
+        eventually(lambda: node.log.read_text().count("serves on") > served)  # not the gateway that is just ending
         all_say(4)
     finally:
         said = [one.communicate(timeout=TIMEOUT_S) for one in held]
