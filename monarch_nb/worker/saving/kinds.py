@@ -152,6 +152,8 @@ def not_plain(value: object, depth: int = 0) -> str:
     if (module := torch()) is not None and isinstance(value, module.Size | module.dtype | module.device):
         return ""
     name = type(value).__qualname__
+    if depth and callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
+        return f"a container that holds a {name}: give each a name of its own, or use torch.nn.ModuleList for modules"
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}: no plain value, and has no state_dict()"
 
 

@@ -58,6 +58,10 @@ def test_what_is_kept(value: object, kind: str) -> None:
         (Loader, "a class: the notebook's cells make it again"),
         (math, "a module: the notebook's cells make it again"),
         (io.BytesIO(), "an open file: the notebook's cells make it again"),
+        (
+            {"a": [torch.nn.Linear(1, 1)]},
+            "a container that holds a Linear: give each a name of its own, or use torch.nn.ModuleList for modules",
+        ),
         (object(), "an object: no plain value, and has no state_dict()"),
         ([1, {"a": object()}], "an object: no plain value, and has no state_dict()"),
         (Point(1, 2), "a Point: no plain value, and has no state_dict()"),
