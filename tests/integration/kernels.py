@@ -23,15 +23,24 @@ class Kernel:
     """
 
     def __init__(self, notebook: Path, python: Path | None = None) -> None:
+        try:
+            self._start(notebook, python)
+        except RuntimeError as error:  # a port that was free when it was chosen may be taken when the kernel binds it
+            if "died before" not in str(error):
+                raise
+            self.kill()
+            self._start(notebook, python)
+        self._codes: dict[str, str] = {}
+        self._cells: dict[str, list[nbformat.NotebookNode]] = {}
+        self._displays: dict[str, nbformat.NotebookNode] = {}
+        self._asked = ("", "")
+
+    def _start(self, notebook: Path, python: Path | None) -> None:
         self._manager = KernelManager(kernel_name="python3")
         if python is not None:
             self._manager.kernel_spec.argv[0] = str(python)
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._connect()
-        self._codes: dict[str, str] = {}
-        self._cells: dict[str, list[nbformat.NotebookNode]] = {}
-        self._displays: dict[str, nbformat.NotebookNode] = {}
-        self._asked = ("", "")
 
     def _connect(self) -> None:
         self._client = self._manager.client()
