@@ -57,20 +57,22 @@ round(float(model.module.weight.detach().sum()), 6), int(optimizer.state_dict()[
 LATE = """
 import threading
 from monarch_nb.worker.autosaves.keeper import Keeper
-carry, after_step, heard, asked = Keeper._carry, Keeper._after_step, threading.Event(), []
+carry, after_step, asked = Keeper._carry, Keeper._after_step, []
+heard, is_there = threading.Event(), threading.Event()
 
 def carry_late(self, armed, keys, request, number):
     "Answer the others once this rank's own training has come as far."
     asked.append(request.step)
     heard.set()
-    while len(asked) == 1 and self._wish is None:
-        time.sleep(0.001)
+    is_there.wait(20)
     return carry(self, armed, keys, request, number)
 
 def go_on_late(self, armed):
     if self._part.place.steps == 4:
         heard.wait(20)
     after_step(self, armed)
+    if self._part.place.steps == 4:
+        is_there.set()
 
 if rank == 2:
     Keeper._carry, Keeper._after_step = carry_late, go_on_late
