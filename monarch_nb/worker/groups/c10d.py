@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -105,27 +104,6 @@ def count_of_calls(group: Group) -> int | None:
     with contextlib.suppress(RuntimeError, AttributeError):
         return sum(backend._get_sequence_number_for_group() for backend in backends) if backends else None
     return None
-
-
-def recorded() -> list[dict[str, Any]]:
-    """Return what torch's flight recorders have written down of this rank's calls, also of NCCL's; nothing where
-    they are off, or are not in this torch."""
-    return [*_dumped("_dump_nccl_trace_json"), *_dumped("_dump_fr_trace_json")]
-
-
-def open_on_gpus() -> list[dict[str, Any]]:
-    """Return what torch's flight recorder knows of NCCL's calls that are not over on the GPU."""
-    return _dumped("_dump_nccl_trace_json", includeCollectives=True, onlyActive=True)
-
-
-def _dumped(function: str, **options: bool) -> list[dict[str, Any]]:
-    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), function, None)
-    if dump is None:
-        return []
-    with contextlib.suppress(RuntimeError, TypeError, ValueError):
-        entries: list[dict[str, Any]] = json.loads(dump(**options)).get("entries", [])
-        return entries
-    return []
 
 
 def wait_for_peers(made: Mapping[str, Any]) -> None:

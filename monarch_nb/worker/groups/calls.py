@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.groups import c10d
+from monarch_nb.worker.groups import c10d, records
 
 _FILE = "torch/distributed/distributed_c10d.py"
 _OPERANDS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors", "tensor_list")
@@ -98,13 +98,13 @@ class Calls:
             return _on_gpus(named, counts) if stands_still and is_at_the_same_place else (None, counts)
         call = of_frames(frames, collective)
         if call is None and stands_still and not self._is_asked:
-            self._recorded, self._is_asked = of_record(c10d.recorded(), named), True
+            self._recorded, self._is_asked = of_record(records.recorded(), named), True
         return call or self._recorded, counts
 
 
 def _on_gpus(groups: Mapping[str, c10d.Group], counts: Mapping[str, int]) -> tuple[Call | None, Mapping[str, int]]:
     """Return the oldest call that is not over on this rank's GPU. Of its group, calls after it do not count."""
-    found = _open(c10d.open_on_gpus(), groups)
+    found = _open(records.open_on_gpu(), groups)
     if not found:
         return None, counts
     oldest = min(found, key=lambda each: int(each["record_id"]))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_nb.worker.groups import c10d
+from monarch_nb.worker.groups import c10d, records
 from monarch_nb.worker.groups.calls import Call, Calls, of_frames, of_record
 
 GROUPS = {
@@ -57,7 +57,7 @@ def test_a_thread_that_stands_still_waits_for_the_oldest_call_that_is_open_on_it
     count, found = 7, [entry(6, "x", "0", profiling_name="nccl:_all_gather_base"), entry(7, "broadcast", "0")]
     monkeypatch.setattr(c10d, "groups", lambda: list(GROUPS.values()))
     monkeypatch.setattr(c10d, "count_of_calls", lambda group: count if group.is_default else 2)
-    monkeypatch.setattr(c10d, "open_on_gpus", lambda: found)
+    monkeypatch.setattr(records, "open_on_gpu", lambda: found)
     calls, here, elsewhere = Calls(), frame_of("item"), frame_of("cpu")
     other = {"group 1 (ranks 0,2)": 2, "group dp (ranks 1,3)": 2}
     as_counted = {"the default group": 7, **other}
