@@ -3,12 +3,14 @@ others'."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import sysconfig
 import tempfile
@@ -19,10 +21,11 @@ from pathlib import Path
 import pytest
 
 import monarch_nb
+from gpus import FAKE_NVML
 from integration.hosts.people import Person
 from integration.live import eventually
 from lab import Lab
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, GPU_LOCKS_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
 from monarch_nb.trust.pools import change_hosts, make_paths
 from wardens import PYTHON, TIMEOUT_S, UNIFIED, accounts, gone, skip_unless_possible
 
@@ -58,10 +61,11 @@ class Node:
 
 
 def _python(directory: Path) -> Path:
-    """Return a Python with our packages that every account can execute."""
+    """Return a Python with our packages, and a stand-in for NVML, that every account can execute."""
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", directory], check=True)
     [site] = (directory / "lib").glob("python*/site-packages")
-    (site / "ours.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
+    locks = f"import os; os.environ[{GPU_LOCKS_VARIABLE!r}] = {str(directory.parent / 'gpus')!r}"
+    (site / "ours.pth").write_text(f"{locks}\n{FAKE_NVML}\n{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
     return directory / "bin" / "python"
 
 
@@ -80,6 +84,8 @@ def node() -> Iterator[Node]:
         patch.setenv(HOME_VARIABLE, str(home / "client"))
         patch.setenv(POOL_VARIABLE, "lab")
         lab = Lab.make(config, home, owner=alice)
+        (home / "gpus").mkdir()
+        (home / "gpus").chmod(0o1777)
         keys = home / "keys"
         keys.mkdir(mode=0o700)
         shutil.copy(make_paths("lab").node, keys / "node.pem")
@@ -90,7 +96,7 @@ def node() -> Iterator[Node]:
         python = _python(home / "python")
         listen = f"127.0.0.1:{_free_port()}"
         words = [str(python), "-P", "-m", "monarch_nb.allocator", "--as-users", "--node-id", "host1"]
-        words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6", "--gpus", "none"]
+        words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6"]
         words += ["--preload", "", f"--warden=--directory={home / 'state'}", f"--warden=--gateway-user={gate}"]
         words += [f"--warden=--users={home / 'users.toml'}", *_cgroup_option()]
         change_hosts(make_paths("lab"), lambda hosts: hosts.added(listen))
@@ -341,6 +347,58 @@ def test_amounts_that_root_does_not_allow_or_the_machine_can_not_keep_are_refuse
         assert "WardenRefused" in cannot
         assert "this machine can not limit memory or CPUs: that takes cgroups (v2) with the controllers" in cannot
     assert free == "[2]"
+
+
+GPUS = (
+    """
+import sys
+code = """
+    + repr("""
+import errno, os
+opened = []
+for minor in range(8):
+    try:
+        os.open(f"{nodes}/{minor}", os.O_RDWR)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # it may be opened, and has no driver
+            opened.append(minor)
+os.environ["CUDA_VISIBLE_DEVICES"], opened
+""")
+    + """
+r = nb.reserve("gpus", gpus=2, preload=[])
+print([rank.gpu_indices for rank in r.mesh.status()], flush=True)
+for value in r.mesh.run(code.replace("{nodes}", sys.stdin.readline().strip())).values:
+    print(*value, flush=True)
+sys.stdin.readline()
+r.release()
+"""
+)
+
+
+def test_a_rank_opens_its_reservations_gpus_and_no_others(node: Node) -> None:
+    """Who can not open others counts their own from 0, as CUDA does there."""
+    if "--warden=--without-cgroups" in node.words or "can not be fenced" in node.log.read_text():
+        pytest.skip("nothing fences GPUs on this machine")
+    nodes = node.directory.parent / "nodes"
+    nodes.mkdir()
+    nodes.chmod(0o755)
+    for minor in range(8):
+        os.mknod(nodes / str(minor), stat.S_IFCHR, os.makedev(195, minor))
+        (nodes / str(minor)).chmod(0o666)
+    held = [node.people[who].begin(f"import monarch_nb as nb\n{GPUS}") for who in ("bob", "mallory")]
+    try:
+        leased = [one.stdout.readline().strip() for one in held if one.stdout]
+        assert sorted(leased) == ["[(0,), (1,)]", "[(2,), (3,)]"]
+        for one, own in zip(held, leased, strict=True):
+            assert one.stdin is not None
+            one.stdin.write(f"{nodes}\n")
+            one.stdin.flush()
+            minors = [index for [index] in ast.literal_eval(own)]
+            assert one.stdout is not None
+            assert [one.stdout.readline() for _ in minors] == [f"0,1 {minors}\n"] * 2
+    finally:
+        said = [one.communicate("\n", timeout=TIMEOUT_S) for one in held]
+        assert [one.returncode for one in held] == [0, 0], said
 
 
 FILES = """
