@@ -31,6 +31,8 @@ SHARED_VARIABLE = "MONARCH_NB_SHARED"
 """In the ranks' environment: the storage that all nodes of the reservation see, when there is one."""
 CGROUP_VARIABLE = "MONARCH_NB_CGROUP"
 """Of a room's allocator: the cgroup below which each reservation has one."""
+FENCED_VARIABLE = "MONARCH_NB_FENCED"
+"""`gpus`, of a room whose reservations can open none but their own GPUs."""
 LOG_LIMIT_VARIABLE = "MONARCH_NB_LOG_LIMIT"
 """How much each node keeps of what ranks print, as in 20GB; 0: everything."""
 LOG_LIMIT_BYTES = 20 * 10**9

@@ -25,7 +25,9 @@ from monarch_nb.warden.groups import end_group
 
 PYTHON = "/usr/bin/python3"
 """One that other accounts can execute."""
-UNIFIED = Path("/sys/fs/cgroup/unified")
+_MOUNTED = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - cgroup2 " in line]
+UNIFIED = Path(*_MOUNTED[:1] or ["/sys/fs/cgroup/unified"])
+"""The root of cgroup v2, if there is one."""
 TIMEOUT_S = 60.0
 
 GATEWAY = """

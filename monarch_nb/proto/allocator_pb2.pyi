@@ -241,12 +241,15 @@ class Gpu(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
     trouble: _builtins.str
     """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
+    minor: _builtins.int
+    """of its device node /dev/nvidiaN: not always the index"""
     @_builtins.property
     def held_by(self) -> Global___GpuHolder:
         """While this node does not lease it:
@@ -267,12 +270,15 @@ class Gpu(_message.Message):
         trouble: _builtins.str = ...,
         held_by: Global___GpuHolder | None = ...,
         used_by: _abc.Iterable[Global___GpuProcess] | None = ...,
+        minor: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "minor", b"minor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "minor", b"minor", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__minor: _TypeAlias = _typing.Literal["minor"]  # noqa: Y015
+    _WhichOneofArgType__minor: _TypeAlias = _typing.Literal["_minor", b"_minor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minor) -> _WhichOneofReturnType__minor | None: ...
 
 Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
 

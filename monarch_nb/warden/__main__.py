@@ -183,7 +183,8 @@ class Warden:
             return {}, [self._rooms.connect(self._rooms.find(account), WAY_OUT)]
         if request.do == "reserve_group":
             amounts = self._amounts(account, Limit(asked.get("memory_bytes"), asked.get("cpus")))
-            return {"path": self._rooms.reserve(self._rooms.find(account), asked["reservation"], *amounts)}, []
+            gpus, room = asked.get("gpu_minors", ()), self._rooms.find(account)
+            return {"path": self._rooms.reserve(room, asked["reservation"], *amounts, gpus)}, []
         if request.do == "end_group":
             return {"memory_deaths": self._rooms.end_group(account, asked["reservation"])}, []
         self._rooms.close(account)

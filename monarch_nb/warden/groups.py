@@ -8,8 +8,10 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_nb.warden.devices import fence_gpus
 from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
@@ -32,10 +34,14 @@ def own_group() -> Path | None:
 
 
 class Groups:
-    """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds."""
+    """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds.
+
+    Attributes:
+        fences_gpus: whether only processes in a reservation's group can open GPUs, and only those of the reservation.
+    """
 
     def __init__(self, base: Path | None) -> None:
-        self._base, self.controllers = base, set[str]()
+        self._base, self.controllers, self.fences_gpus = base, set[str](), False
         if base is None:
             ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parents end stays below the warden
             return
@@ -51,6 +57,11 @@ class Groups:
             self.controllers = set()
             _log.warning("%s can not limit memory and CPUs (%s): run the unit in deploy/", base, error.strerror)
         self._hand_down(_make(base / "rooms"))
+        try:
+            fence_gpus(base / "rooms", ())
+            self.fences_gpus = True
+        except OSError as error:
+            _log.warning("device nodes of GPUs are open to everybody: they can not be fenced (%s)", error.strerror)
 
     def gateway(self) -> Path | None:
         return self._base and _make(self._base / "gateway")
@@ -62,7 +73,15 @@ class Groups:
         """Return the accounts that have a group."""
         return [path.name for path in (self._base / "rooms").iterdir() if path.is_dir()] if self._base else []
 
-    def make(self, account: str, uid: int, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
+    def make(
+        self,
+        account: str,
+        uid: int,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int] = (),
+    ) -> str:
         """Make the group of a room (no reservation) or a reservation, limit it, and return its path; "" without any."""
         if (memory_bytes and "memory" not in self.controllers) or (cpus and "cpu" not in self.controllers):
             raise Refused(
@@ -79,6 +98,8 @@ class Groups:
         if "cpu" in self.controllers:
             quota = int(cpus * _CPU_PERIOD_US) if cpus else "max"
             (group / "cpu.max").write_text(f"{quota} {_CPU_PERIOD_US}")
+        if gpu_minors and self.fences_gpus:
+            fence_gpus(group, gpu_minors)
         os.chown(group / "cgroup.procs", uid, -1)
         if not reservation:
             self._hand_down(group)

@@ -97,7 +97,9 @@ class Rooms:
             tell,
             directory=directory,
             keeps=writes,
-            variables={"MONARCH_NB_HOME": path} | ({"MONARCH_NB_CGROUP": group} if group else {}),
+            variables={"MONARCH_NB_HOME": path}
+            | ({"MONARCH_NB_CGROUP": group} if group else {})
+            | ({"MONARCH_NB_FENCED": "gpus"} if self._groups.fences_gpus else {}),
             group=Path(group, "own") if group else None,
             is_room=True,
         )
@@ -123,11 +125,13 @@ class Rooms:
         finally:
             os.close(directory)
 
-    def reserve(self, room: Room, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
+    def reserve(
+        self, room: Room, reservation: str, memory_bytes: int | None, cpus: float | None, gpu_minors: Sequence[int]
+    ) -> str:
         """Make the group of a reservation; return its path, "" where there are no cgroups."""
         if reservation in room.reservations:
             raise Refused("the reservation has a group already")
-        path = self._groups.make(room.account, room.uid, reservation, memory_bytes, cpus)
+        path = self._groups.make(room.account, room.uid, reservation, memory_bytes, cpus, gpu_minors)
         room.reservations.append(reservation)
         self._write()
         return path

@@ -46,7 +46,7 @@ def _starter(node: Node, options: argparse.Namespace, network: Network | None) -
 def room_words(options: argparse.Namespace, node_id: str, address: str, interface: str) -> list[str]:
     """Return the command line of a room, with `{directory}`, `{ready}` and `{account}` to be filled in."""
     words = ["--room", "{account}", "--directory", "{directory}", "--ready-fd", "{ready}"]
-    words += ["--node-id", node_id, "--advertise", address, "--python", options.python, "--gpus", options.gpus]
+    words += ["--node-id", node_id, "--advertise", address, "--python", options.python, "--gpus", "none"]
     for name in ("procs", "log_limit"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]

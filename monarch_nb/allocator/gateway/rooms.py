@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -332,7 +332,7 @@ class Rooms:
 
     # ---- what concerns both ----
 
-    async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
+    async def reserve(self, request: pb.ReserveRequest, gpus: Sequence[pb.Gpu]) -> None:
         """Have the owner's room lease what the gateway has leased. Both know when its time is up: ranks save before."""
         lease = self._state.lease(request.reservation_id)
         account = lease.account or await self._account_known(request.owner)
@@ -342,12 +342,12 @@ class Rooms:
         given.CopyFrom(request)
         given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.memory_bytes, given.cpus = 0, 0.0  # the warden sees to that
-        given.gpu_indices[:] = gpu_indices
+        given.gpu_indices[:] = [gpu.index for gpu in gpus]
         async with self._turn(request.reservation_id):
             room = await self.room(account)
             self._begin(request.reservation_id, account)  # unless it was released while the room opened
             if request.reservation_id not in self._grouped:
-                amounts = request.memory_bytes or None, request.cpus or None
+                amounts = request.memory_bytes or None, request.cpus or None, [gpu.minor for gpu in gpus]
                 await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
                 self._grouped.add(request.reservation_id)
             await room.call("Reserve", given, GATEWAY, START_S)

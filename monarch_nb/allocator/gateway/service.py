@@ -89,7 +89,7 @@ class GatewayService(AllocatorService):
         is_new = request.reservation_id not in self._node.state.leases
         indices = await self._node.leases.take(request, context.peer())
         try:
-            await self.rooms.reserve(request, indices)
+            await self.rooms.reserve(request, [gpu for gpu in self._node.identity.gpus if gpu.index in indices])
         except MonarchNbError:
             if is_new:
                 await self._node.leases.release(request.reservation_id)
@@ -170,9 +170,15 @@ class GatewayService(AllocatorService):
             for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
                 own = seen.get(reservation.reservation_id)
                 if own is not None and self.rooms.is_in(room, own.reservation_id):
-                    own.meshes.extend(reservation.meshes)
+                    own.meshes.extend(map(self._with_troubles, reservation.meshes))
                     own.files.CopyFrom(reservation.files)
         return reply
+
+    def _with_troubles(self, mesh: pb.MeshStatus) -> pb.MeshStatus:
+        """Say which ranks' GPUs can not be used: a room reads none."""
+        for rank in mesh.ranks:
+            rank.trouble = "; ".join(filter(None, map(self._node.state.gpu_troubles.get, rank.gpu_indices)))
+        return mesh
 
     @translated
     async def DescribeEnvironment(

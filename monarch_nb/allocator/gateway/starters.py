@@ -70,8 +70,16 @@ class Starter(Protocol):
         """Return a connection on which a room that runs may talk to other nodes."""
         ...
 
-    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
-        """Keep the processes of a reservation together from now on, within limits: these, else their account's."""
+    def reserve_group(
+        self,
+        account: str,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int],
+    ) -> object:
+        """Keep the processes of a reservation together from now on, within limits: these, else their account's. Of
+        GPUs they can open these, where others can be fenced."""
         ...
 
     def end_group(self, account: str, reservation: str) -> object:
@@ -147,7 +155,14 @@ class PlainStarter:
         connection.connect(str(NodePaths(self._directory / account).gateway_socket))
         return connection
 
-    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
+    def reserve_group(
+        self,
+        account: str,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int],
+    ) -> object:
         if memory_bytes or cpus:
             raise UsageError(CAN_NOT_LIMIT)
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_nb.config import CGROUP_VARIABLE
+from monarch_nb.config import CGROUP_VARIABLE, FENCED_VARIABLE
 from monarch_nb.warden.users_file import memory_text
 
 CAN_NOT_LIMIT = (
@@ -18,6 +19,14 @@ def group_of(reservation_id: str) -> str:
     """Return the path of a reservation's cgroup; "" where it has none."""
     base = os.environ.get(CGROUP_VARIABLE)
     return path if base and os.path.isdir(path := f"{base}/{reservation_id}") else ""
+
+
+def numbers_of(gpu_indices: Sequence[int], leased: Sequence[int]) -> list[int]:
+    """Return by which numbers a process of a reservation knows some of its GPUs: the driver counts those that it can
+    open."""
+    if FENCED_VARIABLE not in os.environ:
+        return list(gpu_indices)
+    return [sorted(leased).index(index) for index in gpu_indices]
 
 
 def memory_deaths(group: str) -> int:

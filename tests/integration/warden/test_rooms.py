@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,7 @@ answer = {
         "LANG": "C.UTF-8",
         "MONARCH_NB_HOME": str(home),
         "MONARCH_NB_CGROUP": str(cgroup / "rooms" / alice),
+        "MONARCH_NB_FENCED": "gpus",
     }
     assert told["directory"] == f"/home/{alice}"
     assert told["session"]
@@ -163,6 +165,52 @@ def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path)
     warden.client.close_room(alice)
     assert gone(second)
     assert gone(own)
+
+
+OPENS = """
+import errno, os
+if group:
+    open(group + "/cgroup.procs", "w").write("0")
+answer = {}
+for name in sorted(os.listdir(directory)):
+    try:
+        os.open(os.path.join(directory, name), os.O_RDWR)
+    except OSError as error:
+        answer[name] = errno.errorcode[error.errno]
+open("/dev/null").close()
+"""
+
+
+def test_a_reservation_opens_no_gpu_but_its_own(start: Start, people: list[str], cgroup: Path) -> None:
+    """The device nodes are real, and have no driver here: ENXIO says that the kernel would have asked it."""
+    alice = people[0]
+    warden = start(cgroup)
+    if "can not be fenced" in warden.said():
+        pytest.skip("this kernel loads no programs that fence devices")
+    nodes = warden.directory / "nodes"
+    nodes.mkdir(mode=0o755)
+    for minor in (0, 1, 7, 255):
+        os.mknod(nodes / str(minor), stat.S_IFCHR | 0o666, os.makedev(195, minor))
+        (nodes / str(minor)).chmod(0o666)
+    warden.open(alice)
+    both = warden.client.reserve_group(alice, RESERVATION, gpu_minors=[7, 1])
+    none = warden.client.reserve_group(alice, OTHER)
+
+    def can_open(group: str) -> set[str]:
+        told = warden.run(alice, f"group, directory = {group!r}, {str(nodes)!r}\n{OPENS}")
+        assert set(told.values()) <= {"EPERM", "ENXIO"}, told
+        return {name for name, error in told.items() if error == "ENXIO"}
+
+    room = str(cgroup / "rooms" / alice)
+    groups = (room, both, none, f"{room}/own")  # the next warden adopts what is in the last one
+    found = {group: can_open(group) for group in groups}
+    assert found == {room: {"255"}, both: {"1", "7", "255"}, none: {"255"}, f"{room}/own": {"255"}}
+    assert warden.stop(signal.SIGKILL) == -signal.SIGKILL
+    warden.gateway.close()
+    warden.start()
+    assert {group: can_open(group) for group in found} == found
+    with pytest.raises(WardenRefused, match="has a gpu_minors that can not be one"):
+        warden.client.reserve_group(alice, "3" * 32, gpu_minors=[255])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])

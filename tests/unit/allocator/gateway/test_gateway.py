@@ -86,15 +86,18 @@ def asked(rooms: Rooms) -> list[str]:
     return [each.args[0] for each in rooms.room.return_value.call.call_args_list]  # type: ignore[attr-defined]
 
 
-async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(rooms: Rooms, warden: Mock) -> None:
+async def test_amounts_and_gpus_go_to_the_warden_once_and_a_room_leases_without_amounts(
+    rooms: Rooms, warden: Mock
+) -> None:
     limited = pb.ReserveRequest(reservation_id="r", owner="alice", procs=1, memory_bytes=64 << 30, cpus=0.5)
     rooms._state.reserve(pb.ReserveRequest(reservation_id="free", name="free", owner="alice", procs=1))
     for request in (limited, limited, pb.ReserveRequest(reservation_id="free", owner="alice", procs=1)):
-        await rooms.reserve(request, [])
+        await rooms.reserve(request, [pb.Gpu(index=2, minor=5), pb.Gpu(index=3, minor=0)])
         _, given, *_ = rooms.room.return_value.call.call_args.args  # type: ignore[attr-defined]
         assert (given.reservation_id, given.memory_bytes, given.cpus) == (request.reservation_id, 0, 0.0)
+        assert given.gpu_indices == [2, 3]
     groups = [each.args for each in warden.reserve_group.call_args_list]
-    assert groups == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
+    assert groups == [("alice", "r", 64 << 30, 0.5, [5, 0]), ("alice", "free", None, None, [5, 0])]
 
 
 async def test_what_is_released_while_its_room_opens_is_begun_nowhere(rooms: Rooms, warden: Mock) -> None:

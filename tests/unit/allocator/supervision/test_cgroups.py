@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.cgroups import group_of, memory_cause, memory_deaths
-from monarch_nb.config import CGROUP_VARIABLE
+from monarch_nb.allocator.supervision.cgroups import group_of, memory_cause, memory_deaths, numbers_of
+from monarch_nb.config import CGROUP_VARIABLE, FENCED_VARIABLE
 
 
 @pytest.fixture
@@ -47,3 +47,10 @@ def test_a_reservation_has_the_group_that_is_there(tmp_path: Path, monkeypatch: 
     assert group_of("1" * 32) == ""
     (tmp_path / ("1" * 32)).mkdir()
     assert group_of("1" * 32) == str(tmp_path / ("1" * 32))
+
+
+def test_who_can_open_only_the_reservations_gpus_counts_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numbers_of([5, 2], [2, 3, 5]) == [5, 2]
+    monkeypatch.setenv(FENCED_VARIABLE, "gpus")
+    assert numbers_of([5, 2], [2, 3, 5]) == [2, 0]
+    assert numbers_of([], []) == []
