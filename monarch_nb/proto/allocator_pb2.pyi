@@ -2072,6 +2072,7 @@ class ControlRanksRequest(_message.Message):
     LOOKS_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     IF_TORN_FIELD_NUMBER: _builtins.int
+    PEER_DIED_FIELD_NUMBER: _builtins.int
     LOOKS_S_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -2095,6 +2096,8 @@ class ControlRanksRequest(_message.Message):
     """with abort_groups: see AbortGroups"""
     if_torn: _builtins.bool
     """with abort_groups: see AbortGroups"""
+    peer_died: _builtins.bool
+    """likewise"""
     looks_s: _builtins.float
     """with looks: what was seen in so many of the last seconds; 0: in as many as ranks remember"""
     run_id: _builtins.str
@@ -2133,12 +2136,13 @@ class ControlRanksRequest(_message.Message):
         looks: _builtins.bool = ...,
         last_run: _builtins.int = ...,
         if_torn: _builtins.bool = ...,
+        peer_died: _builtins.bool = ...,
         looks_s: _builtins.float = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "looks", b"looks", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "if_torn", b"if_torn", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "looks_s", b"looks_s", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "if_torn", b"if_torn", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "looks_s", b"looks_s", "mesh_id", b"mesh_id", "message", b"message", "peer_died", b"peer_died", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves", "looks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

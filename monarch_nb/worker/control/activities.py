@@ -188,7 +188,7 @@ class Activities:
 
             def stop_others() -> None:
                 # A kernel of an aborted communicator ends without an error, its data undefined: none may go on.
-                if _uses_nccl():
+                if c10d.uses_nccl():
                     are_open = bool(records.open_on_gpu())
                     for each in self._all:
                         if each.requested_at is None and (are_open or each in waiting or _is_in_torch(each)):
@@ -225,14 +225,6 @@ def _collective(activity: Activity) -> str | None:
 
 def _is_in_torch(activity: Activity) -> bool:
     return any(f"{os.sep}torch{os.sep}" in frame.f_code.co_filename for frame in outwards(activity.frame()))
-
-
-def _uses_nccl() -> bool:
-    torchs = sys.modules.get(c10d.MODULE)
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if torchs is None or cuda is None or not cuda.is_initialized():
-        return False
-    return any("nccl" in str(backends) for backends in torchs._world.pg_backend_config.values())
 
 
 def thread_state(thread_id: int) -> tuple[str, int]:

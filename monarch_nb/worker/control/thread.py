@@ -317,8 +317,9 @@ class ControlThread(threading.Thread):
             case "looks":
                 reply.looks.CopyFrom(self._looker.watched(request.looks.last_s))
             case "abort_groups":
-                if not request.abort_groups.if_torn or breaking.is_torn():
-                    self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
+                abort = request.abort_groups
+                if not abort.if_torn or breaking.is_torn(peer_died=abort.peer_died):
+                    self._abort_groups(abort.reason, abort.last_run)
             case "exit":
                 pass
             case _:

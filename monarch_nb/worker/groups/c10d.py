@@ -150,6 +150,15 @@ def release(groups: list[Any]) -> None:
     run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
 
 
+def uses_nccl() -> bool:
+    """Return whether a group is one of NCCL, and the process uses a GPU."""
+    module: Any = sys.modules.get(MODULE)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if module is None or cuda is None or not cuda.is_initialized():
+        return False
+    return any("nccl" in str(backends) for backends in module._world.pg_backend_config.values())
+
+
 def abort_nccl() -> None:
     """Abort every NCCL communicator, as torch's `_abort_process_group` does, but leave the books alone."""
     c10d: Any = sys.modules.get(MODULE)

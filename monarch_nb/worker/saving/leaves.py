@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.worker import digests
 from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.saving.kinds import has_tensors, is_dtensor, is_tensor
 
@@ -31,7 +32,6 @@ Path = tuple[tuple[str, Any], ...]
 _WRAPPED = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
 _BIG_BYTES = 1 << 20
 _LANES = 1 << 14
-_ROWS_ON_GPU = 64
 _SAMPLED = 16
 _FACTOR, _SHIFT = 6364136223846793005, 29
 
@@ -137,31 +137,23 @@ def tensor_digest(tensor: Any, every: int = 1) -> str:
     want two tensors to look equal.
 
     Args:
-        every: of a large tensor, look at one row in so many.
+        every: of a large tensor in main memory, look at one row in so many.
     """
     torch: Any = kinds.torch()
     with torch.no_grad():
+        if tensor.device.type != "cpu":
+            return digests.digest(tensor)
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        lanes = _lanes(flat)
-        whole = flat.numel() // (8 * lanes) * (8 * lanes) if flat.numel() >= _BIG_BYTES and _is_aligned(flat) else 0
+        whole = flat.numel() // (8 * _LANES) * (8 * _LANES) if flat.numel() >= _BIG_BYTES and _is_aligned(flat) else 0
         digest = hashlib.blake2b(bytes_of(flat[whole:]), digest_size=16)
         if whole:
-            sums = torch.zeros(lanes, dtype=torch.int64, device=flat.device)
-            for row in flat[:whole].view(torch.int64).view(-1, lanes)[::every]:
-                torch.add(row, sums, alpha=_FACTOR, out=sums)
+            lanes = torch.zeros(_LANES, dtype=torch.int64)
+            for row in flat[:whole].view(torch.int64).view(-1, _LANES)[::every]:
+                torch.add(row, lanes, alpha=_FACTOR, out=lanes)
                 # Else two flipped signs in a lane would cancel each other. Zeros come in: no two words become one.
-                sums.bitwise_xor_((sums >> _SHIFT).bitwise_and_((1 << 64 - _SHIFT) - 1))
-            digest.update(tensor_digest(sums).encode() if lanes > _LANES else bytes_of(sums.view(torch.uint8)))
+                lanes.bitwise_xor_((lanes >> _SHIFT).bitwise_and_((1 << 64 - _SHIFT) - 1))
+            digest.update(bytes_of(lanes.view(torch.uint8)))
     return digest.hexdigest()
-
-
-def _lanes(flat: Any) -> int:
-    """Return how many words of a tensor are digested side by side: on a CPU so many that they stay in its cache, on a
-    GPU so many that it has few rows to launch kernels for."""
-    lanes = _LANES
-    while flat.device.type != "cpu" and flat.numel() > 16 * lanes * _ROWS_ON_GPU:
-        lanes *= 2
-    return lanes
 
 
 def _is_aligned(flat: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.worker.comparing import digests
+from monarch_nb.worker import digests
 
 WORDS = digests.BLOCK_BYTES // 8
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 """A tensor is hashed in blocks of this size, so that two ranks find where theirs differ."""
-_BLOCKS_AT_ONCE = 64
+_BLOCKS_AT_ONCE = 16
+"""The device needs four times their memory meanwhile."""
 _DIGEST_BYTES = 16
 _WORD_BYTES = 8
 _SHIFTS = (31, 27)
