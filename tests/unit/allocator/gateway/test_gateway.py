@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
+from monarch_nb.warden.command import TOLD
 from monarch_nb.warden.command import parse as parse_warden
 
 TIMEOUT_S = 60.0
@@ -224,8 +226,12 @@ def test_the_warden_starts_the_same_command_line_as_the_gateway_and_rooms_of_it(
     execv = Mock(side_effect=SystemExit)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.execv", execv)
-    with pytest.raises(SystemExit):
-        main(["--as-users", *LISTEN, "--procs", "4", "--record", "/var/log/{odd}.jsonl"])
+    try:
+        with pytest.raises(SystemExit):
+            main(["--as-users", *LISTEN, "--procs", "4", "--record", "/var/log/{odd}.jsonl"])
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= TOLD, "it is told to end when it can"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD)
     words = parse_warden(execv.call_args.args[1][4:])
     gateway = [word.format(descriptor=3, directory="/d") for word in shlex.split(words.gateway)]
     room = [word.format(account="alice", directory="/d", ready=3) for word in shlex.split(words.room)]
