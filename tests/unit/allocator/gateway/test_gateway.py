@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import threading
@@ -132,6 +133,55 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
     assert await ending == 1
     assert asked(rooms) == ["Reserve", "Release"]
     warden.end_group.assert_called_once_with("alice", "r")
+
+
+async def test_a_room_that_is_needed_while_it_is_closed_opens_after_that(
+    rooms: Rooms, warden: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes, is_closed, done = threading.Event(), threading.Event(), list[str]()
+
+    def close_room(account: str) -> None:
+        closes.set()
+        is_closed.wait(TIMEOUT_S)
+        done.append("closed")
+
+    def room(account: str) -> Mock:
+        done.append("found")
+        raise WardenRefused("there is none")
+
+    monkeypatch.undo()
+    warden.close_room, warden.room = close_room, room
+    warden.open_room.side_effect = WardenRefused("no more than 20")
+    rooms._state.release("r")
+    closing = asyncio.create_task(rooms._close_unused("alice"))
+    await asyncio.to_thread(closes.wait, TIMEOUT_S)
+    opening = asyncio.create_task(rooms.room("alice"))
+    for _ in range(10):  # it comes as far as it can
+        await asyncio.sleep(0)
+    is_closed.set()
+    await closing
+    with pytest.raises(WardenRefused, match="no more than 20"):
+        await opening
+    assert done == ["closed", "found"]
+
+
+async def test_the_end_of_a_room_is_not_that_of_the_next(rooms: Rooms) -> None:
+    rooms._go_on = AsyncMock()  # type: ignore[method-assign]
+    for ended, left in ((Mock(account="alice"), 1), (following := Mock(account="alice"), 0)):
+        rooms._rooms["alice"] = asyncio.create_task(AsyncMock(return_value=following)())
+        await rooms._rooms["alice"]
+        pidfd = os.pidfd_open(os.getpid())
+        rooms._has_ended(ended, pidfd)
+        assert len(rooms._rooms) == left
+
+
+async def test_an_unused_room_that_does_not_end_is_closed_again_later(rooms: Rooms, warden: Mock) -> None:
+    rooms._state.release("r")
+    for refused, left in ((WardenRefused("do not end", is_unfinished=True), ["alice"]), (None, [])):
+        warden.close_room.side_effect = refused
+        await rooms._close_unused("alice")
+        assert [*rooms._unused] == left
+    assert warden.close_room.call_args_list == [call("alice")] * 2
 
 
 async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
