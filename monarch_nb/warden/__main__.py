@@ -44,6 +44,7 @@ class Warden:
         top = os.open(options.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchmod(top, 0o711)
         self._groups = Groups(options.cgroup)
+        _log.info("%s", self._groups)
         self._rooms = Rooms(top, options.directory, self._groups, shlex.split(options.room))
         self._directory = own_directory(top, "gateway", self._gateway_account.uid, self._gateway_account.gid)
         self._gateway: socket.socket | None = None

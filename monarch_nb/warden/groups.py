@@ -64,6 +64,13 @@ class Groups:
         except OSError as error:
             _log.warning("device nodes of GPUs are open to everybody: they can not be fenced (%s)", error.strerror)
 
+    def __str__(self) -> str:
+        """What they do, for the log."""
+        if self._base is None:
+            return "no cgroups (v2): nobody is limited, GPUs are not fenced, and some daemons are not found"
+        limited = ", ".join(sorted(self.controllers)) or "nothing"
+        return f"cgroups in {self._base} limit {limited}, and GPUs are {'' if self.fences_gpus else 'not '}fenced"
+
     def gateway(self) -> Path | None:
         return self._base and _make(self._base / "gateway")
 
