@@ -71,7 +71,7 @@ def node_of_people(*, python_path: Sequence[Path] = ()) -> Iterator[Node]:
     """Start a node with accounts for bob and mallory. Args: python_path: of the node, before our packages."""
     skip_unless_possible()
     with (
-        accounts("alice", "bob", "mallory", "gate") as (alice, bob, mallory, gate),
+        accounts("alice", "bob", "mallory", "as-gate") as (alice, bob, mallory, gate),
         pytest.MonkeyPatch.context() as patch,
     ):
         home = Path(tempfile.mkdtemp(prefix="mnb-as-", dir="/tmp"))

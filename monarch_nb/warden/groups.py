@@ -15,7 +15,8 @@ from monarch_nb.warden.devices import fence_gpus
 from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
-ENDS_S = 10.0
+SOON_S = 0.5
+"""So long everybody waits for killed processes. What waits in the kernel, for a disk or a GPU, is asked for again."""
 _SET_CHILD_SUBREAPER = 36
 _CPU_PERIOD_US = 100_000
 _CONTROLLERS = {"memory", "cpu"}
@@ -62,6 +63,13 @@ class Groups:
             self.fences_gpus = True
         except OSError as error:
             _log.warning("device nodes of GPUs are open to everybody: they can not be fenced (%s)", error.strerror)
+
+    def __str__(self) -> str:
+        """What they do, for the log."""
+        if self._base is None:
+            return "no cgroups (v2): nobody is limited, GPUs are not fenced, and some daemons are not found"
+        limited = ", ".join(sorted(self.controllers)) or "nothing"
+        return f"cgroups in {self._base} limit {limited}, and GPUs are {'' if self.fences_gpus else 'not '}fenced"
 
     def gateway(self) -> Path | None:
         return self._base and _make(self._base / "gateway")
@@ -125,12 +133,16 @@ def memory_deaths(group: Path) -> int:
     return int(events.get("oom_kill", 0))
 
 
-def end_group(group: Path) -> None:
-    """SIGKILL everything in a group and below, wait until it is gone, and remove the group."""
+def end_group(group: Path, patience_s: float = SOON_S) -> None:
+    """SIGKILL everything in a group and below, wait until it is gone, and remove the group.
+
+    Raises:
+        Unfinished: it is not gone by then.
+    """
     if not group.exists():
         return
     (group / "cgroup.kill").write_text("1")
-    deadline = time.monotonic() + ENDS_S
+    deadline = time.monotonic() + patience_s
     with (group / "cgroup.events").open() as events:
         poll = select.poll()
         poll.register(events, select.POLLPRI)
@@ -142,10 +154,10 @@ def end_group(group: Path) -> None:
         below.rmdir()
 
 
-def end_tree(uid: int, leader: int) -> None:
+def end_tree(uid: int, leader: int, patience_s: float = SOON_S) -> None:
     """Without cgroups: SIGKILL what descends from the warden or is of a room's session, and is its account's. Whom sudo
     made another, and what left its session and lost its parents before a restart of the warden, is not found."""
-    deadline, why = time.monotonic() + ENDS_S, f"processes of uid {uid} do not end: "
+    deadline, why = time.monotonic() + patience_s, f"processes of uid {uid} do not end: "
     while found := _descendants(uid, leader):
         if time.monotonic() > deadline:
             raise Unfinished(f"{why}they start new ones faster than they are ended")

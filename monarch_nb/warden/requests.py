@@ -21,6 +21,10 @@ class Refused(Exception):
     """Nothing was done. The message is a sentence for the caller and the log."""
 
 
+class Absent(Refused):
+    """There is no room of the account now."""
+
+
 class Unfinished(Refused):
     """Processes that are to end have not ended yet: ask again."""
 

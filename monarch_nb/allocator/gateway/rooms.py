@@ -118,6 +118,8 @@ class Rooms:
         self._unused: dict[str, asyncio.TimerHandle] = {}
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
         """By reservation: its room does not begin it while it ends."""
+        self._doors = WeakValueDictionary[str, asyncio.Lock]()
+        """By account: its room is not opened while it is closed."""
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
         for left in sockets.glob("o-*"):  # by an earlier gateway
@@ -223,17 +225,34 @@ class Rooms:
     async def room(self, account: str) -> Room:
         """Return the room of an account, which is opened when it does not run."""
         opening = self._rooms.get(account)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+        if opening is None or (opening.done() and _opened(opening) is None):
             opening = self._rooms[account] = asyncio.create_task(self._open(account))
         return await asyncio.shield(opening)
 
     async def _open(self, account: str) -> Room:
-        try:
-            found = await asyncio.to_thread(self._starter.room, account)
-            found.connection.close()
-            pidfd = found.pidfd
-        except MonarchNbError:
-            pidfd = await self._start(account)
+        async with self._door(account):
+            try:
+                found = await asyncio.to_thread(self._starter.room, account)
+                found.connection.close()
+                pidfd = found.pidfd
+            except MonarchNbError:
+                pidfd = await self._start(account)
+            try:
+                room = await self._reach(account)
+            except BaseException:
+                os.close(pidfd)
+                raise
+            asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
+            _log.info("the room of %s is open", account)
+            try:
+                await self._take_in(room)
+            except BaseException:
+                await room.close()
+                raise
+            return room
+
+    async def _reach(self, account: str) -> Room:
+        """Lay the ways into a room that runs, and out of it."""
         short = hashlib.sha256(account.encode()).hexdigest()[:12]
         pipe = Pipe(self._sockets / f"r-{short}", functools.partial(self._connect, account))
         await pipe.listen()
@@ -245,15 +264,7 @@ class Rooms:
             self._certificate,
         )
         await outgoing.open()
-        room = Room(account, pipe, outgoing)
-        asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
-        _log.info("the room of %s is open", account)
-        try:
-            await self._take_in(room)
-        except BaseException:
-            await room.close()
-            raise
-        return room
+        return Room(account, pipe, outgoing)
 
     async def _start(self, account: str) -> int:
         opened = await asyncio.to_thread(self._starter.open_room, account)
@@ -266,7 +277,7 @@ class Rooms:
             os.close(opened.ready)
         if not _says_that_it_serves(line):
             os.close(opened.pidfd)
-            raise PoolError(f"the allocator of {account} did not start on this node: its allocator.log says why")
+            raise PoolError(f"the allocator of {account} did not start on this node: its room.log says why")
         return opened.pidfd
 
     async def _connect(self, account: str) -> Any:
@@ -288,7 +299,8 @@ class Rooms:
     def _has_ended(self, room: Room, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
-        self._rooms.pop(room.account, None)
+        if _opened(self._rooms.get(room.account)) is room:  # else the next one is open, or is about to be
+            del self._rooms[room.account]
         room.is_down.set()
         self._do(self._go_on(room))
 
@@ -355,6 +367,9 @@ class Rooms:
     def _turn(self, reservation_id: str) -> asyncio.Lock:
         return self._turns.setdefault(reservation_id, asyncio.Lock())
 
+    def _door(self, account: str) -> asyncio.Lock:
+        return self._doors.setdefault(account, asyncio.Lock())
+
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
         meshes = [mesh_id for mesh_id, of in self.meshes.items() if of == reservation_id]
@@ -368,10 +383,14 @@ class Rooms:
             ranks = await self._end_in(account, reservation_id) if account and reservation_id in self._grouped else 0
             self._grouped.discard(reservation_id)
         self._named.pop(reservation_id, None)
-        if account and account not in self._unused:
+        if account:
+            self._close_later(account)
+        return ranks
+
+    def _close_later(self, account: str) -> None:
+        if account not in self._unused:
             loop = asyncio.get_running_loop()
             self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
-        return ranks
 
     async def _end_in(self, account: str, reservation_id: str) -> int:
         """End what runs of a reservation, however long it takes: until then its slots are not given to anybody else."""
@@ -406,10 +425,18 @@ class Rooms:
 
     async def _close_unused(self, account: str) -> None:
         self._unused.pop(account, None)
-        if not self._is_used(account) and (opening := self._rooms.pop(account, None)):
-            room = await opening
-            await room.close()
-            await asyncio.to_thread(self._starter.close_room, account)
+        async with self._door(account):  # whoever reserves meanwhile gets the next room
+            if self._is_used(account):
+                return
+            if room := _opened(self._rooms.get(account)):
+                del self._rooms[account]
+                await room.close()
+            try:
+                await asyncio.to_thread(self._starter.close_room, account)
+            except WardenRefused as refused:
+                _log.warning("%s", refused)
+                if refused.is_unfinished:
+                    self._close_later(account)
 
     async def idle_s(self, reservation_id: str) -> float | None:
         """Return how long nothing has run in a reservation; None when its room does not say."""
@@ -422,7 +449,7 @@ class Rooms:
 
     async def running(self) -> set[str]:
         """Return the reservations in which something runs now, as far as rooms say."""
-        living = [task.result() for task in self._rooms.values() if task.done() and not task.exception()]
+        living = [room for opening in self._rooms.values() if (room := _opened(opening))]
         asked = (room.call("Status", pb.StatusRequest(), GATEWAY, ANSWER_S) for room in living)
         found = set[str]()
         for room, told in zip(living, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -451,6 +478,13 @@ class Rooms:
             if end_processes:
                 with contextlib.suppress(MonarchNbError):
                     await asyncio.to_thread(self._starter.close_room, account)
+
+
+def _opened(opening: asyncio.Task[Room] | None) -> Room | None:
+    """Return the room that a task has opened; None while it does, and when it could not."""
+    if opening is None or not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()
 
 
 def _says_that_it_serves(line: bytes) -> bool:
