@@ -10,7 +10,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,6 +20,7 @@ from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (se
 import grpc
 
 from monarch_nb.allocator.gateway.access import NOT_YET
+from monarch_nb.allocator.gateway.frames import SESSION, Frames
 from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
@@ -28,7 +30,7 @@ from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, Poo
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
-from monarch_nb.rpc.callers import Caller, told_to_room
+from monarch_nb.rpc.callers import Caller, caller_told, told_to_room
 from monarch_nb.rpc.status import translate
 from monarch_nb.trust.identity import ADMIN
 
@@ -49,6 +51,8 @@ UNUSED_S = 600.0
 """A room whose account has held nothing for so long is ended."""
 GATEWAY = Caller("gateway", ADMIN, local=True)
 
+Connect = Callable[[], Awaitable[socket.socket]]
+
 
 class Room:
     """One room that runs.
@@ -57,10 +61,16 @@ class Room:
         stub: for calls. is_down: set when it has ended.
     """
 
-    def __init__(self, account: str, pipe: Pipe, outgoing: Outgoing) -> None:
+    def __init__(self, account: str, pipe: Pipe, outgoing: Outgoing, connect: Connect) -> None:
         self.account, self._pipe, self._outgoing, self.is_down = account, pipe, outgoing, asyncio.Event()
+        self._connect, self._connecting = connect, asyncio.Lock()
         self._channel = open_channel(f"unix:{pipe.path}")
         self.stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+
+    async def open(self) -> None:
+        """Begin to listen for what is to go there."""
+        await self._pipe.listen()
+        await self._outgoing.open()
 
     async def call(self, method: str, request: Any, caller: Caller, timeout_s: float = CALL_S) -> Any:
         """Call a method of the room; a failure raises what the room raised."""
@@ -68,6 +78,21 @@ class Room:
             return await getattr(self.stub, method)(request, timeout=timeout_s, metadata=told_to_room(caller))
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from None
+
+    async def open_session(self, frames: Frames, caller: Caller, opening: pb.Open) -> None:
+        """Begin a session in somebody's name.
+
+        Raises:
+            OSError: and MonarchNbError, when the room does not listen.
+        """
+        async with self._connecting:  # one at a time: connecting to a room that is stopped keeps the warden from others
+            try:
+                connection = await self._connect()
+            except (OSError, MonarchNbError):
+                await asyncio.sleep(AGAIN_S)
+                raise
+        connection.send(SESSION)
+        await frames.open(connection, caller_told(caller), pb.SessionRequest(open=opening).SerializeToString())
 
     def failure(self, error: grpc.aio.AioRpcError) -> MonarchNbError:
         """Return the error to raise for a failed call."""
@@ -122,7 +147,7 @@ class Rooms:
         """By account: its room is not opened while it is closed."""
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
-        for left in sockets.glob("o-*"):  # by an earlier gateway
+        for left in (*sockets.glob("r-*"), *sockets.glob("o-*")):  # by an earlier gateway
             left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
@@ -164,6 +189,11 @@ class Rooms:
             self._state.mesh(mesh_id)
             raise self._state.no_mesh(mesh_id)
         return await self.of_reservation(reservation_id)
+
+    def account_of_mesh(self, mesh_id: str) -> str:
+        """Return as whom a mesh runs; "" when it is not known."""
+        lease = self._state.leases.get(self.meshes.get(mesh_id, ""))
+        return self._account(lease) if lease is not None else ""
 
     async def of_person(self, person: str) -> Room:
         """Return a person's own room; of somebody who holds nothing here, that of who lets them run cells.
@@ -229,6 +259,9 @@ class Rooms:
             opening = self._rooms[account] = asyncio.create_task(self._open(account))
         return await asyncio.shield(opening)
 
+    def _door(self, account: str) -> asyncio.Lock:
+        return self._doors.setdefault(account, asyncio.Lock())
+
     async def _open(self, account: str) -> Room:
         async with self._door(account):
             try:
@@ -237,34 +270,29 @@ class Rooms:
                 pidfd = found.pidfd
             except MonarchNbError:
                 pidfd = await self._start(account)
+            room = self._room_of(account)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(pidfd, self._has_ended, room, pidfd)
             try:
-                room = await self._reach(account)
-            except BaseException:
-                os.close(pidfd)
-                raise
-            asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
-            _log.info("the room of %s is open", account)
-            try:
+                await room.open()
+                _log.info("the room of %s is open", account)
                 await self._take_in(room)
+                if room.is_down.is_set():
+                    raise NodeUnreachable(f"the allocator of {account} on this node has ended: try again")
             except BaseException:
+                if not room.is_down.is_set():  # the process may go on: whoever opens it next looks after that
+                    loop.remove_reader(pidfd)
+                    os.close(pidfd)
                 await room.close()
                 raise
             return room
 
-    async def _reach(self, account: str) -> Room:
-        """Lay the ways into a room that runs, and out of it."""
-        short = hashlib.sha256(account.encode()).hexdigest()[:12]
-        pipe = Pipe(self._sockets / f"r-{short}", functools.partial(self._connect, account))
-        await pipe.listen()
-        outgoing = Outgoing(
-            self._sockets / f"o-{short}-{os.urandom(4).hex()}",
-            functools.partial(asyncio.to_thread, self._starter.way_out, account),
-            functools.partial(self._may_reach, account),
-            self._open_channel,
-            self._certificate,
-        )
-        await outgoing.open()
-        return Room(account, pipe, outgoing)
+    def _room_of(self, account: str) -> Room:
+        name = f"{hashlib.sha256(account.encode()).hexdigest()[:12]}-{os.urandom(4).hex()}"
+        connect = functools.partial(asyncio.to_thread, self._starter.way_out, account)
+        of_other_nodes = functools.partial(self._may_reach, account), self._open_channel, self._certificate
+        pipe = Pipe(self._sockets / f"r-{name}", functools.partial(self._connect, account))
+        return Room(account, pipe, Outgoing(self._sockets / f"o-{name}", connect, *of_other_nodes), connect)
 
     async def _start(self, account: str) -> int:
         opened = await asyncio.to_thread(self._starter.open_room, account)
@@ -299,9 +327,9 @@ class Rooms:
     def _has_ended(self, room: Room, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
+        room.is_down.set()
         if _opened(self._rooms.get(room.account)) is room:  # else the next one is open, or is about to be
             del self._rooms[room.account]
-        room.is_down.set()
         self._do(self._go_on(room))
 
     async def _go_on(self, room: Room) -> None:
@@ -367,9 +395,6 @@ class Rooms:
     def _turn(self, reservation_id: str) -> asyncio.Lock:
         return self._turns.setdefault(reservation_id, asyncio.Lock())
 
-    def _door(self, account: str) -> asyncio.Lock:
-        return self._doors.setdefault(account, asyncio.Lock())
-
     async def end(self, reservation_id: str) -> int:
         """End a reservation in its room; return how many ranks there were."""
         meshes = [mesh_id for mesh_id, of in self.meshes.items() if of == reservation_id]
@@ -405,7 +430,8 @@ class Rooms:
             is_ended = await self._insist(self._starter.end_group, account, reservation_id) is not None
             if ranks is None and not is_ended:
                 _log.warning("there are no cgroups (v2): all that %s has on this node is ended with it", account)
-                await self._insist(self._starter.close_room, account)
+                async with self._door(account):
+                    await self._insist(self._starter.close_room, account)
         except WardenRefused as refused:  # there is none: the reservation was never whole
             if refused.is_unfinished:
                 raise
@@ -428,8 +454,7 @@ class Rooms:
         async with self._door(account):  # whoever reserves meanwhile gets the next room
             if self._is_used(account):
                 return
-            if room := _opened(self._rooms.get(account)):
-                del self._rooms[account]
+            if room := _opened(self._rooms.pop(account, None)):
                 await room.close()
             try:
                 await asyncio.to_thread(self._starter.close_room, account)
@@ -437,6 +462,8 @@ class Rooms:
                 _log.warning("%s", refused)
                 if refused.is_unfinished:
                     self._close_later(account)
+            except MonarchNbError as error:  # whoever opens it next finds it as it is
+                _log.warning("the room of %s is not ended: %s", account, error)
 
     async def idle_s(self, reservation_id: str) -> float | None:
         """Return how long nothing has run in a reservation; None when its room does not say."""
