@@ -191,7 +191,7 @@ def test_two_runs_are_the_same_or_part_somewhere(mesh: Mesh, kernel: Kernel) -> 
     start = "before the first step: 1 of 6 parameters begin with other values: head.weight"
     assert compared("(2, 'start')") == [others, f"{parted} {start}"]
     refused = kernel.run("%%mesh --compare-with 999\nstep = 99")
-    assert "ranks 0-7 have no record of run 999: --compare-with" in refused
+    assert "ranks 0-7 have no record of run 999: run " in refused
     assert "nothing to compare" not in refused
     assert mesh.pull("step") == [4] * 8, "the cell was not executed"
     kernel.run("%%mesh --deterministic\n1 / 0")

@@ -49,13 +49,13 @@ class Record:
             self.steps.setdefault(step, {})[kind, name] = digest(local(value.detach()))
 
 
-_records: dict[int | str, Record] = {}
+_records: dict[int, Record] = {}
 """Of this rank's last runs, by number, the one that was asked for or made last at the end."""
 
 
 def recorded() -> list[int]:
     """Return the numbers of the runs that have a record on this rank."""
-    return [int(number) for number in _records]
+    return list(_records)
 
 
 class Deterministic:
@@ -64,12 +64,11 @@ class Deterministic:
 
     Args:
         seed: the same on all ranks; None for that of the run to compare with, or 0.
-        compare_with: the number of a run that was deterministic, too; "last" for the newest one, 0 for none.
+        compare_with: the number of a run that was deterministic, too; 0 for none.
     """
 
-    def __init__(self, seed: int | None = None, compare_with: int | str = 0) -> None:
-        newest = next(reversed(_records), "last")
-        self._compare_with = newest if compare_with == "last" else compare_with
+    def __init__(self, seed: int | None = None, compare_with: int = 0) -> None:
+        self._compare_with = compare_with
         before = _records.get(self._compare_with)
         self._seed = seed if seed is not None else before.seed if before is not None else 0
         self._steps = Steps(self._before_step, self._after_step)
@@ -86,9 +85,8 @@ class Deterministic:
             UsageError: the other run has left no record here.
         """
         if self._compare_with and self._compare_with not in _records:
-            has = "no run has left a" if self._compare_with == "last" else f"run {self._compare_with} has left no"
             raise UsageError(
-                f"{has} record on this rank: run a cell with --deterministic first; "
+                f"run {self._compare_with} has left no record on this rank: run a cell with --deterministic first; "
                 f"ranks keep the last {KEPT_RUNS}, until they are restarted"
             )
         self._has_begun = True
