@@ -21,6 +21,8 @@ from monarch_nb.worker.runs import instruments
 KEPT_RUNS = 4
 MOST_DIGESTS = 200_000
 """Of one run; later steps are not compared, and that is said."""
+_SHORT_DIGEST = 8
+"""So many characters tell two ranks' apart."""
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC_WORKSPACE = ":4096:8"
 START, LOSS, GRADIENT, PARAMETER = "start", "loss", "gradient", "parameter"
@@ -56,6 +58,26 @@ _records: dict[int, Record] = {}
 def recorded() -> list[int]:
     """Return the numbers of the runs that have a record on this rank."""
     return list(_records)
+
+
+def history(path: str, contents: str) -> tuple[int, str, dict[int, str]] | None:
+    """Return what is recorded of a parameter that has changed no more since: the run, its name there, and a digest
+    after each step, with the one before the first step as step 0. None where nothing is.
+
+    Args:
+        path: what it is called now: "model.module.layers.0.weight" may be "layers.0.weight" in the record.
+        contents: its digest.
+    """
+    for number, record in reversed(_records.items()):
+        last = record.steps.get(max(record.steps, default=0), {})
+        for kind, name in last:
+            if kind == PARAMETER and last[kind, name] == contents and f".{path}".endswith(f".{name}"):
+                of_step = {
+                    step: (digests.get((PARAMETER, name)) or digests.get((START, name), ""))[:_SHORT_DIGEST]
+                    for step, digests in sorted(record.steps.items())
+                }
+                return number, name, of_step
+    return None
 
 
 class Deterministic:
@@ -147,8 +169,8 @@ class Deterministic:
 
 
 def parting(before: Record, now: Record) -> str:
-    """Return where two runs part: "step 3: the gradients of 2 of 14 parameters: layers.0.weight, layers.0.bias"; empty
-    when they do not, as far as both went."""
+    """Return where two runs begin to differ: "first in step 3: the gradients of 2 of 14 parameters: layers.0.weight,
+    layers.0.bias"; empty when they do not, as far as both went."""
     done_by_both = min(before.done, now.done)
     for step in sorted(before.steps.keys() & now.steps.keys()):
         ours, theirs = now.steps[step], before.steps[step]
@@ -167,14 +189,14 @@ def _of_kind(digests: Mapping[tuple[str, str], str], kind: str) -> dict[str, str
 
 def _told(step: int, kind: str, names: list[str], many: int) -> str:
     if kind == LOSS:
-        return f"in step {step}: the loss is another"
+        return f"first in step {step}: the loss"
     named = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     count = f"{len(names)} of {many} parameters"
     if kind == START:
-        return f"before the first step: {count} begin with other values: {named}"
+        return f"from the start: {count} begin with other values: {named}"
     if kind == GRADIENT:
-        return f"in step {step}: the gradients of {count} are others: {named}"
-    return f"in step {step}: {count} are others after it: {named}"
+        return f"first in step {step}: the gradients of {count}: {named}"
+    return f"first after step {step}: {count}: {named}"
 
 
 def set_deterministic(undo: ExitStack, seed: int) -> list[str]:
