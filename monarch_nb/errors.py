@@ -16,6 +16,7 @@ from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_nodes, name_ranks
 from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.lines.texts import fold_texts
+from monarch_nb.mismatches import MISMATCH, Called, explain_calls
 
 
 class MonarchNbError(Exception):
@@ -373,6 +374,7 @@ class RankFailure:
         exit_code, signal: of a process that died; both None when unknown.
         stderr_tail: of a process that died: the last lines of stderr or, after a crash, where the cell was.
         of_node: a command of the node failed, which its first rank ran.
+        called: the collective in which it lost its group; None when that is not so, or not known.
     """
 
     rank: int
@@ -386,6 +388,7 @@ class RankFailure:
     signal: int | None = None
     stderr_tail: tuple[str, ...] = field(default_factory=tuple)
     of_node: bool = False
+    called: Called | None = None
 
     @property
     def is_consequence(self) -> bool:
@@ -446,7 +449,7 @@ class RunFailed(MonarchNbError):
         self, message: str = "", failures: Iterable[RankFailure | Mapping[str, Any]] = (), run: Any = None
     ) -> None:
         rebuilt = [failure if isinstance(failure, RankFailure) else _failure(failure) for failure in failures]
-        self.failures = {failure.rank: failure for failure in rebuilt}
+        self.failures = {failure.rank: failure for failure in _explained(rebuilt)}
         self.run = run
         self.kept_in = ""
         super().__init__(message)
@@ -520,7 +523,23 @@ def _says_more(failure: RankFailure) -> bool:
 
 
 def _failure(facts: Mapping[str, Any]) -> RankFailure:
-    return RankFailure(**{**facts, "stderr_tail": tuple(facts["stderr_tail"])})
+    called = Called(**facts["called"]) if facts.get("called") else None
+    return RankFailure(**{**facts, "stderr_tail": tuple(facts["stderr_tail"]), "called": called})
+
+
+def _explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """Return failures; where ranks died of collectives that do not match, they say who has called what."""
+    dead = [failure.rank for failure in failures if failure.kind == "died" and MISMATCH in failure.message]
+    calls = {failure.rank: failure.called for failure in failures if failure.called is not None}
+    said = explain_calls(calls, dead) if dead else ""
+    if not said:
+        return list(failures)
+    return [
+        replace(failure, message=f"{failure.message.partition(MISMATCH)[0]}{MISMATCH}: {said}")
+        if failure.rank in dead
+        else failure
+        for failure in failures
+    ]
 
 
 @dataclass(frozen=True)

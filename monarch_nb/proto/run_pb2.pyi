@@ -540,6 +540,9 @@ class Failure(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     TRACEBACK_FIELD_NUMBER: _builtins.int
     WHERE_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CALL_NUMBER_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """exception class"""
     message: _builtins.str
@@ -547,6 +550,14 @@ class Failure(_message.Message):
     """Rendered by IPython, with ANSI colours; identical on ranks that failed identically."""
     where: _builtins.str
     """"train.py:41" or "Cell In[7]:3": the innermost line of user code."""
+    call_number: _builtins.int
+    group_size: _builtins.int
+    @_builtins.property
+    def call(self) -> Global___Call:
+        """The collective that a broken group ended, the how many-th of its group that is, and how many ranks that has; absent
+        when it is not known.
+        """
+
     def __init__(
         self,
         *,
@@ -554,10 +565,13 @@ class Failure(_message.Message):
         message: _builtins.str = ...,
         traceback: _builtins.str = ...,
         where: _builtins.str = ...,
+        call: Global___Call | None = ...,
+        call_number: _builtins.int = ...,
+        group_size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "traceback", b"traceback", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_number", b"call_number", "group_size", b"group_size", "message", b"message", "name", b"name", "traceback", b"traceback", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -60,6 +60,9 @@ def test_what_differs_is_named(mesh: Mesh) -> None:
         "  bias    [600] float32 cpu: ranks 0-4,6-7 equal; rank 5 differs: only where one is nan or inf (1 nan)"
     )
     assert mesh.diff("optimizer").rows() == [("param_groups[0].lr", "ranks 0-5,7: 0.1; rank 6: 0.2")]
+    assert [path for path, _ in mesh.diff("model, optimizer").rows()] == [
+        *("model.weight", "model.bias", "optimizer.param_groups[0].lr")
+    ]
     assert mesh.slice(hosts=0, procs=slice(0, 3)).diff("model").equal
     assert mesh.diff("rank // 4", over="procs").equal
     over_hosts = mesh.diff("rank // 4", over="hosts").differences
@@ -121,6 +124,30 @@ def test_ranks_that_compute_are_refused_or_waited_for(mesh: Mesh) -> None:
         run.wait(TIMEOUT_S)
     mesh.submit("late = 1")
     assert mesh.diff("late", when_idle=True).equal
+
+
+STEPS = """
+import torch
+torch.manual_seed(0)
+nets = {"own": torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))}
+optimizer = torch.optim.SGD(nets["own"].parameters(), lr=0.1)
+for step in range(1, 6):
+    if step == 3 and rank == 6:
+        with torch.no_grad(): nets["own"][1].bias[2] += 1
+    nets["own"](torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_since_when_they_differ_after_a_run_that_was_recorded(mesh: Mesh) -> None:
+    run = mesh.run(STEPS, instruments={"deterministic": {}})
+    said = "ranks 0-5,7 equal; rank 6 differs: greatest |difference| {} at {}, from step 3 of run " + str(run.number)
+    rows = dict(mesh.diff("nets").rows())
+    assert rows["own.1.bias"] == "[4] float32 cpu: " + said.format("1", "[2]")
+    assert rows.keys() == {"own.1.bias"}
+    mesh.run("with torch.no_grad(): nets['own'][1].bias[2] += 1")
+    assert "from step" not in mesh.diff("nets").rows()[0][1], "it has changed since"
 
 
 @pytest.mark.slow

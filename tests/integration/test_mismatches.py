@@ -140,15 +140,22 @@ def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None
     assert re.search(r"waited in .*Run \d+:\d", said(recorder))
 
 
-def test_a_rank_that_gloo_ends_says_why_and_so_do_its_peers(four: Mesh) -> None:
-    """Gloo calls std::terminate in a rank that gets more than it expects."""
+@pytest.mark.parametrize(("odd", "numbers"), [(1, (8, 1024)), (2, (1024, 8))], ids=["it takes less", "it sends more"])
+def test_a_rank_that_gloo_ends_says_who_has_called_what(four: Mesh, odd: int, numbers: tuple[int, int]) -> None:
+    """Gloo calls std::terminate in a rank that gets more than it expects: in the odd one, or in one of the others."""
     four.run(INIT)
     with pytest.raises(RunFailed) as raised:
-        four.run("pass\ndist.all_reduce(torch.ones(8 if rank == 1 else 1024))", on_error="abort")
-    dead = {failure.rank: failure.message for failure in raised.value.failures.values() if failure.kind == "died"}
-    assert 1 in dead, raised.value
-    assert re.search(r"Gloo got [\d,]+ bytes of a peer where this rank's collective takes [\d,]+ \(Gloo sends", dead[1])
-    told = [failure.message for failure in raised.value.failures.values() if failure.kind == "error"]
-    called = "interrupted in all_reduce (a peer was interrupted or died; call 4 in the default group, of float32[1024])"
-    assert any(message.startswith(called) for message in told), raised.value
+        four.run(f"pass\ndist.all_reduce(torch.ones({numbers[0]} if rank == {odd} else {numbers[1]}))")
+    [died] = [failure for failure in raised.value.failures.values() if failure.kind == "died"]
+    begin, _, told = died.message.partition(": collectives do not match: ")
+    assert begin == "killed by signal 6 (SIGABRT)"
+    assert told.startswith("call 4 in the default group is all_reduce of ")
+    if died.rank == odd:
+        assert told.endswith(
+            f"[{numbers[1]}] on ranks {'0,2-3' if odd == 1 else '0-1,3'}; rank {odd} called something else"
+        )
+    else:
+        assert f"all_reduce of float32[{numbers[0]}] on rank {odd}" in told
+    stack = "\n".join(died.stderr_tail)
+    assert re.search(r"in all_reduce\n(.*\n)?  Run \d+, line 2 in <module>$", stack), stack
     four.restart()

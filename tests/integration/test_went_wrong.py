@@ -184,14 +184,14 @@ def test_two_runs_are_the_same_or_part_somewhere(mesh: Mesh, kernel: Kernel) -> 
 
     assert compared() == [f"the same as run {number} on ranks 0-7: 4 steps"]
     others = f"the same as run {number} on ranks 0-1,3-7: 4 steps"
-    parted = f"parts from run {number} on rank 2"
-    assert compared("(2, 'loss')") == [others, f"{parted} in step 3: the loss is another"]
-    of_one = "the gradients of 1 of 6 parameters are others: head.bias"
-    assert compared("(2, 'gradient')") == [others, f"{parted} in step 2: {of_one}"]
-    start = "before the first step: 1 of 6 parameters begin with other values: head.weight"
+    parted = f"differs from run {number} on rank 2,"
+    assert compared("(2, 'loss')") == [others, f"{parted} first in step 3: the loss"]
+    of_one = "the gradients of 1 of 6 parameters: head.bias"
+    assert compared("(2, 'gradient')") == [others, f"{parted} first in step 2: {of_one}"]
+    start = "from the start: 1 of 6 parameters begin with other values: head.weight"
     assert compared("(2, 'start')") == [others, f"{parted} {start}"]
     refused = kernel.run("%%mesh --compare-with 999\nstep = 99")
-    assert "ranks 0-7 have no record of run 999: --compare-with" in refused
+    assert "ranks 0-7 have no record of run 999: run " in refused
     assert "nothing to compare" not in refused
     assert mesh.pull("step") == [4] * 8, "the cell was not executed"
     kernel.run("%%mesh --deterministic\n1 / 0")

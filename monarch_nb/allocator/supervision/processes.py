@@ -18,6 +18,7 @@ from pathlib import Path
 from monarch_nb.config import RANK_TOKEN_VARIABLE
 from monarch_nb.ground.code_names import CODE_NAME, code_label
 from monarch_nb.ground.namespaces import pid_namespace
+from monarch_nb.mismatches import MISMATCH
 from monarch_nb.proto import run_pb2, state_pb2
 
 _log = logging.getLogger(__name__)
@@ -240,7 +241,9 @@ def last_words(stderr: list[str], stacks: Path, count: int) -> list[str]:
     if not crashes:
         return stderr[-count:]
     report = written[crashes[-1] :]
-    stack = next((index for index, line in enumerate(report) if line.startswith("Current thread ")), 0)
+    starts = [index for index, line in enumerate(report) if line.startswith(("Current thread ", "Thread "))]
+    current = (index for index in starts if report[index].startswith("Current "))
+    stack = next(current, starts[-1] if starts else 0)  # a thread without Python has crashed: the main thread is last
     frames = itertools.takewhile(lambda line: line.startswith("  File "), report[stack + 1 :])
     return [report[0], *_users_frames(list(frames))[: count - 1]]
 
@@ -263,9 +266,9 @@ def _explain_mismatch(number: int, stderr: Sequence[str]) -> str:
     if told is None:
         return ""
     return (
-        f"collectives do not match: Gloo got {int(told[1]):,} bytes of a peer where this rank's collective takes "
+        f"{MISMATCH}: Gloo got {int(told[1]):,} bytes of a peer where this rank's collective takes "
         f"{int(told[2]):,} (Gloo sends tensors in parts, so these are no sizes of tensors); ranks have called "
-        "different collectives, or with tensors of different sizes: compare what each rank says that it called"
+        "different collectives, or with tensors of different sizes"
     )
 
 

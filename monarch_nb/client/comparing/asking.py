@@ -62,6 +62,13 @@ class Asking:
             found |= call(self._ask_stopped(stopped, question))
         return {rank: pickle.loads(zlib.decompress(found[rank])) for rank in wanted}
 
+    def ask_each(self, questions: Mapping[int, str]) -> dict[int, Any]:
+        """Like `ask`, with a question for each rank. Ranks that have the same question are asked together."""
+        ranks: dict[str, list[int]] = {}
+        for rank, question in questions.items():
+            ranks.setdefault(question, []).append(rank)
+        return {rank: told for question in ranks for rank, told in self.ask(ranks[question], question).items()}
+
     async def _ask_stopped(self, stops: list[StopInfo], question: str) -> dict[int, bytes]:
         answers = await asyncio.gather(*(self._read(stop, question) for stop in stops))
         refusals: dict[str, list[int]] = {}

@@ -91,7 +91,7 @@ class Compares:
             computing = [info.rank for info in self.status() if info.run_id and info.rank not in stops]
             check_not_computing(computing, next((run.name for run in self.running()), ""))
         what = expression or ("the random states" if rng else "the environment")
-        begin = f"begin(({expression}\n))"
+        begin = f"begin(({_with_names(expression)}\n))"
         if rng or env:
             begin = "begin_random_states()" if rng else f"begin_environment({secrets.token_hex()!r})"
 
@@ -118,6 +118,23 @@ def _check_one_expression(expression: str) -> None:
         raise UsageError(f"give one expression to compare, not {len(words)}: ({', '.join(words)})")
     if expression and (why := _why_no_expression(expression)):
         raise UsageError(f"{expression} is no expression of Python: {why}")
+
+
+def _with_names(expression: str) -> str:
+    """Return an expression that has the names of several values: of `(model, config)` a dictionary by "model" and
+    "config"; any other as it is.
+
+    Example:
+        >>> print(_with_names("(model, config.lr)"))
+        {'model': (model), 'config.lr': (config.lr)}
+    """
+    tree = ast.parse(f"({expression}\n)", mode="eval").body if expression else None
+    if not isinstance(tree, ast.Tuple):
+        return expression
+    parts = [ast.unparse(each) for each in tree.elts]
+    if len(set(parts)) < len(parts) or any(isinstance(each, ast.Starred) for each in tree.elts) or not parts:
+        return expression
+    return f"{{{', '.join(f'{each!r}: ({each})' for each in parts)}}}"
 
 
 def _is_expression(text: str) -> bool:

@@ -169,8 +169,8 @@ def _other(version: Version, difference: Difference, *, same_kind: bool) -> str:
     if not (difference.is_tensor and same_kind):
         return f"{ranks}: {_value(version, difference)}"
     verb = "differs" if len(version.ranks) == 1 else "differ"
-    distance = f": {version.distance}" if version.distance else ""
-    return f"{ranks} {verb}{distance}{_not_finite(version)}"
+    said = ", from ".join(filter(None, (version.distance, version.since)))
+    return f"{ranks} {verb}{f': {said}' if said else ''}{_not_finite(version)}"
 
 
 def _value(version: Version, difference: Difference) -> str:

@@ -12,6 +12,7 @@ from monarch_nb.client.connections import events
 from monarch_nb.config import FACTS_MIME, RESTARTED
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import RankFailure
+from monarch_nb.mismatches import Called
 from monarch_nb.proto import allocator_pb2, run_pb2
 
 _OUTCOMES: dict[int, Literal["ok", "error", "interrupted", "died", "cancelled"]] = {
@@ -169,7 +170,16 @@ def _failure(packed: run_pb2.RankResult, outcome: str, host: str, of_script: boo
         dropped = f"dropped by {packed.dropped_by}" if packed.dropped_by else "dropped"
         return RankFailure(packed.rank, host, outcome, "Cancelled", f"{dropped} before it began on this rank")
     failure = packed.failure
-    return RankFailure(packed.rank, host, outcome, failure.name, failure.message, failure.traceback, failure.where)
+    told = (failure.name, failure.message, failure.traceback, failure.where)
+    return RankFailure(packed.rank, host, outcome, *told, called=_called(failure))
+
+
+def _called(failure: run_pb2.Failure) -> Called | None:
+    if not failure.HasField("call"):
+        return None
+    of = f" of {failure.call.operands}" if failure.call.operands else ""
+    what = f"{failure.call.collective}{of}"
+    return Called(failure.call.group, failure.group_size, failure.call_number, what)
 
 
 def _death_failure(rank: int, death: run_pb2.Death, host: str, of_script: bool) -> RankFailure:

@@ -6,6 +6,7 @@ profile_report     what is said of a profile. Pure
 profile_straggler  whom the profiled ranks waited for. Pure
 late               who is late, of ranks that wait in collectives. Pure
 compared           which run a cell with --compare-with is compared with
+checking           whether a run can have what is asked for
 clocks             how far the clocks of hosts are apart
 merging            the traces of ranks become one file
 """

@@ -13,7 +13,7 @@ DETERMINISTIC, LAST = "deterministic", "last"
 _RECORDED = '__import__("monarch_nb.worker.instruments.deterministic", fromlist=["_"]).recorded()'
 
 
-class _Mesh(Protocol):
+class MeshWithRecords(Protocol):
     """What is needed of a `Mesh`, which says what each of these is."""
 
     @property
@@ -22,22 +22,23 @@ class _Mesh(Protocol):
     def pull(self, expression: str) -> list[Any]: ...
 
 
-def recorded_on(mesh: _Mesh) -> dict[int, list[int]]:
+def _recorded_on(mesh: MeshWithRecords) -> dict[int, list[int]]:
     """Return the numbers of the runs that have left a record, by rank."""
     return dict(zip(mesh.ranks, mesh.pull(_RECORDED), strict=True))
 
 
-def with_run(instruments: Instruments | None, mesh: _Mesh) -> Instruments | None:
-    """Return instruments as the ranks of a mesh are told of them: "last" is one and the same run on all of them, also
+def with_run(instruments: Instruments | None, mesh: MeshWithRecords) -> Instruments | None:
+    """Return instruments with the number of the run to compare with: "last" is one and the same run on all ranks, also
     where the newest run was on some ranks only. Waits until the ranks are idle if they are to be asked.
 
     Raises:
         UsageError: some ranks have no record of that run.
     """
     options = (instruments or {}).get(DETERMINISTIC, {})
-    if not instruments or options.get("compare_with") != LAST:
+    wanted = options.get("compare_with")
+    if not instruments or not wanted:
         return instruments
-    number = run_to_compare(recorded_on(mesh), LAST)
+    number = run_to_compare(_recorded_on(mesh), wanted)
     return {**instruments, DETERMINISTIC: {**options, "compare_with": number}}
 
 
@@ -66,5 +67,5 @@ def run_to_compare(records: Mapping[int, Collection[int]], wanted: int | str) ->
         return number
     verb = "has" if len(without) == 1 else "have"
     common = sorted(number for number in known if all(number in numbers for numbers in records.values()))
-    instead = f"--compare-with {common[-1]} is the newest that all ranks of the cell have" if common else first
+    instead = f"run {common[-1]} is the newest that all ranks here have" if common else first
     raise UsageError(f"{name_ranks(without)} {verb} no record of run {number}: {instead}")

@@ -18,7 +18,7 @@ from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.flames.flames import TellsFlames
 from monarch_nb.client.instruments.asked import Instruments, packed
-from monarch_nb.client.instruments.compared import with_run
+from monarch_nb.client.instruments.checking import checked
 from monarch_nb.client.instruments.profiles import Profiles
 from monarch_nb.client.memory.memory import TellsMemory
 from monarch_nb.client.meshes import looking, past
@@ -252,7 +252,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         ranks = self.ranks if len(self.ranks) < self.extent.size else ()
         spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
-        spec.instruments.update(packed(with_run(instruments, self)))
+        spec.instruments.update(packed(checked(instruments, self)))
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- actors ----

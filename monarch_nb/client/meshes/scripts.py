@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.instruments.asked import Instruments, packed
+from monarch_nb.client.instruments.checking import checked
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Listener, OnError, Run
@@ -25,6 +26,8 @@ class _Mesh(HeldMesh, Protocol):
 
     @property
     def core(self) -> MeshCore: ...
+
+    def pull(self, expression: str) -> list[Any]: ...
 
     def run_program(
         self, script: Script, *, timeout_s: float | None = None, sync: bool = True, listener: Listener | None = None
@@ -104,7 +107,7 @@ class RunsScripts:
         script = Script(
             *(path, arguments, module, executable, in_place, beside, max_restarts),
             environment=environment or {},
-            instruments=packed(instruments),
+            instruments=packed(checked(instruments, self)),
         )
         return self.run_program(script, timeout_s=timeout_s, sync=sync, listener=listener)
 
@@ -146,7 +149,7 @@ class RunsScripts:
         script = Script(
             *(path, arguments, module, executable, in_place, beside, max_restarts),
             environment=environment or {},
-            instruments=packed(instruments),
+            instruments=packed(checked(instruments, self)),
         )
         return self.start_script(script, sync=sync, listener=listener)
 

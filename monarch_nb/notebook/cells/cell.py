@@ -17,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.client.connections.events import TIME_NOTICE, Event, Finished, Notice
 from monarch_nb.client.debug.answering import Answering
 from monarch_nb.client.instruments.asked import packed
+from monarch_nb.client.instruments.checking import checked
 from monarch_nb.config import NONINTERACTIVE_VARIABLE
 from monarch_nb.errors import MonarchNbError, PickleError, RankFailure, RunFailed
 from monarch_nb.ground.code_names import mesh_flag
@@ -25,7 +26,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.answering import SCREEN, on_breakpoint
 from monarch_nb.notebook.cells.following import KernelEnds, RunInterrupted, RunTimeout, wait_for
-from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, on_mesh, show_found
+from monarch_nb.notebook.cells.instruments import CellInstrument, by_name, instruments_of, show_found
 from monarch_nb.notebook.cells.resuming import come_back, say_what_is_saved, taken_back
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
@@ -111,7 +112,6 @@ class CellRunner:
         instruments = instruments_of(parsed)
         mesh = self._session.mesh(parsed.text("targets"), parsed.text("mesh"))
         asked = plan_of(parsed, len(mesh.ranks)) if asks_for_scaling(parsed) else None
-        instruments = on_mesh(instruments, mesh)
         if announced:
             show(calm_line(f"on mesh {mesh_called(mesh)} · {_how_many(mesh)}"))
         if parsed.switch("sync", default=True):
@@ -171,7 +171,7 @@ class CellRunner:
             RunFailed, RunInterrupted, RunTimeout: as `run`.
         """
         self._files.before_run(partial(mesh.core.node_names, mesh.ranks))
-        script = replace(script, instruments=packed(by_name(instruments)))
+        script = replace(script, instruments=packed(checked(by_name(instruments), mesh)))
         self._execute(
             partial(mesh.start_script, script, sync=False),
             mesh.ranks,

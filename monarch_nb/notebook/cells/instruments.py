@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.flames.flames import PYTHON_PROFILE
-from monarch_nb.client.instruments.compared import recorded_on, run_to_compare
 from monarch_nb.client.instruments.profiles import MEMORY_HISTORY, TORCH_PROFILE
 from monarch_nb.errors import MonarchNbError, UsageError
-from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.notebook.cells.flames import flames_found
 from monarch_nb.notebook.cells.profiles import history_found, profile_found, profiled_ranks, show_full_memory
 from monarch_nb.notebook.cells.progress import Progress
@@ -21,7 +19,6 @@ from monarch_nb.notebook.syntax.went_wrong import determined, watched
 from monarch_nb.worker.instruments.torch_profile import STEPS
 
 if TYPE_CHECKING:
-    from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
 
 
@@ -107,25 +104,6 @@ def _check_profile_flags(parsed: Parsed) -> None:
         raise UsageError("--profile-steps belongs to --profile: --profile --profile-steps 2")
     if parsed.text("profile_ranks") is not None and not has_torch and not parsed.switch("memory_history"):
         raise UsageError("--profile-ranks belongs to --profile or --memory-history: --profile --profile-ranks 0")
-
-
-def on_mesh(instruments: Sequence[CellInstrument], mesh: Mesh) -> Sequence[CellInstrument]:
-    """Return instruments as the ranks of a mesh are told of them; they are asked for their records where a run is to be
-    compared.
-
-    Raises:
-        UsageError: ranks that are not there, or that have no record of the run.
-    """
-    return [replace(each, options=_options_on(each.options, mesh)) for each in instruments]
-
-
-def _options_on(options: Mapping[str, Any], mesh: Mesh) -> Mapping[str, Any]:
-    if absent := [rank for rank in options.get("ranks") or () if rank not in mesh.ranks]:
-        runs_on = name_ranks(mesh.ranks)
-        raise UsageError(f"--profile-ranks names {name_ranks(absent)}, but the cell runs on {runs_on}")
-    if compare_with := options.get("compare_with"):
-        return {**options, "compare_with": run_to_compare(recorded_on(mesh), compare_with)}
-    return options
 
 
 def by_name(instruments: Sequence[CellInstrument]) -> dict[str, Mapping[str, Any]]:

@@ -70,7 +70,7 @@ def _all_finite(what: Sequence[str]) -> str:
 
 
 def deterministic_found(run: Run) -> Iterator[Shown]:
-    """Yield how many steps it left a record of, or where it parts from another run."""
+    """Yield how many steps it left a record of, or where it begins to differ from another run."""
     found = found_on(cast("Any", run.mesh), run, "deterministic")
     for line in deterministic_lines(found, run.number, has_failed=bool(run.failures)):
         yield calm_line(line)
@@ -91,7 +91,7 @@ def deterministic_lines(found: Mapping[int, Mapping[str, Any]], number: int, *, 
     for rank, each in sorted(found.items()):
         steps, compared_with = counted(each["steps"], "step"), each["compared_with"]
         if each["parted"]:
-            line = f"parts from run {compared_with} on {{}} {each['parted']}"
+            line = f"differs from run {compared_with} on {{}}, {each['parted']}"
         elif not each["steps"]:
             if has_failed:
                 continue

@@ -9,7 +9,7 @@ from monarch_nb.client.scripts import torchrun_flags
 from monarch_nb.client.scripts.script import Script
 from monarch_nb.notebook.cells.answering import on_breakpoint
 from monarch_nb.notebook.cells.cell import CellRunner
-from monarch_nb.notebook.cells.instruments import instruments_of, on_mesh
+from monarch_nb.notebook.cells.instruments import instruments_of
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session
 from monarch_nb.notebook.syntax.command_line import Parsed, checked_name, read_environment
@@ -27,7 +27,6 @@ def run_script(session: Session, cells: CellRunner, parsed: Parsed) -> None:
     out = checked_name(parsed.text("out"))
     instruments = instruments_of(parsed)
     mesh = session.mesh(parsed.text("targets"), parsed.text("mesh"))
-    instruments = on_mesh(instruments, mesh)
     held = torchrun_flags.held_by(mesh, f"%mesh reserve {session.current().name} --replace")
     launch = torchrun_flags.read(parsed.values, os.environ, held)
     path, *arguments = parsed.words

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from monarch_nb.client.instruments.checking import WATCHED
 from monarch_nb.client.instruments.compared import LAST
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.syntax.command_line import Flag, Parsed
 
-WATCHED = ("grad", "loss", "param")
 _NAN = "nan"
 WATCHES = (_NAN, f"{_NAN}=loss,grad", f"{_NAN}={','.join(WATCHED)}")
 """What is most often meant, for completion."""

@@ -11,7 +11,7 @@ import pickle
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_nb.worker import digests
 from monarch_nb.worker.comparing import surroundings
@@ -20,6 +20,27 @@ from monarch_nb.worker.comparing.leaves import Leaves, whole_digest
 
 PAGE_CHARACTERS = 150_000
 """A debugger's answer is read in pages: the conversation keeps 200,000 characters."""
+
+History = tuple[int, str, dict[int, str]] | None
+"""Of a parameter: the run that was recorded, its name there, and a digest after each step. None where there is none."""
+
+
+class Looked(NamedTuple):
+    """A tensor, as far as it is seen.
+
+    Attributes:
+        blocks: their digests. block_elements: how many elements one has.
+        nan, inf: how many elements are not finite.
+        history: what `--deterministic` has recorded of it.
+    """
+
+    blocks: list[bytes]
+    block_elements: int
+    shape: list[int]
+    nan: int
+    inf: int
+    history: History
+
 
 _compared = Leaves(None)
 _printed = ""
@@ -53,20 +74,27 @@ def leaves() -> bytes:
 
 
 def look_at(paths: Sequence[str]) -> bytes:
-    """Answer with the digests of the blocks of tensors, how many elements a block has, the shape, and how many
-    elements are nan and inf."""
-    found = {}
+    """Answer with what there is to see of tensors, by path."""
+    found, contents = {}, {leaf.path: leaf.contents for leaf in _compared.all}
     for path in paths:
         tensor = _compared.tensor(path)
         if tensor is not None:
-            not_finite = (int(tensor.isnan().sum()), int(tensor.isinf().sum()))
-            found[path] = (
+            found[path] = Looked(
                 digests.block_digests(tensor),
                 digests.elements_of_block(tensor),
                 list(tensor.shape),
-                not_finite,
+                int(tensor.isnan().sum()),
+                int(tensor.isinf().sum()),
+                _history(path, contents[path]),
             )
     return _packed(found)
+
+
+def _history(path: str, contents: str) -> History:
+    if (deterministic := sys.modules.get("monarch_nb.worker.instruments.deterministic")) is None:
+        return None
+    found: History = deterministic.history(path, contents)
+    return found
 
 
 def elements(wanted: Sequence[tuple[str, int]]) -> bytes:

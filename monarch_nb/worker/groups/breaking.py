@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker.groups import c10d, calls, collectives
+from monarch_nb.worker.groups import c10d, collectives
 from monarch_nb.worker.groups.connections import GroupConnections
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 
@@ -38,18 +38,13 @@ class _Break:
     reason: str = ""
     collective: str | None = None
 
-    def error(self, cause: BaseException | None = None, *, with_tensors: bool = False) -> ProcessGroupAborted:
-        """Return what user code should have seen in place of `cause`.
-
-        Args:
-            with_tensors: say what the collective was called with: the peer may have died of another call than this.
-        """
+    def error(self, cause: BaseException | None = None) -> ProcessGroupAborted:
+        """Return what user code should have seen in place of `cause`."""
         where = collectives.collective_of(cause) if cause is not None else None
         where = where or self.collective or ""
         text = f"interrupted in {where}" if where else "interrupted"
-        call = calls.told_of(cause, where) if with_tensors and cause is not None and where else ""
         if self.reason not in ("", "interrupted"):
-            text = f"{text} ({self.reason}{call and f'; {call}'})" if where else self.reason
+            text = f"{text} ({self.reason})" if where else self.reason
         return ProcessGroupAborted(f"{text}; {GROUP_ABORTED}", collective=where, reason=self.reason)
 
 
@@ -205,7 +200,7 @@ def readable(error: BaseException) -> ProcessGroupAborted | None:
         return state.forgotten.error(error)
     is_new = collectives.collective_of(error) in ("init_process_group", "new_group")
     if is_new or state.connections.lost_peers(_CLOSE_WAIT_S):
-        return _Break("a peer was interrupted or died").error(error, with_tensors=True)
+        return _Break("a peer was interrupted or died").error(error)
     if state.dropped and collectives.in_wrapped_model(error):
         return ProcessGroupAborted(
             "this model's process group was aborted: wrap the model in DistributedDataParallel again"

@@ -140,16 +140,16 @@ def _peer(collective: str, names: Mapping[str, Any], group: c10d.Group) -> int |
     return None
 
 
-def told_of(error: BaseException, collective: str) -> str:
-    """Return "call 4 in the default group, of float32[1024]" for the call in which an error was raised; empty when it
-    is not known, or has no partners that are alike."""
+def of_error(error: BaseException, collective: str) -> tuple[Call, int, int] | None:
+    """Return the call in which an error was raised, the how many-th of its group that is, and how many ranks the group
+    has; None when that is not known, or when the call has no partners that are alike."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     call = of_frames(reversed(frames), collective)
-    if call is None or not call.operands or _HAS_ONE_PEER.match(collective):
-        return ""
+    if call is None or _HAS_ONE_PEER.match(call.collective):
+        return None
     group = next((each for each in c10d.groups() if _named(each) == call.group), None)
     count = c10d.count_of_calls(group) if group is not None else None
-    return f"call {count:,} in {call.group}, of {call.operands}" if count else f"of {call.operands}"
+    return (call, count, len(group.ranks)) if group is not None and count else None
 
 
 def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> Call | None:

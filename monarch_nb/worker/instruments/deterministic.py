@@ -21,6 +21,8 @@ from monarch_nb.worker.runs import instruments
 KEPT_RUNS = 4
 MOST_DIGESTS = 200_000
 """Of one run; later steps are not compared, and that is said."""
+_SHORT_DIGEST = 8
+"""So many characters tell two ranks' apart."""
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC_WORKSPACE = ":4096:8"
 START, LOSS, GRADIENT, PARAMETER = "start", "loss", "gradient", "parameter"
@@ -49,13 +51,33 @@ class Record:
             self.steps.setdefault(step, {})[kind, name] = digest(local(value.detach()))
 
 
-_records: dict[int | str, Record] = {}
+_records: dict[int, Record] = {}
 """Of this rank's last runs, by number, the one that was asked for or made last at the end."""
 
 
 def recorded() -> list[int]:
     """Return the numbers of the runs that have a record on this rank."""
-    return [int(number) for number in _records]
+    return list(_records)
+
+
+def history(path: str, contents: str) -> tuple[int, str, dict[int, str]] | None:
+    """Return what is recorded of a parameter that has changed no more since: the run, its name there, and a digest
+    after each step, with the one before the first step as step 0. None where nothing is.
+
+    Args:
+        path: what it is called now: "model.module.layers.0.weight" may be "layers.0.weight" in the record.
+        contents: its digest.
+    """
+    for number, record in reversed(_records.items()):
+        last = record.steps.get(max(record.steps, default=0), {})
+        for kind, name in last:
+            if kind == PARAMETER and last[kind, name] == contents and f".{path}".endswith(f".{name}"):
+                of_step = {
+                    step: (digests.get((PARAMETER, name)) or digests.get((START, name), ""))[:_SHORT_DIGEST]
+                    for step, digests in sorted(record.steps.items())
+                }
+                return number, name, of_step
+    return None
 
 
 class Deterministic:
@@ -64,12 +86,11 @@ class Deterministic:
 
     Args:
         seed: the same on all ranks; None for that of the run to compare with, or 0.
-        compare_with: the number of a run that was deterministic, too; "last" for the newest one, 0 for none.
+        compare_with: the number of a run that was deterministic, too; 0 for none.
     """
 
-    def __init__(self, seed: int | None = None, compare_with: int | str = 0) -> None:
-        newest = next(reversed(_records), "last")
-        self._compare_with = newest if compare_with == "last" else compare_with
+    def __init__(self, seed: int | None = None, compare_with: int = 0) -> None:
+        self._compare_with = compare_with
         before = _records.get(self._compare_with)
         self._seed = seed if seed is not None else before.seed if before is not None else 0
         self._steps = Steps(self._before_step, self._after_step)
@@ -86,9 +107,8 @@ class Deterministic:
             UsageError: the other run has left no record here.
         """
         if self._compare_with and self._compare_with not in _records:
-            has = "no run has left a" if self._compare_with == "last" else f"run {self._compare_with} has left no"
             raise UsageError(
-                f"{has} record on this rank: run a cell with --deterministic first; "
+                f"run {self._compare_with} has left no record on this rank: run a cell with --deterministic first; "
                 f"ranks keep the last {KEPT_RUNS}, until they are restarted"
             )
         self._has_begun = True
@@ -149,8 +169,8 @@ class Deterministic:
 
 
 def parting(before: Record, now: Record) -> str:
-    """Return where two runs part: "step 3: the gradients of 2 of 14 parameters: layers.0.weight, layers.0.bias"; empty
-    when they do not, as far as both went."""
+    """Return where two runs begin to differ: "first in step 3: the gradients of 2 of 14 parameters: layers.0.weight,
+    layers.0.bias"; empty when they do not, as far as both went."""
     done_by_both = min(before.done, now.done)
     for step in sorted(before.steps.keys() & now.steps.keys()):
         ours, theirs = now.steps[step], before.steps[step]
@@ -169,14 +189,14 @@ def _of_kind(digests: Mapping[tuple[str, str], str], kind: str) -> dict[str, str
 
 def _told(step: int, kind: str, names: list[str], many: int) -> str:
     if kind == LOSS:
-        return f"in step {step}: the loss is another"
+        return f"first in step {step}: the loss"
     named = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     count = f"{len(names)} of {many} parameters"
     if kind == START:
-        return f"before the first step: {count} begin with other values: {named}"
+        return f"from the start: {count} begin with other values: {named}"
     if kind == GRADIENT:
-        return f"in step {step}: the gradients of {count} are others: {named}"
-    return f"in step {step}: {count} are others after it: {named}"
+        return f"first in step {step}: the gradients of {count}: {named}"
+    return f"first after step {step}: {count}: {named}"
 
 
 def set_deterministic(undo: ExitStack, seed: int) -> list[str]:

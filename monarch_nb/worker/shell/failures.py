@@ -8,8 +8,8 @@ from types import CodeType
 from IPython.core.magics.execution import ExecutionMagics
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted, UsageError
-from monarch_nb.proto.run_pb2 import Failure
-from monarch_nb.worker.groups import breaking
+from monarch_nb.proto.run_pb2 import Call, Failure
+from monarch_nb.worker.groups import breaking, calls
 from monarch_nb.worker.shell.shell import RankShell
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, error_chain
@@ -131,14 +131,19 @@ def describe(shell: RankShell, user_code: UserCode, error: BaseException, *, onl
     where = user_code.line_of_traceback(error.__traceback__)
     if isinstance(error, SyntaxError) and not where and error.filename:
         where = user_code.line(error.filename, error.lineno or 1)
+    called = calls.of_error(error, error.collective or "") if isinstance(error, ProcessGroupAborted) else None
     for each in error_chain(error):
         each.__traceback__ = user_code.trim(each.__traceback__, only_users=only_users)
-    return Failure(
+    failure = Failure(
         name=encodable(type(error).__name__),
         message=encodable(_named(user_code, error, _message(error))),
         traceback=encodable(_render(shell, error)),
         where=encodable(where),
     )
+    if called is not None:
+        call, failure.call_number, failure.group_size = called
+        failure.call.CopyFrom(Call(**vars(call)))
+    return failure
 
 
 def _named(user_code: UserCode, error: BaseException, message: str) -> str:

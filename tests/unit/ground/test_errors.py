@@ -9,6 +9,7 @@ import pytest
 
 from monarch_nb import errors
 from monarch_nb.errors import MonarchNbError, RankFailure, RunFailed
+from monarch_nb.mismatches import Called
 
 CLASSES = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, MonarchNbError)]
 FACTS = {
@@ -162,6 +163,40 @@ class TestRunFailed:
         *_, restart, text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()  # type: ignore[arg-type]
         assert restart.startswith("%mesh restart --mesh judges -t ")
         assert text == "5 of 8 ranks failed; results of the others are kept (-o NAME, or run.values)"
+
+
+class TestCollectivesThatDoNotMatch:
+    DIED = "killed by signal 6 (SIGABRT): collectives do not match: Gloo got 4,096 bytes of a peer where this …"
+
+    def failed(self, numbers: list[int], size: int = 4, message: str = DIED) -> RunFailed:
+        called = [Called("the default group", size, 17, f"all_reduce of float32[{number}]") for number in numbers]
+        lost = [
+            RankFailure(rank, "host0", "error", "ProcessGroupAborted", "interrupted in all_reduce", called=each)
+            for rank, each in enumerate(called)
+        ]
+        return RunFailed(failures=[*lost, RankFailure(3, "host0", "died", "RankDied", message)])
+
+    def test_the_rank_that_died_of_them_says_who_has_called_what(self) -> None:
+        failed = self.failed([8, 1024, 8])
+        said = "call 17 in the default group is all_reduce of float32[8] on ranks 0,2, "
+        said += "all_reduce of float32[1024] on rank 1"
+        assert failed.failures[3].message == f"killed by signal 6 (SIGABRT): collectives do not match: {said}"
+        again = RunFailed(failures=failed.failures.values())
+        assert again.failures == failed.failures, "said once, also where the failures are shown elsewhere"
+
+    def test_it_is_the_odd_one_where_all_others_have_called_the_same(self) -> None:
+        assert self.failed([8, 8, 8]).failures[3].message.endswith("on ranks 0-2; rank 3 called something else")
+        assert self.failed([8, 8, 8], size=5).failures[3].message.endswith("on ranks 0-2"), "or a fifth"
+
+    def test_other_deaths_are_left_as_they_are(self) -> None:
+        assert self.failed([8, 1024, 8], message="out of memory").failures[3].message == "out of memory"
+        assert self.failed([]).failures[3].message == self.DIED, "nobody knows more"
+
+    def test_the_calls_cross_processes(self) -> None:
+        failed = self.failed([8, 1024, 8])
+        rebuilt = MonarchNbError.from_facts(json.loads(json.dumps(failed.to_facts())))
+        assert isinstance(rebuilt, RunFailed)
+        assert rebuilt.failures == failed.failures
 
 
 def test_a_plain_error_shows_its_message_and_no_stack() -> None:

@@ -224,6 +224,21 @@ Extension modules: numpy
         report = ["Fatal Python error: Aborted", "", "Current thread 0x1 (most recent call first):", *users, engine]
         assert self.words(stacks, "\n".join(report)) == [report[0], *users]
 
+    def test_of_a_crash_in_a_thread_without_python(self, stacks: Path) -> None:
+        """It is no thread of faulthandler's. The main thread is the last of those that are."""
+        report = [
+            "Fatal Python error: Aborted",
+            "",
+            "Thread 0x2 (most recent call first):",
+            '  File "a.py", line 1 in f',
+        ]
+        users = [
+            '  File "/torch/distributed_c10d.py", line 3 in all_reduce',
+            '  File "/home/a/train.py", line 2 in step',
+        ]
+        main = ["", "Thread 0x1 (most recent call first):", *users]
+        assert self.words(stacks, "\n".join([*report, *main])) == [report[0], *users]
+
     def test_of_a_crash_outside_of_cells(self, stacks: Path) -> None:
         stack = [
             '  File "/src/monarch_nb/worker/rank.py", line 4 in serve',

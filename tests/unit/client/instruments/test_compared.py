@@ -11,7 +11,7 @@ from monarch_nb.errors import UsageError
 @pytest.mark.parametrize(
     ("records", "wanted", "said"),
     [
-        ({0: [65, 67], 1: [65]}, "last", "rank 1 has no record of run 67: --compare-with 65 is the newest that all"),
+        ({0: [65, 67], 1: [65]}, "last", "rank 1 has no record of run 67: run 65 is the newest that all"),
         (
             {0: [65], 1: [], 2: []},
             65,
@@ -43,5 +43,8 @@ def test_last_is_one_run_on_all_ranks_from_python_too() -> None:
 
     asked = {"deterministic": {"compare_with": "last", "seed": 3}, "watch": {}}
     assert with_run(asked, Mesh()) == {"deterministic": {"compare_with": 9, "seed": 3}, "watch": {}}
-    for unchanged in (None, {}, {"deterministic": {"compare_with": 7}}, {"watch": {}}):
+    assert with_run({"deterministic": {"compare_with": 7}}, Mesh()) == {"deterministic": {"compare_with": 7}}
+    with pytest.raises(UsageError, match="rank 1 has no record of run 5: run 9 is the newest that all ranks here have"):
+        with_run({"deterministic": {"compare_with": 5}}, Mesh())
+    for unchanged in (None, {}, {"deterministic": {}}, {"deterministic": {"compare_with": 0}}, {"watch": {}}):
         assert with_run(unchanged, Mesh()) is unchanged

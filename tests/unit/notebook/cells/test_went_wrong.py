@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.errors import UsageError
-from monarch_nb.notebook.cells.instruments import instruments_of, on_mesh
+from monarch_nb.notebook.cells.instruments import instruments_of
 from monarch_nb.notebook.cells.went_wrong import deterministic_lines, watch_lines
 from monarch_nb.notebook.syntax.command_line import parse
 from monarch_nb.notebook.syntax.declarations import CELL
@@ -56,10 +55,3 @@ def test_a_run_that_went_further_does_not_part() -> None:
 def test_a_flag_without_the_one_that_it_belongs_to(line: str) -> None:
     with pytest.raises(UsageError, match="belongs to --profile"):
         instruments_of(parse(CELL, line))
-
-
-def test_ranks_that_are_not_there() -> None:
-    asked = instruments_of(parse(CELL, "--memory-history --profile-ranks 2,7"))
-    mesh: Any = SimpleNamespace(ranks=(0, 1, 2, 3))
-    with pytest.raises(UsageError, match="--profile-ranks names rank 7, but the cell runs on ranks 0-3"):
-        on_mesh(asked, mesh)

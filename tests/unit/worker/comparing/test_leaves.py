@@ -120,8 +120,8 @@ def test_the_questions_in_turn() -> None:
     _, count, left_out = opened(answers.begin(value))
     assert (count, left_out) == (1, 0)
     assert opened(answers.leaves())[0][0] == "w"
-    digests, per_block, shape, not_finite = opened(answers.look_at(["w", "gone"]))["w"]
-    assert (len(digests), per_block, shape, not_finite) == (2, size, [size + 2], (1, 0))
+    seen = opened(answers.look_at(["w", "gone"]))["w"]
+    assert (len(seen.blocks), seen.block_elements, seen.shape, seen.nan, seen.inf) == (2, size, [size + 2], 1, 0)
     code, contents = opened(answers.elements([("w", 1)]))[0]
     assert (code, len(contents)) == ("d", 16)
     answers.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_nb.worker.instruments import deterministic
 from monarch_nb.worker.instruments.deterministic import GRADIENT, LOSS, PARAMETER, START, Record, parting
 
 NAMES = ("a", "b")
@@ -24,11 +25,11 @@ def record(**others: str) -> Record:
     ("others", "said"),
     [
         ({}, ""),
-        ({"start0b": "y"}, "before the first step: 1 of 2 parameters begin with other values: b"),
-        ({"loss20": "y", "gradient2a": "y"}, "in step 2: the loss is another"),
-        ({"gradient1a": "y", "loss20": "y"}, "in step 1: the gradients of 1 of 2 parameters are others: a"),
-        ({"parameter1a": "y", "parameter1b": "y"}, "in step 1: 2 of 2 parameters are others after it: a, b"),
-        ({"gradient1c": "y"}, "in step 1: the gradients of 1 of 3 parameters are others: c"),
+        ({"start0b": "y"}, "from the start: 1 of 2 parameters begin with other values: b"),
+        ({"loss20": "y", "gradient2a": "y"}, "first in step 2: the loss"),
+        ({"gradient1a": "y", "loss20": "y"}, "first in step 1: the gradients of 1 of 2 parameters: a"),
+        ({"parameter1a": "y", "parameter1b": "y"}, "first after step 1: 2 of 2 parameters: a, b"),
+        ({"gradient1c": "y"}, "first in step 1: the gradients of 1 of 3 parameters: c"),
     ],
 )
 def test_the_first_that_is_another_is_named(others: dict[str, str], said: str) -> None:
@@ -42,4 +43,13 @@ def test_a_run_that_was_interrupted_in_a_step_does_not_part_there() -> None:
     shorter.steps[2] = {(LOSS, "0"): "x"}
     assert parting(record(), shorter) == parting(shorter, record()) == ""
     shorter.steps[2] = {(LOSS, "0"): "y"}
-    assert parting(record(), shorter) == "in step 2: the loss is another"
+    assert parting(record(), shorter) == "first in step 2: the loss"
+
+
+def test_the_history_of_a_parameter_that_has_changed_no_more_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer = record(parameter2b="last"), record(parameter1a="one", parameter2a="two", parameter2b="two")
+    monkeypatch.setattr(deterministic, "_records", {7: older, 9: newer})
+    assert deterministic.history("model.module.a", "two") == (9, "a", {0: "x", 1: "one", 2: "two"})
+    assert deterministic.history("b", "last") == (7, "b", {0: "x", 1: "x", 2: "last"}), "of the run that left it so"
+    assert deterministic.history("model.a", "new") is None, "it has changed since"
+    assert deterministic.history("model.bb", "two") is None, "it has another name"
