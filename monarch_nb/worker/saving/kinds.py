@@ -81,6 +81,13 @@ def is_dtensor(value: object) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def device_here(kind: str) -> str:
+    """Return the device of this rank for tensors that were on a kind of device: the CPU where it has no such."""
+    module = torch()
+    is_there = kind == "cuda" and module is not None and module.cuda.is_available()
+    return f"cuda:{module.cuda.current_device()}" if module is not None and is_there else "cpu"
+
+
 def _not_dense(value: Any) -> str:
     local = value.to_local() if is_dtensor(value) else value
     if local.is_meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import stat
 import sys
 import time
@@ -23,7 +24,7 @@ from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
 from monarch_nb.worker.saving.changing import STOPPED, Change
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Holder, collect
 from monarch_nb.worker.saving.exchange import Exchange
-from monarch_nb.worker.saving.leaves import Leaf, is_harmless, put_together, take_apart, unpickled
+from monarch_nb.worker.saving.leaves import Leaf, put_together, take_apart, unpickled
 from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage
 from monarch_nb.worker.saving.planning import LoadPlanner
 from monarch_nb.worker.saving.storage import Reader
@@ -241,16 +242,23 @@ def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
     _read(path, metadata, LoadPlanner({}, dict.fromkeys(keys), data.__setitem__))
     trusted = _is_own(path)
     for key, part in keys.items():
-        harmless = is_harmless(data[key])
-        if not harmless and not trusted:
+        try:
+            part.values[key] = _value_of(data[key], trusted=trusted)
+        except pickle.UnpicklingError:
             checked.problems[part.name] = (
                 f"can only be unpickled, which executes what the file says, and {path} is not of this user alone"
             )
-            continue
-        try:
-            part.values[key] = unpickled(data[key], trusted=not harmless)
         except Exception as error:  # noqa: BLE001 -- whatever its class raises
             checked.problems[part.name] = f"can not be unpickled: {type(error).__name__}: {error}"
+
+
+def _value_of(data: bytes, *, trusted: bool) -> Any:
+    try:
+        return unpickled(data)
+    except pickle.UnpicklingError:
+        if not trusted:
+            raise
+    return unpickled(data, trusted=True)
 
 
 def _is_own(path: Path) -> bool:
@@ -305,15 +313,15 @@ def _is_empty(holder: Holder) -> bool:
 def _fill_with_new(part: _Part, metadata: Any) -> None:
     """Read into new tensors."""
     for key in part.leaves.keys() - part.values.keys():
-        part.values[key] = _new(metadata.state_dict_metadata[key])
+        part.values[key] = _new(metadata.state_dict_metadata[key], device=part.leaves[key].device)
 
 
-def _new(saved: TensorStorageMetadata, like: Any = None) -> Any:
-    """Return a tensor to read into: in parts, where the one is that it belongs to."""
+def _new(saved: TensorStorageMetadata, like: Any = None, device: str = "") -> Any:
+    """Return a tensor to read into: in parts, where the one is that it belongs to; or on a kind of device."""
     if like is not None and tuple(like.shape) == tuple(saved.size):
         with torch.no_grad():
             return torch.zeros_like(like, dtype=saved.properties.dtype, requires_grad=False)
-    return torch.empty(saved.size, dtype=saved.properties.dtype)
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device=kinds.device_here(device))
 
 
 def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:

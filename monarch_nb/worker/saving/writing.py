@@ -23,7 +23,7 @@ from monarch_nb.worker.saving import kinds, places
 from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder
 from monarch_nb.worker.saving.exchange import Exchange
-from monarch_nb.worker.saving.leaves import Leaf, description, is_harmless, pickled, take_apart
+from monarch_nb.worker.saving.leaves import Leaf, description, pickled, take_apart
 from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
 from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
@@ -38,13 +38,14 @@ class _Told:
 
     Attributes:
         same: equal on ranks that have the same. among: how many ranks have a part of it; 0: each has all of it.
+        device: the kind of device that a tensor is on.
     """
 
     name: str
     path: tuple[tuple[str, Any], ...]
     same: str
     among: int = 0
-    pickled: bool = False
+    device: str = ""
 
 
 @dataclass
@@ -195,16 +196,17 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
 
 def _tell(leaf: Leaf, holder: Holder, own: _Own, *, is_kept_equal: bool) -> _Told:
     if kinds.is_tensor(leaf.value):
+        device = leaf.value.device.type
         if kinds.is_dtensor(leaf.value):
-            return _Told(leaf.name, leaf.path, description(leaf), among=leaf.value.device_mesh.size())
+            return _Told(leaf.name, leaf.path, description(leaf), leaf.value.device_mesh.size(), device)
         if why := kinds.kind_of(leaf.value)[1]:
             raise TypeError(f"{leaf.key} is {why}")
         if leaf.key in _buffers_of_first(holder):
             own.of_first.add(leaf.key)
-            return _Told(leaf.name, leaf.path, "what the first rank has")
-        return _Told(leaf.name, leaf.path, description(leaf, is_kept_equal=is_kept_equal))
-    data = own.pickles[leaf.key] = pickled(leaf.value)
-    return _Told(leaf.name, leaf.path, description(leaf), pickled=not is_harmless(data))
+            return _Told(leaf.name, leaf.path, "what the first rank has", device=device)
+        return _Told(leaf.name, leaf.path, description(leaf, is_kept_equal=is_kept_equal), device=device)
+    own.pickles[leaf.key] = pickled(leaf.value)
+    return _Told(leaf.name, leaf.path, description(leaf))
 
 
 def _kept_equal(holders: Iterable[Holder]) -> set[str]:
@@ -318,7 +320,7 @@ def put_together(told: Sequence[Mapping[str, _Told]]) -> dict[str, SavedLeaf]:
             tuple((kind, step) for kind, step in first.path),
             () if is_shared else tuple(have),
             in_parts=is_shared and first.among > 0,
-            pickled=any(told[place][key].pickled for place in have),
+            device=first.device,
         )
     return leaves
 
