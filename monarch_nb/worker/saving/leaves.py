@@ -76,7 +76,8 @@ def _are_small(leaves: Iterable[Leaf]) -> bool:
     tensors = [leaf.value for leaf in leaves if is_tensor(leaf.value)]
     if any(is_dtensor(each) for each in tensors):
         return False
-    return sum(each.numel() * each.element_size() for each in tensors) < _MANY * _SMALL_BYTES
+    size_bytes: int = sum(each.numel() * each.element_size() for each in tensors)
+    return size_bytes < _MANY * _SMALL_BYTES
 
 
 def _walk(name: str, path: Path, value: Any, *, keeps_types: bool) -> Iterable[Leaf]:

@@ -21,7 +21,7 @@ from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.saving import kinds, places
 from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
-from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, is_of
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.leaves import Leaf, description, pickled, take_apart
 from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
@@ -152,7 +152,7 @@ def _compare_names(request: SaveRequest, collected: Collected, exchange: Exchang
         return ()
     told = [json.loads(each) for each in gathered]
     known = {name for each in told for name in (*each["kept"], *each["left_out"])}
-    missing = {name: why for each in told for name, why in each["missing"].items() if name not in known}
+    missing = {name: why for each in told for name, why in each["missing"].items() if not is_of(name, known)}
     if missing:
         said = "; ".join(f"`{name}` can not be saved: {why}" for name, why in missing.items())
         raise SaveError(said, missing)
@@ -353,7 +353,8 @@ def _plan(exchange: Exchange, own: _Own, by_rank: set[str]) -> tuple[SavePlanner
             continue
         stored = own_key(key, exchange.position) if is_own else key
         values[stored] = leaf.value.to_local() if is_own and kinds.is_dtensor(leaf.value) else leaf.value
-        paths[stored] = (own_key(leaf.name, exchange.position) if is_own else leaf.name, *map(_dcp_step, leaf.path))
+        name = own_key(leaf.name, exchange.position) if is_own else leaf.name
+        paths[stored] = (*name.split("."), *map(_dcp_step, leaf.path))
         if key in own.pickles:
             pickles[stored] = own.pickles[key]
     planner = SavePlanner(values, paths)
