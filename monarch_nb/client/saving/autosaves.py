@@ -18,6 +18,7 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.times import Duration, duration, seconds_of, time_of_day
 from monarch_nb.worker.saving.asked import KEPT_SAVES
+from monarch_nb.worker.saving.places import near
 
 _STEPS = re.compile(r"(\d[\d,_]*)\s*steps?")
 STATUS_TIMEOUT_S = 2.0
@@ -71,10 +72,10 @@ class AutosaveStatus:
         return " and ".join(said)
 
     def __str__(self) -> str:
-        lines = [f"ranks save by themselves in {self.directory}, {self.when}"]
+        lines = [f"ranks save by themselves in {near(self.directory)}, {self.when}"]
         if self.last:
             at = f" at step {self.last_step:,} of run {self.last_run}" if self.last_step else ""
-            lines.append(f"last saved {self.last}{at}, at {time_of_day(self.last_at)}")
+            lines.append(f"last saved {near(self.last)}{at}, at {time_of_day(self.last_at)}")
         if self.problem:
             lines.append(f"the last attempt saved nothing: {self.problem}")
         lines += [f"`{name}`: {why}" for name, why in self.missing.items()]

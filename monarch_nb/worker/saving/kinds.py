@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from monarch_nb.worker.saving.asked import OF_CELLS
+
 Kind = Literal["state", "tensor", "value", "random states"]
 
 _SCALARS = (
@@ -27,7 +29,6 @@ _SCALARS = (
 )  # fmt: skip
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
-_OF_CELLS = "the notebook's cells make it again"
 _MOST_DEEP = 100
 _MOST_CONTAINERS = 10_000
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
@@ -46,11 +47,11 @@ def numpy() -> Any:
 def kind_of(value: object) -> tuple[Kind | None, str]:
     """Return what a value is saved as; or None, and why it is not saved."""
     if isinstance(value, type):
-        return None, f"a class: {_OF_CELLS}"
+        return None, f"a class: {OF_CELLS}"
     if isinstance(value, types.ModuleType):
-        return None, f"a module: {_OF_CELLS}"
+        return None, f"a module: {OF_CELLS}"
     if isinstance(value, io.IOBase):
-        return None, f"an open file: {_OF_CELLS}"
+        return None, f"an open file: {OF_CELLS}"
     if is_random(value):
         return "random states", ""
     if is_tensor(value):
@@ -59,7 +60,7 @@ def kind_of(value: object) -> tuple[Kind | None, str]:
     if has_state(value):
         return ("state", "") if not is_fsdp1(value) else (None, _FSDP1)
     if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
-        return None, f"a function: {_OF_CELLS}"
+        return None, f"a function: {OF_CELLS}"
     why = not_plain(value)
     return (None, why) if why else ("value", "")
 
@@ -195,7 +196,8 @@ def not_plain(value: object, depth: int = 0) -> str:
     name = type(value).__qualname__
     if depth and callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
         return f"a container that holds {a(name)}: give that a name of its own"
-    return f"{a(name)}: no plain value, and has no state_dict()"
+    way_out = "; torchdata's StatefulDataLoader has one" if name == "DataLoader" else ""
+    return f"{a(name)}: no plain value, and has no state_dict(){way_out}"
 
 
 def a(noun: str) -> str:

@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,11 @@ _OF_FUNCTIONS = (
     "functions or actors held them that trained, and there are no such names now: make them in a cell, "
     "then %mesh load … --only NAMES"
 )
-_NUMBERS = {"int", "float", "bool"}
+_ALIKE: tuple[Set[str], ...] = (
+    {"int", "float", "bool", "float16", "float32", "float64", "int32", "int64"},
+    {"dict", "OrderedDict", "defaultdict", "Counter"},
+)
+"""Classes of plain values of which a program may take one in place of another."""
 
 
 @dataclass
@@ -319,7 +323,7 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
 
 
 def _are_alike(before: str, now: str) -> bool:
-    return before in (now, "NoneType") or {before, now} <= _NUMBERS
+    return before in (now, "NoneType") or any({before, now} <= alike for alike in _ALIKE)
 
 
 def _is_empty(holder: Holder) -> bool:
