@@ -28,11 +28,20 @@ def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Ite
     found: dict[str, Any] = {}
     known = {id(kinds.unwrapped(each)) for each in _states(namespace.values())}
 
+    alone: dict[int, str] = {}
+
     def add(name: str, value: Any) -> None:
-        new = {id(kinds.unwrapped(each)) for each in kinds.states_in(value)} - known
-        if new:
-            known.update(new)
-            found[_free(name, {**namespace, **found})] = value
+        is_alone = kinds.has_state(value)
+        taken = known if is_alone else known - alone.keys()  # `nets.g` is a better name than that of a loop's variable
+        new = {id(kinds.unwrapped(each)) for each in kinds.states_in(value)} - taken
+        if not new:
+            return
+        for each in new & alone.keys():
+            del found[alone.pop(each)]
+        free = _free(name, {**namespace, **found})
+        found[free] = value
+        known.update(new)
+        alone.update(dict.fromkeys(new, free) if is_alone else {})
 
     for frame in _users_frames():
         for name, value in list(frame.f_locals.items()):

@@ -192,8 +192,8 @@ def _wanted(names: Sequence[str], saved: Mapping[str, NamedPart], manifest: Mani
         return list(saved)
     wanted = []
     for name in names:
-        real = manifest.aliases.get(name, name)
-        if parts := [each for each in saved if is_of(real, [each])]:
+        others = [real for alias, real in manifest.aliases.items() if is_of(name, [alias])]
+        if parts := [each for each in saved if any(is_of(real, [each]) for real in (name, *others))]:
             wanted += parts
         else:
             checked.problems[name] = f"is not in the save, which has {', '.join(sorted(saved))}"

@@ -190,7 +190,7 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
         own.leaves.update({leaf.key: leaf for leaf in leaves})
         own.told.update(made)
         class_name = holder.type_name if holder.value is not None else ""
-        own.parts[name] = holder.kind, class_name, name in of_functions
+        own.parts[name] = holder.kind, class_name, name.partition(".")[0] in of_functions
     return own
 
 

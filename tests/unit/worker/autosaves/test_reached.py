@@ -58,3 +58,11 @@ def test_containers_of_what_trains_count_as_what_is_in_them() -> None:
         return reached({"nets": both}, known and new)
 
     assert train() == {"new": optimizers}, "no optimizer_2, and no model"
+
+    def loop() -> dict[str, object]:
+        for each in optimizers:
+            each.zero_grad()
+        every = optimizers
+        return reached({"nets": nets}, every)
+
+    assert set(loop()) == {"every"}, "not the variable of a loop over it"

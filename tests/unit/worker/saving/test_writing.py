@@ -329,6 +329,23 @@ def test_what_stands_in_containers_is_loaded_where_it_is(tmp_path: Path) -> None
     assert torch.equal(whole["nets"]["g"]["weight"], generator.weight)
 
 
+def test_a_container_is_loaded_with_those_that_were_saved_under_another_name(tmp_path: Path) -> None:
+    before, now = make_gan(3), make_gan(4)
+    before["critic"] = before["nets"]["d"]
+    assert "nets.d" not in [part.name for part in saved(tmp_path, [before]).parts]
+    [told] = loaded(tmp_path, [now], "nets")
+    assert torch.equal(now["nets"]["d"].weight, before["critic"].weight), told
+    assert set(now) == {"nets", "optimizers", "run"}
+
+
+def test_what_only_a_function_held_in_a_container_is_left_in_the_save(tmp_path: Path) -> None:
+    request = SaveRequest(str(tmp_path), of_functions=("nets",))
+    namespace = {"nets": make_gan(3)["nets"], "step": 1}
+    on_ranks(1, lambda rank, exchange: save(request, collect(namespace), exchange, "mesh"))
+    [told] = loaded(tmp_path, [{"step": 2}])
+    assert set(told.left_out) == {"nets.g", "nets.d"}
+
+
 def test_a_container_that_only_some_ranks_have(tmp_path: Path) -> None:
     report = saved(tmp_path, [{"nets": [torch.nn.Linear(1, 1)]}, {"step": 1}], "nets")
     assert report.notes == ("only rank 0 has nets.0",)
