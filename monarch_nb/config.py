@@ -56,6 +56,8 @@ MONARCH_LINGER_S = 600.0
 """How long these go on when the last client that uses them is gone."""
 MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
+MONARCH_NODE_VARIABLE = "MONARCH_NB_ENGINE_NODE"
+"""Names the node of such a process, for people."""
 MONARCH_CLIENT_VARIABLE = "MONARCH_NB_ENGINE_CLIENT"
 """Tells it whose it is, to end with that: PID:NAMESPACE, the latter of pids."""
 MONARCH_CALLER_VARIABLE = "MONARCH_NB_ENGINE_CALLER"
