@@ -95,6 +95,7 @@ def test_what_was_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path) -> None
     assert [part.name for part in report.parts if part.by_rank] == ["mine", RANDOM_STATES]
     path = Path(report.path)
     assert damaged(path, Manifest.read(path)) == []
+    assert Manifest.read(path).leaves["model.0.weight"].device == "cpu"
     sizes = [size.stat().st_size for size in path.glob("*.distcp")]
     assert sum(sizes) < 2 * max(sizes) + 60_000, "ranks share the work"
     before = make(0)
