@@ -166,7 +166,7 @@ def test_others_load_it(tmp_path: Path) -> None:
         ({"model": make(0)["model"].double()}, "is float64, and was float32"),
         ({"model": 3}, "was a Sequential, and is an int"),
         ({"optimizer": torch.optim.Adam([torch.ones(2)])}, "has 1 parameters, and had more"),
-        ({"step": [1]}, "was an int, and is a list"),
+        ({"step": [1]}, "was an int, and is a list: after `del step` it is loaded"),
         ({"model": len}, "was a Sequential, and is a function"),
     ],
     ids=["keys", "shape", "dtype", "kind", "parameters", "type", "function"],
