@@ -141,6 +141,18 @@ def test_a_tensor_on_a_gpu_is_on_the_gpu_of_the_rank_that_gets_it(mesh: Mesh) ->
     assert (device, given.device.type, given.tolist()) == ("cuda:0", "cpu", [2.0, 2.0])
 
 
+def test_what_was_saved_on_the_gpu_is_loaded_there(mesh: Mesh, tmp_path: Path) -> None:
+    mesh.run(
+        "import torch\nones = torch.ones(3, device=device)\n"
+        "average = {'there': ones, 'here': torch.ones(3)}\nrows = [ones * 2 for _ in range(1200)]"
+    )
+    mesh.save(tmp_path)
+    mesh.run("del ones, average, rows")
+    mesh.load(tmp_path)
+    devices = "[str(each.device) for each in (ones, average['there'], average['here'], rows[0])]"
+    assert mesh.run(devices).values == [["cuda:0", "cuda:0", "cpu", "cuda:0"]]
+
+
 def test_a_gpu_is_one_reservations(dev: Reservation) -> None:
     with pytest.raises(CapacityError, match=r"0 of 1 gpu free; dev \(\w+\) holds 1 gpu"):
         reserve("other", gpus=torch.cuda.device_count())

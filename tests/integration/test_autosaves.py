@@ -127,6 +127,17 @@ def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_are_to_save_no_more_make_no_last_save(four: Reservation, tmp_path: Path) -> None:
+    mesh = four.mesh
+    mesh.run("import threading")
+    mesh.autosave(tmp_path / "saves", every="1h")
+    mesh.run("x = 1")
+    mesh.autosave_off()
+    keeps = "any(each.name == 'monarch_nb-saves' for each in threading.enumerate())"
+    eventually(lambda: not any(mesh.run(keeps).values))
+    assert saves(tmp_path / "saves") == []
+
+
 def test_before_the_time_is_up_ranks_save_without_a_kernel(shared_pool: list[Node], tmp_path: Path) -> None:
     """A client of its own reserves, trains, arms, and is gone before the time is."""
     program = f"""

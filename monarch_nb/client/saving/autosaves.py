@@ -31,7 +31,7 @@ class ArmedMesh(SavingMesh, Protocol):
     def autosave_off(self) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AutosaveStatus:
     """The saves that ranks make by themselves.
 
@@ -68,7 +68,8 @@ class AutosaveStatus:
         """When ranks save, for people: "every 10 min and before the nodes are taken away"."""
         return when_saved(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        """When ranks save and where, and what they saved last: lines for people."""
         lines = [f"ranks save by themselves in {near(self.directory)}, {self.when}"]
         if self.last:
             at = f" at step {self.last_step:,} of run {self.last_run}" if self.last_step else ""

@@ -418,6 +418,8 @@ class Keeper:
         while self._armed is armed:
             self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
+            if self._armed is not armed:  # that woke it
+                return
             if self._part.place.run and not self._is_prepared:
                 self._is_prepared = True
                 self._prepare()
@@ -458,6 +460,8 @@ class Keeper:
             while not (verdict := round_.advance(time.monotonic())):
                 if self._was_interrupted:
                     round_.give_up(f"rank {self._rank} was interrupted")
+                if self._armed is not armed:  # others may have left it, too
+                    round_.give_up(f"rank {self._rank} is to save in this way no more")
                 if self._part.place.ended and self._part.must_hold() and not asked_idle:
                     asked_idle = True
                     if self._computes():

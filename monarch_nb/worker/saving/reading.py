@@ -309,17 +309,23 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
         _fill_with_new(part, metadata)
         return ""
     if holder.kind != saved.kind and not _is_empty(holder):
-        return f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.a(holder.type_name)}"
+        return _other_type(saved, holder)
     if holder.kind == "tensor" or (holder.kind == "state" and isinstance(holder.value, torch.nn.Module)):
         return _misfit_of_tensors(part, holder, metadata)
     if holder.kind == "state" and saved.type and saved.type != holder.type_name:
-        return f"was {kinds.a(saved.type)}, and is {kinds.a(holder.type_name)}"
+        return _other_type(saved, holder)
     if isinstance(holder.value, torch.optim.Optimizer):
         return _misfit_of_optimizer(part, holder.value, metadata)
     _fill_with_new(part, metadata)
     if holder.kind == "value" and not _is_empty(holder) and not _are_alike(saved.type, holder.type_name):
-        return f"was {kinds.a(saved.type)}, and is {kinds.a(holder.type_name)}"
+        return _other_type(saved, holder)
     return ""
+
+
+def _other_type(saved: NamedPart, holder: Holder) -> str:
+    said = f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.a(holder.type_name)}"
+    is_made = saved.kind in ("tensor", "value") and "." not in saved.name
+    return f"{said}: after `del {saved.name}` it is loaded" if is_made else said
 
 
 def _are_alike(before: str, now: str) -> bool:

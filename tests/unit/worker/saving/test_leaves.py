@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.saving.leaves import (
     _LANES,
     Leaf,
@@ -56,6 +57,13 @@ def test_a_value_of_many_small_parts_is_a_single_leaf() -> None:
     assert len(take_apart("optimizer", rows)) == 1200
     large = torch.ones(1 << 16)
     assert len(take_apart("average", {f"layer{number}": large for number in range(1200)}, keeps_types=True)) == 1200
+
+
+def test_tensors_come_back_to_the_kind_of_device_that_they_were_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kinds.device_here("cuda") == "cpu", "there is none here"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert [kinds.device_here(kind) for kind in ("cuda", "cpu", "")] == ["cuda:3", "cpu", "cpu"]
 
 
 def test_keys_are_those_of_dcp() -> None:

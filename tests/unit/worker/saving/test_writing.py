@@ -95,6 +95,7 @@ def test_what_was_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path) -> None
     assert [part.name for part in report.parts if part.by_rank] == ["mine", RANDOM_STATES]
     path = Path(report.path)
     assert damaged(path, Manifest.read(path)) == []
+    assert Manifest.read(path).leaves["model.0.weight"].device == "cpu"
     sizes = [size.stat().st_size for size in path.glob("*.distcp")]
     assert sum(sizes) < 2 * max(sizes) + 60_000, "ranks share the work"
     before = make(0)
@@ -165,7 +166,7 @@ def test_others_load_it(tmp_path: Path) -> None:
         ({"model": make(0)["model"].double()}, "is float64, and was float32"),
         ({"model": 3}, "was a Sequential, and is an int"),
         ({"optimizer": torch.optim.Adam([torch.ones(2)])}, "has 1 parameters, and had more"),
-        ({"step": [1]}, "was an int, and is a list"),
+        ({"step": [1]}, "was an int, and is a list: after `del step` it is loaded"),
         ({"model": len}, "was a Sequential, and is a function"),
     ],
     ids=["keys", "shape", "dtype", "kind", "parameters", "type", "function"],
