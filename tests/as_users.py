@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sysconfig
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -61,14 +61,19 @@ def _python(directory: Path, first: Sequence[Path]) -> Path:
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", directory], check=True)
     [site] = (directory / "lib").glob("python*/site-packages")
     locks = f"import os; os.environ[{GPU_LOCKS_VARIABLE!r}] = {str(directory.parent / 'gpus')!r}"
-    lines = [locks, *first, REPOSITORY, sysconfig.get_path("purelib")]
+    lines = [locks, *first, REPOSITORY, *(path for path in sys.path if path.endswith("-packages"))]
     (site / "ours.pth").write_text("".join(f"{line}\n" for line in lines))
     return directory / "bin" / "python"
 
 
 @contextlib.contextmanager
-def node_of_people(*, python_path: Sequence[Path] = ()) -> Iterator[Node]:
-    """Start a node with accounts for bob and mallory. Args: python_path: of the node, before our packages."""
+def node_of_people(*, python_path: Sequence[Path] = (), imports: str = "monarch_nb.allocator") -> Iterator[Node]:
+    """Start a node with accounts for bob and mallory.
+
+    Args:
+        python_path: of the node, before our packages.
+        imports: what other accounts must be able to import.
+    """
     skip_unless_possible()
     with (
         accounts("alice", "bob", "mallory", "as-gate") as (alice, bob, mallory, gate),
@@ -92,6 +97,10 @@ def node_of_people(*, python_path: Sequence[Path] = ()) -> Iterator[Node]:
             os.chown(path, facts.pw_uid, facts.pw_gid)
         (home / "users.toml").write_text("")
         python = _python(home / "python", python_path)
+        tried = subprocess.run([python, "-c", f"import {imports}"], user=bob, capture_output=True, cwd="/", check=False)
+        if tried.returncode:
+            shutil.rmtree(home)
+            pytest.skip(f"other accounts can not import {imports} here: {tried.stderr.decode()[-200:]}")
         listen = f"127.0.0.1:{free_port()}"
         words = [str(python), "-P", "-m", "monarch_nb.allocator", "--as-users", "--node-id", "host1"]
         words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6"]

@@ -243,7 +243,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         waits.append(asyncio.create_task(end_of_warden(options.warden_fd)))
     await asyncio.wait([*waits, freshener], return_when=asyncio.FIRST_COMPLETED)
     ends = bool(options.temporary) or freshener.done() or node.shutdown.is_set()
-    _log.info("%s ends%s", options.node_id, "" if ends else "; its ranks go on, and the next allocator adopts them")
+    what_stays = "" if ends or is_gateway else "; its ranks go on, and the next allocator adopts them"
+    _log.info("%s ends%s", options.node_id, what_stays)
     for task in (*waits, watcher, freshener, publisher):
         task.cancel()
     if ends and stopped_by_signal.is_set():

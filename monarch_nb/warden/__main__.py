@@ -172,6 +172,8 @@ class Warden:
         asked = request.arguments
         if request.do == "accounts":
             return {"people": self._people(asked["names"])}, []
+        if request.do == "rooms":
+            return {"accounts": self._rooms.accounts()}, []
         account = asked["account"]
         if request.do == "open_room":
             users, found = self._users(), self._allowed([account])[account]

@@ -80,6 +80,10 @@ class Warden:
         told = self._ask("accounts", names=list(names))[0]["people"]
         return {name: Person(name, **facts) for name, facts in told.items()}
 
+    def rooms(self) -> list[str]:
+        """Return the accounts that have a room, or processes of one that has ended."""
+        return list(self._ask("rooms")[0]["accounts"])
+
     def open_room(self, account: str) -> Opened:
         """Start the room of an account: its first process, or the next one where that has ended by itself."""
         told, (pidfd, ready) = self._ask("open_room", account=account)

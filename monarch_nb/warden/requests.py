@@ -61,6 +61,7 @@ def _are_minors(value: object) -> bool:
 _ACCOUNT, _ID = {"account": _is_name(ACCOUNT)}, {"reservation": _is_name(_RESERVATION)}
 KEYS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "accounts": {"names": _are_names},
+    "rooms": {},
     "open_room": _ACCOUNT,
     "room": _ACCOUNT,
     "way_out": _ACCOUNT,

@@ -181,6 +181,10 @@ class Rooms:
                         left.remove(account)
             time.sleep(AGAIN_S if left else 0.0)
 
+    def accounts(self) -> list[str]:
+        """Return which have a room, or processes of one that has ended."""
+        return list(self._rooms)
+
     def pidfds(self) -> list[int]:
         return [room.pidfd for room in self._rooms.values() if room.pidfd >= 0]
 

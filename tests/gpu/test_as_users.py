@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from ast import literal_eval
 from collections.abc import Iterator
 
@@ -33,15 +32,7 @@ gpu.release()
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    with node_of_people() as made:
-        can = subprocess.run(
-            [made.words[0], "-c", "import monarch_nb, torch"],
-            user=made.people["bob"].name,
-            capture_output=True,
-            cwd="/",
-        )
-        if can.returncode:
-            pytest.skip(f"other accounts can not import torch here: {can.stderr.decode()[-200:]}")
+    with node_of_people(imports="torch") as made:
         if "can not be fenced" in made.log.read_text() or "--warden=--without-cgroups" in made.words:
             pytest.skip("nothing fences GPUs on this machine: it has no cgroup v2, or its kernel takes no programs")
         yield made

@@ -359,6 +359,9 @@ class Rooms:
             with contextlib.suppress(MonarchNbError):  # said in the log; whoever asks for it is told
                 await self.account_of(owner)
         self.resuming |= {account for lease in self._state.leases.values() if (account := self._account(lease))}
+        for account in await asyncio.to_thread(self._starter.rooms):
+            if account not in self.resuming:
+                self._close_later(account)
         if tasks := [self._do(self._resume(account)) for account in sorted(self.resuming)]:
             await asyncio.wait(tasks, timeout=RESUME_S)
 

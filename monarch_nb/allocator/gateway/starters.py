@@ -31,6 +31,10 @@ class Starter(Protocol):
         """Return which accounts people are, by the names in their certificates."""
         ...
 
+    def rooms(self) -> Sequence[str]:
+        """Return the accounts that have a room."""
+        ...
+
     def open_room(self, account: str) -> Opened:
         """Start a room. One that was there before, and has ended, finds its ranks again."""
         ...
@@ -78,6 +82,9 @@ class PlainStarter:
 
     def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
         return {name: Person(name, name) for name in names}
+
+    def rooms(self) -> Sequence[str]:
+        return list(self._processes)
 
     def open_room(self, account: str) -> Opened:
         directory = private_directory(self._directory / account)

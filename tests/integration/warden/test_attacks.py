@@ -245,6 +245,7 @@ NAMES: list[Any] = [
     "..", "../root", "root\n", "a\0b", "ä", "", "A" * 33, "/etc", ".", "-rf", "root", "nobody", 0, None, True, ["root"],
     {"a": 1}, 1.5, "x" * 5000, "mnb-none",
 ]  # fmt: skip
+NO_MINORS: list[Any] = [0, {}, *([0, each] for each in (-1, 248, "0", True, 0.0, [0], {}, None))]
 AMOUNTS: list[Any] = [-1, 0, 1, 1 << 60, 1e308, "64G", None, True, [], 0.0, "max"]
 
 
@@ -261,9 +262,9 @@ def malformed(random_: random.Random, alice: str) -> bytes:
             request |= {"do": "end_group", "reservation": f"{random_.getrandbits(128):032x}"}
         case 3:
             request |= {"do": "reserve_group", "reservation": random_.choice([*NAMES, "1" * 32])}
-            request |= (
-                {"memory_bytes": random_.choice([1 << 30, *AMOUNTS])} if random_.random() < 0.5 else {"cpus": "1"}
-            )
+            kinds = {"memory_bytes": [1 << 30, *AMOUNTS], "cpus": ["1"], "gpu_minors": NO_MINORS}
+            key = random_.choice([*kinds])
+            request[key] = random_.choice(kinds[key])
         case 4:
             request |= {"do": random_.choice(["room", "close_room"]), "account": random_.choice(NAMES)}
         case 5:

@@ -248,6 +248,7 @@ def test_the_next_warden_adopts_rooms(start: Start, people: list[str], cgroup: P
         warden.client.room(alice)
     warden.gateway.close()
     warden.start()
+    assert warden.client.rooms() == [alice, bob]
     room = warden.client.room(alice)
     room.connection.close()
     assert room.pid == opened.pid

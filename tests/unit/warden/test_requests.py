@@ -22,6 +22,7 @@ GOOD: list[dict[str, Any]] = [
     {"do": "reserve_group", "account": "alice", "reservation": ID, "gpu_minors": [7, 0, 247]},
     {"do": "end_group", "account": "alice", "reservation": ID},
     {"do": "close_room", "account": "alice"},
+    {"do": "rooms"},
 ]
 NAMES = [
     "",

@@ -69,7 +69,7 @@ def test_only_a_room_takes_the_gpus_that_a_request_names(is_room: bool, leased: 
 @pytest.fixture
 def warden() -> Mock:
     """Starts what it is told to, for accounts that are called as their people."""
-    return Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names})
+    return Mock(accounts=lambda names: {name: Mock(account=name, refused="") for name in names}, rooms=list)
 
 
 @pytest.fixture
@@ -182,6 +182,14 @@ async def test_an_unused_room_that_does_not_end_is_closed_again_later(rooms: Roo
         await rooms._close_unused("alice")
         assert [*rooms._unused] == left
     assert warden.close_room.call_args_list == [call("alice")] * 2
+
+
+async def test_a_new_gateway_closes_the_rooms_of_those_who_hold_nothing_later(rooms: Rooms, warden: Mock) -> None:
+    warden.rooms = lambda: ["alice", "bob"]
+    await rooms.resume()
+    assert [*rooms._unused] == ["bob"]
+    await rooms._close_unused("bob")
+    warden.close_room.assert_called_once_with("bob")
 
 
 async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
