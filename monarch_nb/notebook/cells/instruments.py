@@ -136,5 +136,4 @@ def show_found(instruments: Sequence[CellInstrument], run: Run, *, in_place: boo
 
 def _never_began(run: Run) -> bool:
     """Return whether a run was taken out of the queue of all its ranks: there was nothing to look at."""
-    outcomes = {result.outcome for result in run.results.notable}
-    return outcomes == {"cancelled"} and len(run.results.notable) == len(run.ranks)
+    return bool(run.failures) and [failure.kind for failure in run.failures] == ["cancelled"] * len(run.ranks)

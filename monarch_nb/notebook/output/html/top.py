@@ -19,7 +19,7 @@ _COLOURS = {
     "collective": "var(--jp-border-color0,#aaa)",
     "idle": "transparent",
 }
-_BAR_WIDTH = "280px"
+_BAR_WIDTH = "310px"
 """The words below a bar have one line: else rows would jump while the table is live."""
 _FIGURES = ("steps/s", "memory", "CPU", "GPU")
 

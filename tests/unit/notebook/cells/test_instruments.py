@@ -34,10 +34,9 @@ class Page:
         return SimpleNamespace(update=lambda other: self.shown.__setitem__(place, str(other)))
 
 
-def ended(*outcomes: str) -> Any:
-    """Return a run on two ranks; those that are not named have come to the end."""
-    results = SimpleNamespace(notable=[SimpleNamespace(outcome=outcome) for outcome in outcomes])
-    return SimpleNamespace(is_script=True, ranks=(0, 1), results=results)
+def ended(*kinds: str) -> Any:
+    """Return a run on two ranks that has failed on some, in these ways."""
+    return SimpleNamespace(is_script=True, ranks=(0, 1), failures=[SimpleNamespace(kind=kind) for kind in kinds])
 
 
 def test_a_line_counts_until_the_ranks_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
