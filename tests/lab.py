@@ -9,13 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from monarch_nb.config import NodePaths
 from monarch_nb.provision.daemons import daemon_environment, shut_down
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import ADMIN, NODE, load_identity
 from monarch_nb.trust.pools import change_hosts, make_paths
-from network import Host
+
+if TYPE_CHECKING:
+    from network import Host
 
 START_S = 60.0
 

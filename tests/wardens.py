@@ -25,7 +25,9 @@ from monarch_nb.warden.groups import end_group
 
 PYTHON = "/usr/bin/python3"
 """One that other accounts can execute."""
-UNIFIED = Path("/sys/fs/cgroup/unified")
+_MOUNTED = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if " - cgroup2 " in line]
+UNIFIED = Path(*_MOUNTED[:1] or ["/sys/fs/cgroup/unified"])
+"""The root of cgroup v2, if there is one."""
 TIMEOUT_S = 60.0
 
 GATEWAY = """
@@ -109,6 +111,11 @@ class RealWarden:
 
     def start(self, *, room: Sequence[str] = ()) -> None:
         """Start a warden; an earlier one has ended."""
+        self.launch(room)
+        self.accept()
+
+    def launch(self, room: Sequence[str] = ()) -> None:
+        """Start the process, and wait for nothing."""
         words = command(
             [PYTHON, "-I", str(self.directory / "gateway.py"), str(self.directory / "test")],
             room or [PYTHON, "-I", str(self.directory / "room.py"), "{directory}"],
@@ -125,7 +132,6 @@ class RealWarden:
             cwd=Path(__file__).parents[1],
             env={**os.environ, "PYTHONPATH": sys.path[0]},
         )
-        self.accept()
 
     def accept(self) -> None:
         """Become the gateway that the warden has started."""
@@ -165,8 +171,8 @@ class RealWarden:
         if self.cgroup is not None:
             for below in ("rooms", "gateway"):
                 for group in [*(self.cgroup / below).glob("*/"), self.cgroup / below]:
-                    end_group(group)
-            end_group(self.cgroup)
+                    end_group(group, TIMEOUT_S)
+            end_group(self.cgroup, TIMEOUT_S)
         shutil.rmtree(self.directory)
 
 

@@ -406,6 +406,14 @@ test('a hang says who waits for whom, with the button that frees them', async ()
   expect(transport.asked('interrupt')).toEqual([{ reservation: 'R', mesh: 'M', ranks: '1-3' }]);
 });
 
+test('a card says when its ranks save by themselves, and where', async () => {
+  const saves = { when: 'every 10 min', directory: '/home/ada/checkpoints' };
+  await show(view({ reservations: { R: reservation({ meshes: [{ ...mesh([rank(0)]), saves }] }) } }));
+  expect(screen.getByText('Saves every 10 min').title).toBe('Into /home/ada/checkpoints');
+  await say({ type: 'change', now: 1001, reservations: { R: reservation({ meshes: [mesh([rank(0)])] }) } });
+  expect(screen.queryByText(/^Saves/)).toBeNull();
+});
+
 test('ranks of a node are together, with its name', async () => {
   const ranks = [0, 1, 2, 3].map(each => rank(each, { node: each < 2 ? 'node0' : 'node1' }));
   const box = await show(view({ reservations: { R: reservation({ meshes: [mesh(ranks)] }) } }));

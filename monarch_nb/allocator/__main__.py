@@ -187,7 +187,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     access = Access(*of_access) if rooms is None else GatewayAccess(rooms.meshes, rooms.resuming, *of_access)
     of_service = node, description, log_lines, log_reader, access
     service = AllocatorService(*of_service) if rooms is None else GatewayService(rooms, *of_service)
-    Guard(service, access).serve_on(server)
+    guard = Guard(service, access)
+    guard.serve_on(server)
     health_service = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)
     paths.allocator_socket.unlink(missing_ok=True)
@@ -196,7 +197,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         _listen(server, network)
     await node.mail.listen()
     if way_out is not None:
-        await way_out.listen()
+        await way_out.listen(guard.answer_session)
     if rooms is not None:
         await rooms.resume()
     await server.start()
@@ -248,6 +249,8 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     if ends and stopped_by_signal.is_set():
         await node.leave_in_peace()
     await server.stop(grace=0.2)
+    if way_out is not None:
+        await way_out.end_sessions()
     if rooms is not None:
         await rooms.close(end_processes=ends)
     await node.close(end_processes=ends)

@@ -27,8 +27,8 @@ class CallingCell(Protocol):
     def run_listener(self, ranks: Iterable[int]) -> Callable[[Event], None]:
         """Return what is told the events of a run that the cell waits for."""
 
-    def tell(self, text: str) -> None:
-        """Show a line."""
+    def tell(self, text: str, key: str = "") -> None:
+        """Show a line, in place of the one with this key, where it has one; an empty one takes that back."""
 
     def finished(self, run: Any) -> None:
         """A run of calls was shown to its end."""

@@ -18,6 +18,7 @@ import cloudpickle
 
 _INLINE_BYTES = 1 << 16
 """Storages up to here are pickled as torch does: they can be resized afterwards, those that are views can not."""
+_REDUCE_CODE = cloudpickle.Pickler.dispatch_table[CodeType]
 _own_gpu = ""
 """Of this process: "cuda:3"."""
 
@@ -64,7 +65,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _reduce_code(code: CodeType) -> Any:
     """As cloudpickle, which names the file "<dynamic-code>" from 3.1.3 on, for equal bytes: tracebacks, breakpoints
     and `inspect.getsource` need its name."""
-    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    make, arguments = _REDUCE_CODE(code)
     name = "".join(code.co_filename)  # a string of its own, as cloudpickle's: equal pickles for equal code
     return make, tuple(name if each == "<dynamic-code>" else each for each in arguments)
 

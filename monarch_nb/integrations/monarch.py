@@ -69,9 +69,8 @@ class ReservedJob(_job.JobTrait):  # type: ignore[misc]
         """Return the nodes of each mesh."""
         meshes = self._meshes or {"hosts": nodes}
         if (wanted := sum(meshes.values())) > nodes:
-            said = ", ".join(f"{name}: {count}" for name, count in meshes.items())
             raise UsageError(
-                f"{said} are {wanted} nodes, and {self._name} has {nodes}: %mesh grow --nodes {wanted} holds more"
+                f"{self!r} needs {wanted} nodes, and {self._name} has {nodes}: %mesh grow --nodes {wanted} holds more"
             )
         places, first = {}, 0
         for name, count in meshes.items():

@@ -241,12 +241,15 @@ class Gpu(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     HELD_BY_FIELD_NUMBER: _builtins.int
     USED_BY_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     uuid: _builtins.str
     name: _builtins.str
     memory_bytes: _builtins.int
     trouble: _builtins.str
     """why it can not be used, e.g. that it has fallen off the bus: it is not leased"""
+    minor: _builtins.int
+    """of its device node /dev/nvidiaN: not always the index"""
     @_builtins.property
     def held_by(self) -> Global___GpuHolder:
         """While this node does not lease it:
@@ -267,12 +270,15 @@ class Gpu(_message.Message):
         trouble: _builtins.str = ...,
         held_by: Global___GpuHolder | None = ...,
         used_by: _abc.Iterable[Global___GpuProcess] | None = ...,
+        minor: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "minor", b"minor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minor", b"_minor", "held_by", b"held_by", "index", b"index", "memory_bytes", b"memory_bytes", "minor", b"minor", "name", b"name", "trouble", b"trouble", "used_by", b"used_by", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__minor: _TypeAlias = _typing.Literal["minor"]  # noqa: Y015
+    _WhichOneofArgType__minor: _TypeAlias = _typing.Literal["_minor", b"_minor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minor) -> _WhichOneofReturnType__minor | None: ...
 
 Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
 
@@ -2066,6 +2072,7 @@ class ControlRanksRequest(_message.Message):
     LOOKS_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     IF_TORN_FIELD_NUMBER: _builtins.int
+    PEER_DIED_FIELD_NUMBER: _builtins.int
     LOOKS_S_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
@@ -2089,6 +2096,8 @@ class ControlRanksRequest(_message.Message):
     """with abort_groups: see AbortGroups"""
     if_torn: _builtins.bool
     """with abort_groups: see AbortGroups"""
+    peer_died: _builtins.bool
+    """likewise"""
     looks_s: _builtins.float
     """with looks: what was seen in so many of the last seconds; 0: in as many as ranks remember"""
     run_id: _builtins.str
@@ -2127,12 +2136,13 @@ class ControlRanksRequest(_message.Message):
         looks: _builtins.bool = ...,
         last_run: _builtins.int = ...,
         if_torn: _builtins.bool = ...,
+        peer_died: _builtins.bool = ...,
         looks_s: _builtins.float = ...,
         run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "looks", b"looks", "message", b"message", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "if_torn", b"if_torn", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "looks_s", b"looks_s", "mesh_id", b"mesh_id", "message", b"message", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_groups", b"abort_groups", "actors", b"actors", "arm_saves", b"arm_saves", "complete", b"complete", "debug", b"debug", "if_torn", b"if_torn", "inspect", b"inspect", "interrupt_actors", b"interrupt_actors", "kill", b"kill", "last_run", b"last_run", "looks", b"looks", "looks_s", b"looks_s", "mesh_id", b"mesh_id", "message", b"message", "peer_died", b"peer_died", "ranks", b"ranks", "run_id", b"run_id", "save_now", b"save_now", "saves", b"saves", "stack", b"stack", "stops", b"stops", "timeout_s", b"timeout_s", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["where", "stack", "complete", "abort_groups", "inspect", "kill", "actors", "stops", "debug", "interrupt_actors", "arm_saves", "save_now", "saves", "looks"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

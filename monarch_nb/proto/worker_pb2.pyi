@@ -789,21 +789,25 @@ class AbortGroups(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     LAST_RUN_FIELD_NUMBER: _builtins.int
     IF_TORN_FIELD_NUMBER: _builtins.int
+    PEER_DIED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     last_run: _builtins.int
     """Only groups that this run or an older one made: what a newer run makes meanwhile is whole. 0: all groups."""
     if_torn: _builtins.bool
     """only where the default group has lost a peer"""
+    peer_died: _builtins.bool
+    """with if_torn: a default group of NCCL has, which does not notice it"""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         last_run: _builtins.int = ...,
         if_torn: _builtins.bool = ...,
+        peer_died: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_torn", b"if_torn", "last_run", b"last_run", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_torn", b"if_torn", "last_run", b"last_run", "peer_died", b"peer_died", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,8 +80,18 @@ def named_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 def told_to_room(caller: Caller) -> tuple[tuple[str, bytes], ...]:
     """Return the metadata with which a gateway tells a room who calls."""
+    return metadata_of_caller(caller_told(caller))
+
+
+def caller_told(caller: Caller) -> bytes:
+    """Return what a gateway tells a room of who calls."""
     told = {"name": caller.name, "role": caller.role, "local": caller.local, "node": caller.node}
-    return ((_CALLER, json.dumps(told).encode()),)
+    return json.dumps(told).encode()
+
+
+def metadata_of_caller(told: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Return that as metadata of a call."""
+    return ((_CALLER, told),)
 
 
 def _told_by_gateway(context: Call) -> Caller | None:

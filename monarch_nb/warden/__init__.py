@@ -4,6 +4,7 @@ users_file  users.toml: whose certificate means which account, who may, and who 
 requests    what the gateway may ask, read strictly; pure
 pam         whether PAM lets an account in, and its session
 accounts    whether there is an account, and whether it may; looked up in a process of its own
+devices     which GPUs a cgroup may open
 groups      cgroups of rooms and reservations, and how everything in one is ended
 starting    directories that no link leads out of, and processes that are somebody else from their first line on
 rooms       the rooms, written down for the next warden

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_allowed
-from monarch_nb.warden.command import parse
+from monarch_nb.warden.command import TOLD, parse
 from monarch_nb.warden.groups import Groups, end_group
-from monarch_nb.warden.requests import LARGEST_BYTES, Refused, Request, Unfinished, read
+from monarch_nb.warden.requests import LARGEST_BYTES, Absent, Refused, Request, Unfinished, read
 from monarch_nb.warden.rooms import SOCKET, WAY_OUT, Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
@@ -44,6 +44,7 @@ class Warden:
         top = os.open(options.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchmod(top, 0o711)
         self._groups = Groups(options.cgroup)
+        _log.info("%s", self._groups)
         self._rooms = Rooms(top, options.directory, self._groups, shlex.split(options.room))
         self._directory = own_directory(top, "gateway", self._gateway_account.uid, self._gateway_account.gid)
         self._gateway: socket.socket | None = None
@@ -56,8 +57,9 @@ class Warden:
         woken.setblocking(False)
         wakes.setblocking(False)
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
-        for handled in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for handled in (signal.SIGCHLD, *TOLD):
             signal.signal(handled, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD)
         while self._pid or not self._stops:
             if self._deadline and time.monotonic() >= self._deadline:
                 self._on_deadline()
@@ -75,6 +77,7 @@ class Warden:
                 self._on_datagram(self._gateway)
         if self._stops != signal.SIGHUP:
             self._rooms.close_all()
+            _log.info("all rooms are closed")
         return RESTARTS if self._stops == signal.SIGHUP else 0
 
     def _on_deadline(self) -> None:
@@ -151,7 +154,8 @@ class Warden:
             number = request.number
             answer, descriptors = self._answer(request)
         except Refused as refused:
-            _log.warning("refused: %s, for %.200s", ascii(str(refused)), ascii(datagram[:200]))
+            level = logging.INFO if isinstance(refused, Absent) else logging.WARNING
+            _log.log(level, "refused: %s, for %.200s", ascii(str(refused)), ascii(datagram[:200]))
             answer = {"refused": str(refused), **({"unfinished": True} if isinstance(refused, Unfinished) else {})}
         except Exception:  # noqa: BLE001  # a fault of ours in one request ends nobody's room
             _log.exception("a request failed")
@@ -183,7 +187,8 @@ class Warden:
             return {}, [self._rooms.connect(self._rooms.find(account), WAY_OUT)]
         if request.do == "reserve_group":
             amounts = self._amounts(account, Limit(asked.get("memory_bytes"), asked.get("cpus")))
-            return {"path": self._rooms.reserve(self._rooms.find(account), asked["reservation"], *amounts)}, []
+            gpus, room = asked.get("gpu_minors", ()), self._rooms.find(account)
+            return {"path": self._rooms.reserve(room, asked["reservation"], *amounts, gpus)}, []
         if request.do == "end_group":
             return {"memory_deaths": self._rooms.end_group(account, asked["reservation"])}, []
         self._rooms.close(account)
@@ -236,6 +241,7 @@ class Warden:
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)  # until they can be answered: rooms of an earlier warden are to end
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     options = parse()
     try:

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +96,22 @@ class Warden:
         return socket.socket(fileno=connection)
 
     def reserve_group(
-        self, account: str, reservation: str, memory_bytes: int | None = None, cpus: float | None = None
+        self,
+        account: str,
+        reservation: str,
+        memory_bytes: int | None = None,
+        cpus: float | None = None,
+        gpu_minors: Sequence[int] = (),
     ) -> str:
         """Make a reservation's cgroup in a room, and return its path: "" where the machine has no cgroups (v2).
 
         Args:
             memory_bytes, cpus: the most that all its processes together get; None: as root's file says.
+            gpu_minors: of the device nodes of its GPUs: its processes can open no others.
         """
-        amounts = {key: value for key, value in (("memory_bytes", memory_bytes), ("cpus", cpus)) if value is not None}
-        told, _ = self._ask("reserve_group", account=account, reservation=reservation, **amounts)
-        return str(told["path"])
+        said = {"memory_bytes": memory_bytes, "cpus": cpus, "gpu_minors": [*gpu_minors]}
+        limits = {key: value for key, value in said.items() if value is not None}
+        return str(self._ask("reserve_group", account=account, reservation=reservation, **limits)[0]["path"])
 
     def end_group(self, account: str, reservation: str) -> int | None:
         """End everything in a reservation's cgroup, and return how many processes its memory limit had killed; None

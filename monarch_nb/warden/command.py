@@ -2,12 +2,15 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from monarch_nb.warden.groups import own_group
 
+TOLD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""The signals by which it is told to end: blocked until it can."""
 USERS = Path("/etc/monarch-nb/users.toml")
 DIRECTORY = Path("/var/lib/monarch-nb-users")
 GATEWAY_USER = "monarch-nb"

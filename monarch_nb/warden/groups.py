@@ -8,12 +8,15 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_nb.warden.devices import fence_gpus
 from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
-ENDS_S = 10.0
+SOON_S = 0.5
+"""So long everybody waits for killed processes. What waits in the kernel, for a disk or a GPU, is asked for again."""
 _SET_CHILD_SUBREAPER = 36
 _CPU_PERIOD_US = 100_000
 _CONTROLLERS = {"memory", "cpu"}
@@ -32,10 +35,14 @@ def own_group() -> Path | None:
 
 
 class Groups:
-    """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds."""
+    """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds.
+
+    Attributes:
+        fences_gpus: whether only processes in a reservation's group can open GPUs, and only those of the reservation.
+    """
 
     def __init__(self, base: Path | None) -> None:
-        self._base, self.controllers = base, set[str]()
+        self._base, self.controllers, self.fences_gpus = base, set[str](), False
         if base is None:
             ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parents end stays below the warden
             return
@@ -51,6 +58,18 @@ class Groups:
             self.controllers = set()
             _log.warning("%s can not limit memory and CPUs (%s): run the unit in deploy/", base, error.strerror)
         self._hand_down(_make(base / "rooms"))
+        try:
+            fence_gpus(base / "rooms", ())
+            self.fences_gpus = True
+        except OSError as error:
+            _log.warning("device nodes of GPUs are open to everybody: they can not be fenced (%s)", error.strerror)
+
+    def __str__(self) -> str:
+        """What they do, for the log."""
+        if self._base is None:
+            return "no cgroups (v2): nobody is limited, GPUs are not fenced, and some daemons are not found"
+        limited = ", ".join(sorted(self.controllers)) or "nothing"
+        return f"cgroups in {self._base} limit {limited}, and GPUs are {'' if self.fences_gpus else 'not '}fenced"
 
     def gateway(self) -> Path | None:
         return self._base and _make(self._base / "gateway")
@@ -62,7 +81,15 @@ class Groups:
         """Return the accounts that have a group."""
         return [path.name for path in (self._base / "rooms").iterdir() if path.is_dir()] if self._base else []
 
-    def make(self, account: str, uid: int, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
+    def make(
+        self,
+        account: str,
+        uid: int,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int] = (),
+    ) -> str:
         """Make the group of a room (no reservation) or a reservation, limit it, and return its path; "" without any."""
         if (memory_bytes and "memory" not in self.controllers) or (cpus and "cpu" not in self.controllers):
             raise Refused(
@@ -79,6 +106,8 @@ class Groups:
         if "cpu" in self.controllers:
             quota = int(cpus * _CPU_PERIOD_US) if cpus else "max"
             (group / "cpu.max").write_text(f"{quota} {_CPU_PERIOD_US}")
+        if gpu_minors and self.fences_gpus:
+            fence_gpus(group, gpu_minors)
         os.chown(group / "cgroup.procs", uid, -1)
         if not reservation:
             self._hand_down(group)
@@ -104,12 +133,16 @@ def memory_deaths(group: Path) -> int:
     return int(events.get("oom_kill", 0))
 
 
-def end_group(group: Path) -> None:
-    """SIGKILL everything in a group and below, wait until it is gone, and remove the group."""
+def end_group(group: Path, patience_s: float = SOON_S) -> None:
+    """SIGKILL everything in a group and below, wait until it is gone, and remove the group.
+
+    Raises:
+        Unfinished: it is not gone by then.
+    """
     if not group.exists():
         return
     (group / "cgroup.kill").write_text("1")
-    deadline = time.monotonic() + ENDS_S
+    deadline = time.monotonic() + patience_s
     with (group / "cgroup.events").open() as events:
         poll = select.poll()
         poll.register(events, select.POLLPRI)
@@ -121,10 +154,10 @@ def end_group(group: Path) -> None:
         below.rmdir()
 
 
-def end_tree(uid: int, leader: int) -> None:
+def end_tree(uid: int, leader: int, patience_s: float = SOON_S) -> None:
     """Without cgroups: SIGKILL what descends from the warden or is of a room's session, and is its account's. Whom sudo
     made another, and what left its session and lost its parents before a restart of the warden, is not found."""
-    deadline, why = time.monotonic() + ENDS_S, f"processes of uid {uid} do not end: "
+    deadline, why = time.monotonic() + patience_s, f"processes of uid {uid} do not end: "
     while found := _descendants(uid, leader):
         if time.monotonic() > deadline:
             raise Unfinished(f"{why}they start new ones faster than they are ended")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.warden.devices import MOST_GPUS
+
 LARGEST_BYTES = 4096
 MOST_NAMES = 100
 ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -17,6 +19,10 @@ _LARGEST_NUMBER = 1 << 53
 
 class Refused(Exception):
     """Nothing was done. The message is a sentence for the caller and the log."""
+
+
+class Absent(Refused):
+    """There is no room of the account now."""
 
 
 class Unfinished(Refused):
@@ -48,17 +54,27 @@ def _are_cpus(value: object) -> bool:
     return type(value) in (int, float) and 0.01 <= value <= 100_000  # type: ignore[operator]  # just said
 
 
+def _are_minors(value: object) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < MOST_GPUS for each in value)
+
+
 _ACCOUNT, _ID = {"account": _is_name(ACCOUNT)}, {"reservation": _is_name(_RESERVATION)}
 KEYS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "accounts": {"names": _are_names},
     "open_room": _ACCOUNT,
     "room": _ACCOUNT,
     "way_out": _ACCOUNT,
-    "reserve_group": {**_ACCOUNT, **_ID, "memory_bytes": _is_memory, "cpus": _are_cpus},
+    "reserve_group": {
+        **_ACCOUNT,
+        **_ID,
+        "memory_bytes": _is_memory,
+        "cpus": _are_cpus,
+        "gpu_minors": _are_minors,
+    },
     "end_group": {**_ACCOUNT, **_ID},
     "close_room": _ACCOUNT,
 }
-_OPTIONAL = {"memory_bytes", "cpus"}
+_OPTIONAL = {"memory_bytes", "cpus", "gpu_minors"}
 
 
 def read(datagram: bytes) -> Request:

@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -14,12 +15,14 @@ from typing import Any
 from monarch_nb.warden import groups as cgroups
 from monarch_nb.warden import pam
 from monarch_nb.warden.groups import Groups, start_ticks
-from monarch_nb.warden.requests import Refused
+from monarch_nb.warden.requests import Absent, Refused, Unfinished
 from monarch_nb.warden.starting import Account, Tell, become, connect, fork, in_child, own_directory, read_answer
 from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
 SOCKET, WAY_OUT = "s/allocator", "s/gateway"
+ENDS_S, AGAIN_S = 10.0, 0.1
+"""So long the warden waits for all rooms, when it ends itself, and so long between two looks at each."""
 DIES_S = 1.0
 """So long everybody waits for a killed process. What waits in the kernel, for a home that hangs, is left to end."""
 
@@ -97,7 +100,9 @@ class Rooms:
             tell,
             directory=directory,
             keeps=writes,
-            variables={"MONARCH_NB_HOME": path} | ({"MONARCH_NB_CGROUP": group} if group else {}),
+            variables={"MONARCH_NB_HOME": path}
+            | ({"MONARCH_NB_CGROUP": group} if group else {})
+            | ({"MONARCH_NB_FENCED": "gpus"} if self._groups.fences_gpus else {}),
             group=Path(group, "own") if group else None,
             is_room=True,
         )
@@ -110,7 +115,7 @@ class Rooms:
         """
         room = self._rooms.get(account)
         if room is None or room.pidfd < 0:
-            raise Refused(f"{account} has no room{f': it ended ({room.ended})' if room and room.ended else ''}")
+            raise Absent(f"{account} has no room{f': it ended ({room.ended})' if room and room.ended else ''}")
         return room
 
     def connect(self, room: Room, path: str) -> int:
@@ -123,11 +128,13 @@ class Rooms:
         finally:
             os.close(directory)
 
-    def reserve(self, room: Room, reservation: str, memory_bytes: int | None, cpus: float | None) -> str:
+    def reserve(
+        self, room: Room, reservation: str, memory_bytes: int | None, cpus: float | None, gpu_minors: Sequence[int]
+    ) -> str:
         """Make the group of a reservation; return its path, "" where there are no cgroups."""
         if reservation in room.reservations:
             raise Refused("the reservation has a group already")
-        path = self._groups.make(room.account, room.uid, reservation, memory_bytes, cpus)
+        path = self._groups.make(room.account, room.uid, reservation, memory_bytes, cpus, gpu_minors)
         room.reservations.append(reservation)
         self._write()
         return path
@@ -162,11 +169,17 @@ class Rooms:
 
     def close_all(self) -> None:
         """End everything that can be ended."""
-        for account in list(self._rooms):
-            try:
-                self.close(account)
-            except (Refused, OSError) as error:  # a full disk keeps nobody else's room alive
-                _log.error("the room of %s: %s", account, error)
+        left, deadline = list(self._rooms), time.monotonic() + ENDS_S
+        while left:
+            for account in list(left):
+                try:
+                    self.close(account)
+                    left.remove(account)
+                except (Refused, OSError) as error:  # a full disk keeps nobody else's room alive
+                    if not isinstance(error, Unfinished) or time.monotonic() > deadline:
+                        _log.error("the room of %s: %s", account, error)
+                        left.remove(account)
+            time.sleep(AGAIN_S if left else 0.0)
 
     def pidfds(self) -> list[int]:
         return [room.pidfd for room in self._rooms.values() if room.pidfd >= 0]
@@ -193,7 +206,10 @@ class Rooms:
             room.pidfd = self._adopted(room)
         for account in set(self._groups.rooms()) - self._rooms.keys():
             if group := self._groups.room(account):
-                cgroups.end_group(group)
+                try:
+                    cgroups.end_group(group)
+                except Unfinished as error:  # nobody waits for that
+                    _log.error("%s", error)
 
     def _adopted(self, room: Room) -> int:
         """Return the pidfd of a room's process, if a pid is still its: it began then, as that user, in that group."""

@@ -16,6 +16,7 @@ forking/            what the template does before a fork, and a rank after it
 reload/             modules of the user's whose files changed are executed again
 shell/              the IPython shell of a rank: what is compiled, printed, raised
 groups/             process groups that can be formed, broken from outside and formed again
+digests             the contents of a tensor in a few bytes, made where the tensor is
 environment_report  what %mesh doctor compares: Python, packages, the machine
 pip                 %mesh pip
 imports             patching a module that may never be imported

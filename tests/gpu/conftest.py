@@ -27,9 +27,10 @@ def gpu_locks() -> None:
     """GPUs are leased for real: other people's allocators are to see it."""
 
 
-@pytest.fixture
-def pool(pool_home: Path) -> list[Node]:
-    return LocalProvisioner().up(nodes=1, procs=2)
+@pytest.fixture(scope="session")
+def pool(gpu_locks: None, shared_home: Path) -> list[Node]:
+    """Of one node, which every test leaves as it found it: nothing reserved."""
+    return LocalProvisioner().up(nodes=1, procs=4)
 
 
 @pytest.fixture

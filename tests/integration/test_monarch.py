@@ -138,7 +138,9 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
     assert "node1: Monarch has 2 processes with trainers 2-3 (Trainer)" in kernel.run("%mesh status --mesh monarch")
-    assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
+    failed = kernel.run("trainers.fail.call().get()")
+    assert re.search(r'File "Cell In\[\d+\]", line \d+, in fail\n +def fail\(self\): raise', failed)  # its text, too
+    assert re.search(r"ValueError: no data\nin rank [0-3] of trainers \(node[01], pid \d+\)", failed)
     broken = kernel.start("hosts.spawn_procs(per_host={'gpus': 2}).spawn('broken', Trainer).fail.broadcast()")
     assert "census.py" not in kernel.wait(broken, "ValueError: no data")
     assert "from monarch.rdma import RDMABuffer" in kernel.run("trainers.buffer.call().get()")
@@ -146,18 +148,19 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "Mixed.step is an endpoint of monarch_nb.actor" in kernel.run("trainers._proc_mesh.spawn('m', Mixed)")
     hanging = kernel.start("trainers.hang.call().get()")
     kernel.wait(hanging, "[0-3] hangs")
+    kernel.wait(hanging, "trainers.hang: ranks 0-3 run it at Cell In[")
     kernel.interrupt()
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
-    assert re.search(r"trainers\.hang goes on at line \d+ of its cell \(node0: pids \d+, \d+; node1: pids", shown)
-    assert re.search(r"trainers +Trainer +monarch +0-3 +hang .* line \d+ of its cell", kernel.run("%mesh actors"))
+    assert re.search(r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node0: pids \d+, \d+; node1: pids", shown)
+    assert re.search(r"trainers +Trainer +monarch +0-3 +hang .* Cell In\[\d+\]:\d+", kernel.run("%mesh actors"))
     for _ in range(2):  # neither kills a worker
-        assert "trainers.hang at line" in kernel.run("%mesh interrupt")
+        assert "trainers.hang at Cell In[" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')
     awaiting = kernel.start("await others.hang.call()")
     kernel.wait(awaiting, "[0-1] hangs")
     kernel.interrupt()
-    assert "others.hang goes on at line" in kernel.wait(awaiting)
+    assert "others.hang goes on at Cell In[" in kernel.wait(awaiting)
     died = kernel.start("os.kill(workers[1], 9)\nwhile not dev.meshes['monarch'].core.dead: time.sleep(0.01)")
     assert "node1: the Monarch worker (rank 1 of mesh monarch) died: killed by signal 9" in kernel.wait(died, "died: ")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
@@ -202,7 +205,8 @@ def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program
     told = program.told()
     assert len(set(told["pids"])) == 2
     assert told["sizes"] == {"hosts": 1}
-    assert told["refused"] == "trainers: 3 are 3 nodes, and dev has 2: %mesh grow --nodes 3 holds more"
+    needs = "ReservedJob('dev', {'trainers': 3}) needs 3 nodes, and dev has 2: %mesh grow --nodes 3 holds more"
+    assert told["refused"] == needs
     with ending(told["workers"]):
         program.go_on()
         assert program.told() == {"held": 2, "meshes": ["main"]}

@@ -96,7 +96,14 @@ export interface Mesh {
   extent: Record<string, number>;
   ranks: Rank[];
   runs: Run[];
+  /** When its ranks save by themselves, and where. */
+  saves?: Saves | null;
   hang: Hang | null;
+}
+
+export interface Saves {
+  when: string;
+  directory: string;
 }
 
 /** What some ranks of an actor do; those that do the same are one. */

@@ -166,7 +166,7 @@ Sources = Mapping[str, tuple[str, tuple[str, str] | None]]
 """By file name the text of code, and what people call it when the name does not tell that."""
 
 
-def _label(name: str) -> tuple[str, str] | None:
+def cell_label(name: str) -> tuple[str, str] | None:
     """Return what people call a cell of this notebook: IPython's compiler knows."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
@@ -180,5 +180,5 @@ def _sources(files: Mapping[str, FunctionType]) -> Sources:
     for name, function in files.items():
         is_lacking = function.__module__ == "__main__" or not os.path.exists(name)
         if is_lacking and (lines := linecache.getlines(name)):
-            found[name] = "".join(lines), _label(name)
+            found[name] = "".join(lines), cell_label(name)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.network import place_of
 from monarch_nb.errors import UsageError
 from monarch_nb.warden.client import Warden
-from monarch_nb.warden.command import command
+from monarch_nb.warden.command import TOLD, command
 
 if TYPE_CHECKING:
     from monarch_nb.allocator.serving.network import Network
@@ -46,7 +47,7 @@ def _starter(node: Node, options: argparse.Namespace, network: Network | None) -
 def room_words(options: argparse.Namespace, node_id: str, address: str, interface: str) -> list[str]:
     """Return the command line of a room, with `{directory}`, `{ready}` and `{account}` to be filled in."""
     words = ["--room", "{account}", "--directory", "{directory}", "--ready-fd", "{ready}"]
-    words += ["--node-id", node_id, "--advertise", address, "--python", options.python, "--gpus", options.gpus]
+    words += ["--node-id", node_id, "--advertise", address, "--python", options.python, "--gpus", "none"]
     for name in ("procs", "log_limit"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -77,6 +78,7 @@ def start_warden(arguments: Sequence[str], options: argparse.Namespace) -> None:
     gateway = [*this, *(word.replace("{", "{{").replace("}", "}}") for word in said), "--warden-fd", "{descriptor}"]
     room = [*this, *room_words(options, node_id, place.advertised, place.address)]
     words = command(gateway, room, options.warden or ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)  # told to end, it has to read of an earlier warden's rooms first
     os.execv(words[0], words)
 
 

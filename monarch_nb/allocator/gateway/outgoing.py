@@ -18,6 +18,7 @@ from typing import Any
 from monarch_nb.rpc.channel import OpenChannel, make_server  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
+from monarch_nb.allocator.gateway.frames import OFFERED
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.errors import AccessDenied, MonarchNbError
 from monarch_nb.rpc.callers import acting_for, named_in
@@ -108,6 +109,7 @@ class Outgoing:
                 continue
             try:
                 connection = await self._connect()
+                connection.send(OFFERED)
             except (MonarchNbError, OSError) as error:
                 _log.info("a room can not be offered a way to other nodes: %s", error)
                 await asyncio.sleep(AGAIN_S)

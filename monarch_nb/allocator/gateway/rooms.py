@@ -10,7 +10,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -19,6 +20,7 @@ from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (se
 import grpc
 
 from monarch_nb.allocator.gateway.access import NOT_YET
+from monarch_nb.allocator.gateway.frames import SESSION, Frames
 from monarch_nb.allocator.gateway.outgoing import Outgoing
 from monarch_nb.allocator.gateway.pipe import Pipe
 from monarch_nb.allocator.gateway.starters import Starter
@@ -28,7 +30,7 @@ from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, Poo
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
-from monarch_nb.rpc.callers import Caller, told_to_room
+from monarch_nb.rpc.callers import Caller, caller_told, told_to_room
 from monarch_nb.rpc.status import translate
 from monarch_nb.trust.identity import ADMIN
 
@@ -49,6 +51,8 @@ UNUSED_S = 600.0
 """A room whose account has held nothing for so long is ended."""
 GATEWAY = Caller("gateway", ADMIN, local=True)
 
+Connect = Callable[[], Awaitable[socket.socket]]
+
 
 class Room:
     """One room that runs.
@@ -57,10 +61,16 @@ class Room:
         stub: for calls. is_down: set when it has ended.
     """
 
-    def __init__(self, account: str, pipe: Pipe, outgoing: Outgoing) -> None:
+    def __init__(self, account: str, pipe: Pipe, outgoing: Outgoing, connect: Connect) -> None:
         self.account, self._pipe, self._outgoing, self.is_down = account, pipe, outgoing, asyncio.Event()
+        self._connect, self._connecting = connect, asyncio.Lock()
         self._channel = open_channel(f"unix:{pipe.path}")
         self.stub: Any = AllocatorStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
+
+    async def open(self) -> None:
+        """Begin to listen for what is to go there."""
+        await self._pipe.listen()
+        await self._outgoing.open()
 
     async def call(self, method: str, request: Any, caller: Caller, timeout_s: float = CALL_S) -> Any:
         """Call a method of the room; a failure raises what the room raised."""
@@ -68,6 +78,21 @@ class Room:
             return await getattr(self.stub, method)(request, timeout=timeout_s, metadata=told_to_room(caller))
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from None
+
+    async def open_session(self, frames: Frames, caller: Caller, opening: pb.Open) -> None:
+        """Begin a session in somebody's name.
+
+        Raises:
+            OSError: and MonarchNbError, when the room does not listen.
+        """
+        async with self._connecting:  # one at a time: connecting to a room that is stopped keeps the warden from others
+            try:
+                connection = await self._connect()
+            except (OSError, MonarchNbError):
+                await asyncio.sleep(AGAIN_S)
+                raise
+        connection.send(SESSION)
+        await frames.open(connection, caller_told(caller), pb.SessionRequest(open=opening).SerializeToString())
 
     def failure(self, error: grpc.aio.AioRpcError) -> MonarchNbError:
         """Return the error to raise for a failed call."""
@@ -118,9 +143,11 @@ class Rooms:
         self._unused: dict[str, asyncio.TimerHandle] = {}
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
         """By reservation: its room does not begin it while it ends."""
+        self._doors = WeakValueDictionary[str, asyncio.Lock]()
+        """By account: its room is not opened while it is closed."""
         self._grouped: set[str] = set()
         """Reservations whose processes the starter keeps together."""
-        for left in sockets.glob("o-*"):  # by an earlier gateway
+        for left in (*sockets.glob("r-*"), *sockets.glob("o-*")):  # by an earlier gateway
             left.unlink()
         self._is_closing = False
         self.meshes: dict[str, str] = {}
@@ -162,6 +189,11 @@ class Rooms:
             self._state.mesh(mesh_id)
             raise self._state.no_mesh(mesh_id)
         return await self.of_reservation(reservation_id)
+
+    def account_of_mesh(self, mesh_id: str) -> str:
+        """Return as whom a mesh runs; "" when it is not known."""
+        lease = self._state.leases.get(self.meshes.get(mesh_id, ""))
+        return self._account(lease) if lease is not None else ""
 
     async def of_person(self, person: str) -> Room:
         """Return a person's own room; of somebody who holds nothing here, that of who lets them run cells.
@@ -223,37 +255,44 @@ class Rooms:
     async def room(self, account: str) -> Room:
         """Return the room of an account, which is opened when it does not run."""
         opening = self._rooms.get(account)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+        if opening is None or (opening.done() and _opened(opening) is None):
             opening = self._rooms[account] = asyncio.create_task(self._open(account))
         return await asyncio.shield(opening)
 
+    def _door(self, account: str) -> asyncio.Lock:
+        return self._doors.setdefault(account, asyncio.Lock())
+
     async def _open(self, account: str) -> Room:
-        try:
-            found = await asyncio.to_thread(self._starter.room, account)
-            found.connection.close()
-            pidfd = found.pidfd
-        except MonarchNbError:
-            pidfd = await self._start(account)
-        short = hashlib.sha256(account.encode()).hexdigest()[:12]
-        pipe = Pipe(self._sockets / f"r-{short}", functools.partial(self._connect, account))
-        await pipe.listen()
-        outgoing = Outgoing(
-            self._sockets / f"o-{short}-{os.urandom(4).hex()}",
-            functools.partial(asyncio.to_thread, self._starter.way_out, account),
-            functools.partial(self._may_reach, account),
-            self._open_channel,
-            self._certificate,
-        )
-        await outgoing.open()
-        room = Room(account, pipe, outgoing)
-        asyncio.get_running_loop().add_reader(pidfd, self._has_ended, room, pidfd)
-        _log.info("the room of %s is open", account)
-        try:
-            await self._take_in(room)
-        except BaseException:
-            await room.close()
-            raise
-        return room
+        async with self._door(account):
+            try:
+                found = await asyncio.to_thread(self._starter.room, account)
+                found.connection.close()
+                pidfd = found.pidfd
+            except MonarchNbError:
+                pidfd = await self._start(account)
+            room = self._room_of(account)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(pidfd, self._has_ended, room, pidfd)
+            try:
+                await room.open()
+                _log.info("the room of %s is open", account)
+                await self._take_in(room)
+                if room.is_down.is_set():
+                    raise NodeUnreachable(f"the allocator of {account} on this node has ended: try again")
+            except BaseException:
+                if not room.is_down.is_set():  # the process may go on: whoever opens it next looks after that
+                    loop.remove_reader(pidfd)
+                    os.close(pidfd)
+                await room.close()
+                raise
+            return room
+
+    def _room_of(self, account: str) -> Room:
+        name = f"{hashlib.sha256(account.encode()).hexdigest()[:12]}-{os.urandom(4).hex()}"
+        connect = functools.partial(asyncio.to_thread, self._starter.way_out, account)
+        of_other_nodes = functools.partial(self._may_reach, account), self._open_channel, self._certificate
+        pipe = Pipe(self._sockets / f"r-{name}", functools.partial(self._connect, account))
+        return Room(account, pipe, Outgoing(self._sockets / f"o-{name}", connect, *of_other_nodes), connect)
 
     async def _start(self, account: str) -> int:
         opened = await asyncio.to_thread(self._starter.open_room, account)
@@ -266,7 +305,7 @@ class Rooms:
             os.close(opened.ready)
         if not _says_that_it_serves(line):
             os.close(opened.pidfd)
-            raise PoolError(f"the allocator of {account} did not start on this node: its allocator.log says why")
+            raise PoolError(f"the allocator of {account} did not start on this node: its room.log says why")
         return opened.pidfd
 
     async def _connect(self, account: str) -> Any:
@@ -288,8 +327,9 @@ class Rooms:
     def _has_ended(self, room: Room, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
-        self._rooms.pop(room.account, None)
         room.is_down.set()
+        if _opened(self._rooms.get(room.account)) is room:  # else the next one is open, or is about to be
+            del self._rooms[room.account]
         self._do(self._go_on(room))
 
     async def _go_on(self, room: Room) -> None:
@@ -332,7 +372,7 @@ class Rooms:
 
     # ---- what concerns both ----
 
-    async def reserve(self, request: pb.ReserveRequest, gpu_indices: list[int]) -> None:
+    async def reserve(self, request: pb.ReserveRequest, gpus: Sequence[pb.Gpu]) -> None:
         """Have the owner's room lease what the gateway has leased. Both know when its time is up: ranks save before."""
         lease = self._state.lease(request.reservation_id)
         account = lease.account or await self._account_known(request.owner)
@@ -342,12 +382,12 @@ class Rooms:
         given.CopyFrom(request)
         given.idle_s = 0.0  # the gateway looks after that: it knows who is attached
         given.memory_bytes, given.cpus = 0, 0.0  # the warden sees to that
-        given.gpu_indices[:] = gpu_indices
+        given.gpu_indices[:] = [gpu.index for gpu in gpus]
         async with self._turn(request.reservation_id):
             room = await self.room(account)
             self._begin(request.reservation_id, account)  # unless it was released while the room opened
             if request.reservation_id not in self._grouped:
-                amounts = request.memory_bytes or None, request.cpus or None
+                amounts = request.memory_bytes or None, request.cpus or None, [gpu.minor for gpu in gpus]
                 await asyncio.to_thread(self._starter.reserve_group, account, request.reservation_id, *amounts)
                 self._grouped.add(request.reservation_id)
             await room.call("Reserve", given, GATEWAY, START_S)
@@ -368,10 +408,14 @@ class Rooms:
             ranks = await self._end_in(account, reservation_id) if account and reservation_id in self._grouped else 0
             self._grouped.discard(reservation_id)
         self._named.pop(reservation_id, None)
-        if account and account not in self._unused:
+        if account:
+            self._close_later(account)
+        return ranks
+
+    def _close_later(self, account: str) -> None:
+        if account not in self._unused:
             loop = asyncio.get_running_loop()
             self._unused[account] = loop.call_later(UNUSED_S, lambda: self._do(self._close_unused(account)))
-        return ranks
 
     async def _end_in(self, account: str, reservation_id: str) -> int:
         """End what runs of a reservation, however long it takes: until then its slots are not given to anybody else."""
@@ -386,7 +430,8 @@ class Rooms:
             is_ended = await self._insist(self._starter.end_group, account, reservation_id) is not None
             if ranks is None and not is_ended:
                 _log.warning("there are no cgroups (v2): all that %s has on this node is ended with it", account)
-                await self._insist(self._starter.close_room, account)
+                async with self._door(account):
+                    await self._insist(self._starter.close_room, account)
         except WardenRefused as refused:  # there is none: the reservation was never whole
             if refused.is_unfinished:
                 raise
@@ -406,10 +451,19 @@ class Rooms:
 
     async def _close_unused(self, account: str) -> None:
         self._unused.pop(account, None)
-        if not self._is_used(account) and (opening := self._rooms.pop(account, None)):
-            room = await opening
-            await room.close()
-            await asyncio.to_thread(self._starter.close_room, account)
+        async with self._door(account):  # whoever reserves meanwhile gets the next room
+            if self._is_used(account):
+                return
+            if room := _opened(self._rooms.pop(account, None)):
+                await room.close()
+            try:
+                await asyncio.to_thread(self._starter.close_room, account)
+            except WardenRefused as refused:
+                _log.warning("%s", refused)
+                if refused.is_unfinished:
+                    self._close_later(account)
+            except MonarchNbError as error:  # whoever opens it next finds it as it is
+                _log.warning("the room of %s is not ended: %s", account, error)
 
     async def idle_s(self, reservation_id: str) -> float | None:
         """Return how long nothing has run in a reservation; None when its room does not say."""
@@ -422,7 +476,7 @@ class Rooms:
 
     async def running(self) -> set[str]:
         """Return the reservations in which something runs now, as far as rooms say."""
-        living = [task.result() for task in self._rooms.values() if task.done() and not task.exception()]
+        living = [room for opening in self._rooms.values() if (room := _opened(opening))]
         asked = (room.call("Status", pb.StatusRequest(), GATEWAY, ANSWER_S) for room in living)
         found = set[str]()
         for room, told in zip(living, await asyncio.gather(*asked, return_exceptions=True), strict=True):
@@ -451,6 +505,13 @@ class Rooms:
             if end_processes:
                 with contextlib.suppress(MonarchNbError):
                     await asyncio.to_thread(self._starter.close_room, account)
+
+
+def _opened(opening: asyncio.Task[Room] | None) -> Room | None:
+    """Return the room that a task has opened; None while it does, and when it could not."""
+    if opening is None or not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()
 
 
 def _says_that_it_serves(line: bytes) -> bool:

@@ -89,7 +89,7 @@ class GatewayService(AllocatorService):
         is_new = request.reservation_id not in self._node.state.leases
         indices = await self._node.leases.take(request, context.peer())
         try:
-            await self.rooms.reserve(request, indices)
+            await self.rooms.reserve(request, [gpu for gpu in self._node.identity.gpus if gpu.index in indices])
         except MonarchNbError:
             if is_new:
                 await self._node.leases.release(request.reservation_id)
@@ -170,9 +170,15 @@ class GatewayService(AllocatorService):
             for reservation in told.reservations if isinstance(told, pb.StatusReply) else ():
                 own = seen.get(reservation.reservation_id)
                 if own is not None and self.rooms.is_in(room, own.reservation_id):
-                    own.meshes.extend(reservation.meshes)
+                    own.meshes.extend(map(self._with_troubles, reservation.meshes))
                     own.files.CopyFrom(reservation.files)
         return reply
+
+    def _with_troubles(self, mesh: pb.MeshStatus) -> pb.MeshStatus:
+        """Say which ranks' GPUs can not be used: a room reads none."""
+        for rank in mesh.ranks:
+            rank.trouble = "; ".join(filter(None, map(self._node.state.gpu_troubles.get, rank.gpu_indices)))
+        return mesh
 
     @translated
     async def DescribeEnvironment(
@@ -190,7 +196,7 @@ class GatewayService(AllocatorService):
     async def Session(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         task = asyncio.current_task()
         try:
-            await super().Session(request_iterator, context)
+            await super().Session(self._heard(request_iterator), context)
         except asyncio.CancelledError:
             carried = self._carried.get(task)
             if task is None or carried is None or not carried.is_lost:
@@ -200,6 +206,15 @@ class GatewayService(AllocatorService):
         finally:
             if carried := self._carried.pop(task, None):
                 carried.close()
+                self._share_out(carried.person)
+
+    async def _heard(self, requests: AsyncIterator[pb.SessionRequest]) -> AsyncIterator[pb.SessionRequest]:
+        """What a client says is read no faster than its rooms read it."""
+        task = asyncio.current_task()
+        async for request in requests:
+            yield request
+            if carried := self._carried.get(task):
+                await carried.room()
 
     def _handle(self, session: ClientSession, caller: Caller, request: pb.SessionRequest) -> None:
         kind, task = request.WhichOneof("message"), asyncio.current_task()
@@ -213,6 +228,7 @@ class GatewayService(AllocatorService):
                 carried.open_again(opening)
             elif opening.protocol == PROTOCOL:
                 self._carried[task] = Carried(self.rooms, session, caller, opening, task.cancel)
+                self._share_out(caller.name)
             return
         if (carried := self._carried.get(task)) is None:
             return
@@ -233,6 +249,12 @@ class GatewayService(AllocatorService):
         if kind == "submit":
             self._note(caller, request.submit)
         carried.say(request)
+
+    def _share_out(self, person: str) -> None:
+        """Bound what waits in memory for one person, however many clients they have."""
+        theirs = [carried for carried in self._carried.values() if carried.person == person]
+        for carried in theirs:
+            carried.share(len(theirs))
 
     def _why_no_tree(self, caller: Caller, branches: pb.Branches) -> MonarchNbError | None:
         """Return why a session has no nodes below this one: rooms talk to other nodes in their owners' names only."""

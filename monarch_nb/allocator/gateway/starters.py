@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,36 +18,10 @@ from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
 from monarch_nb.config import NodePaths, private_directory
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.proto.state_pb2 import ProcessIdentity
+from monarch_nb.warden.client import Opened, Person, Room
 
 CONNECT_S = 5.0
 END_S = 10.0
-
-
-class Person(Protocol):
-    """Attributes: account: whose power they have. refused: why they may not use the node; empty when they may."""
-
-    @property
-    def account(self) -> str: ...
-    @property
-    def refused(self) -> str: ...
-
-
-class Opened(Protocol):
-    """Attributes: pidfd: of the room. ready: the end of a pipe on which the room says that it serves."""
-
-    @property
-    def pidfd(self) -> int: ...
-    @property
-    def ready(self) -> int: ...
-
-
-class Room(Protocol):
-    """Attributes: pidfd: of the room. connection: a new one to its socket."""
-
-    @property
-    def pidfd(self) -> int: ...
-    @property
-    def connection(self) -> socket.socket: ...
 
 
 class Starter(Protocol):
@@ -70,8 +43,16 @@ class Starter(Protocol):
         """Return a connection on which a room that runs may talk to other nodes."""
         ...
 
-    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
-        """Keep the processes of a reservation together from now on, within limits: these, else their account's."""
+    def reserve_group(
+        self,
+        account: str,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int],
+    ) -> object:
+        """Keep the processes of a reservation together from now on, within limits: these, else their account's. Of
+        GPUs they can open these, where others can be fenced."""
         ...
 
     def end_group(self, account: str, reservation: str) -> object:
@@ -81,20 +62,6 @@ class Starter(Protocol):
     def close_room(self, account: str) -> None:
         """End a room and all its processes."""
         ...
-
-
-@dataclass(frozen=True)
-class _Found:
-    account: str = ""
-    refused: str = ""
-    pidfd: int = -1
-    ready: int = -1
-
-
-@dataclass(frozen=True)
-class _Reached:
-    pidfd: int
-    connection: socket.socket
 
 
 class PlainStarter:
@@ -110,7 +77,7 @@ class PlainStarter:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def accounts(self, names: Sequence[str]) -> Mapping[str, Person]:
-        return {name: _Found(account=name) for name in names}
+        return {name: Person(name, name) for name in names}
 
     def open_room(self, account: str) -> Opened:
         directory = private_directory(self._directory / account)
@@ -118,7 +85,7 @@ class PlainStarter:
         ready, ready_end = os.pipe()
         fill = {"{directory}": str(directory), "{ready}": str(ready_end), "{account}": account}
         try:
-            with (directory / "allocator.log").open("ab") as log:
+            with (directory / "room.log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, *(fill.get(word, word) for word in self._command)],
                     stdin=subprocess.DEVNULL,
@@ -130,7 +97,7 @@ class PlainStarter:
         finally:
             os.close(ready_end)
         self._processes[account] = process
-        return _Found(pidfd=os.pidfd_open(process.pid), ready=ready)
+        return Opened(process.pid, os.pidfd_open(process.pid), ready)
 
     def room(self, account: str) -> Room:
         process = self._processes.get(account)
@@ -139,7 +106,7 @@ class PlainStarter:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(CONNECT_S)
         connection.connect(str(NodePaths(self._directory / account).allocator_socket))
-        return _Reached(os.pidfd_open(process.pid), connection)
+        return Room(process.pid, os.pidfd_open(process.pid), connection)
 
     def way_out(self, account: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
@@ -147,7 +114,14 @@ class PlainStarter:
         connection.connect(str(NodePaths(self._directory / account).gateway_socket))
         return connection
 
-    def reserve_group(self, account: str, reservation: str, memory_bytes: int | None, cpus: float | None) -> object:
+    def reserve_group(
+        self,
+        account: str,
+        reservation: str,
+        memory_bytes: int | None,
+        cpus: float | None,
+        gpu_minors: Sequence[int],
+    ) -> object:
         if memory_bytes or cpus:
             raise UsageError(CAN_NOT_LIMIT)
         return None

@@ -53,7 +53,7 @@ def rank_environment(
     place: Place,
     job: Job,
     *,
-    gpu_indices: Sequence[int],
+    gpu_numbers: Sequence[int],
     token: str,
     cpu_count: int,
     interface: str,
@@ -63,7 +63,7 @@ def rank_environment(
 
     Args:
         base: the allocator's environment.
-        gpu_indices: those that it sees.
+        gpu_numbers: of those that it is to use, as CUDA counts them there.
         token: what it and its descendants are known by.
         cpu_count: CPUs of the node, shared out among its ranks.
         interface: name of the one that Gloo and NCCL, which ask nobody who he is, listen on.
@@ -71,7 +71,7 @@ def rank_environment(
     """
     environment = {name: value for name, value in base.items() if not name.startswith(_NOT_PASSED_ON)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // place.local_world_size)))
-    defaults = _library_defaults(place, has_gpus=bool(gpu_indices))
+    defaults = _library_defaults(place, has_gpus=bool(gpu_numbers))
     for name, value in defaults.items():
         environment.setdefault(name, value)
     environment |= {
@@ -84,7 +84,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         # A script that a rank starts finds the store instead of hosting its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_indices)),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpu_numbers)),
         RANK_TOKEN_VARIABLE: token,
         "GLOO_SOCKET_IFNAME": interface,
         "NCCL_SOCKET_IFNAME": f"={interface}",

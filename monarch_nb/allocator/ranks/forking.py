@@ -86,7 +86,8 @@ class Forking:
         """Fork a mesh's live ranks; `incarnations` says how often each was restarted."""
 
         def plan(workspace: Path | None) -> list[Plan]:
-            return [plan_rank(self._paths, self._identity, mesh, rank, incarnations[rank], workspace) for rank in ranks]
+            of_mesh = self._paths, self._identity, mesh, self._state.lease(mesh.spec.reservation_id).gpu_indices
+            return [plan_rank(*of_mesh, rank, incarnations[rank], workspace) for rank in ranks]
 
         for process in await self.fork(mesh, plan):
             self._runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))

@@ -14,11 +14,12 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.ranks import signals
 from monarch_nb.allocator.ranks.forking import Forking
-from monarch_nb.allocator.ranks.specs import plan_script
+from monarch_nb.allocator.ranks.specs import Plan, plan_script
 from monarch_nb.allocator.readings.load import Readings
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.runs.runs import Runs
@@ -83,10 +84,13 @@ class Scripts:
 
     async def _start(self, mesh: Mesh, start: _Start) -> None:
         run, ranks = start.run, start.ranks
+
+        def plan(workspace: Path | None) -> list[Plan]:
+            of_mesh = self._paths, self._identity, mesh, self._state.lease(mesh.spec.reservation_id).gpu_indices
+            return [plan_script(*of_mesh, run, rank, workspace) for rank in ranks]
+
         try:
-            forked = await self._forking.fork(
-                mesh, lambda copy: [plan_script(self._paths, self._identity, mesh, run, rank, copy) for rank in ranks]
-            )
+            forked = await self._forking.fork(mesh, plan)
         except (MonarchNbError, OSError) as error:
             failure = run_pb2.Failure(name=type(error).__name__, message=str(error))
             for rank in ranks:

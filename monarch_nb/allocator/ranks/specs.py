@@ -10,6 +10,7 @@ from monarch_nb.allocator.ranks.environment import Job, node_environment, place_
 from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
+from monarch_nb.allocator.supervision.cgroups import numbers_of
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
@@ -37,11 +38,18 @@ Plan = tuple[state_pb2.RankRecord, wire.RankSpec]
 
 
 def plan_rank(
-    paths: NodePaths, node: Identity, mesh: Mesh, rank: int, incarnation: int, workspace: Path | None
+    paths: NodePaths,
+    node: Identity,
+    mesh: Mesh,
+    leased: Sequence[int],
+    rank: int,
+    incarnation: int,
+    workspace: Path | None,
 ) -> Plan:
     """Return the record and the specification of a rank's process.
 
     Args:
+        leased: the GPUs of the reservation.
         incarnation: how often the rank was restarted.
         workspace: the node's copy of the notebook's files, when it does not see the files themselves.
     """
@@ -51,12 +59,20 @@ def plan_rank(
     )
     job = Job(spec.mesh_id, spec.master_host, spec.master_port)  # the same for all, also for those that were restarted
     place = place_in_mesh(spec, rank)
-    seen = gpus_of(mesh, mesh.ranks)
+    seen = numbers_of(gpus_of(mesh, mesh.ranks), leased)
     start = str(start_directory(spec, workspace))
     return record, _specification(paths, node, spec, record, place, job, start, workspace, seen, spec.environment)
 
 
-def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: int, workspace: Path | None) -> Plan:
+def plan_script(
+    paths: NodePaths,
+    node: Identity,
+    mesh: Mesh,
+    leased: Sequence[int],
+    run: Run,
+    rank: int,
+    workspace: Path | None,
+) -> Plan:
     """Return the same of the process that a script has on a rank's slot."""
     spec, script = mesh.spec, run.submit.run.script
     gpu_indices = gpus_of(mesh, mesh.ranks if script.shell else run.ranks)
@@ -68,7 +84,8 @@ def plan_script(paths: NodePaths, node: Identity, mesh: Mesh, run: Run, rank: in
     place = place_of_node(spec, ranks) if script.shell else Place.among(rank, ranks, spec.ranks)
     added = {**spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
-    whole = _specification(paths, node, spec, record, place, job, start, workspace, gpu_indices, added)
+    seen = numbers_of(gpu_indices, leased)
+    whole = _specification(paths, node, spec, record, place, job, start, workspace, seen, added)
     if script.shell:
         environment = node_environment(whole.environment, place, spec.python or node.python)
         whole.environment.clear()
@@ -91,7 +108,7 @@ def _specification(
     job: Job,
     start: str,
     workspace: Path | None,
-    gpu_indices: Sequence[int],
+    gpu_numbers: Sequence[int],
     added: Mapping[str, str],
 ) -> wire.RankSpec:
     script = record.mesh_id if record.script_of else ""
@@ -99,7 +116,7 @@ def _specification(
         os.environ,
         place,
         job,
-        gpu_indices=gpu_indices,
+        gpu_numbers=gpu_numbers,
         token=record.token,
         cpu_count=facts.cpu_slots(),
         interface=node.interface,

@@ -170,6 +170,6 @@ def _rank_request(request: pb.ControlRanksRequest) -> wire.ControlRequest:
             return wire.ControlRequest(debug=request.debug)
         case "abort_groups":
             reason, last_run, if_torn = request.abort_groups, request.last_run, request.if_torn
-            abort = wire.AbortGroups(reason=reason, last_run=last_run, if_torn=if_torn)
+            abort = wire.AbortGroups(reason=reason, last_run=last_run, if_torn=if_torn, peer_died=request.peer_died)
             return wire.ControlRequest(abort_groups=abort)
     raise UsageError("an empty control request")

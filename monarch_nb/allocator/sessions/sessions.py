@@ -44,10 +44,11 @@ class Session:
 
     Attributes:
         mailbox: where the client takes mail; "" when it takes none here.
+        most_unsent_bytes: so much may wait for it before output stays in its files.
     """
 
     def __init__(self, may_read: Callable[[str], bool] = lambda _: True) -> None:
-        self.may_read, self.mailbox = may_read, ""
+        self.may_read, self.mailbox, self.most_unsent_bytes = may_read, "", MAX_UNSENT_BYTES
         self._events: list[pb.SessionEvent] = []
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,9 +113,14 @@ class Session:
         await self._has_room.wait()
 
     @property
+    def unsent_bytes(self) -> int:
+        """How much waits for the client."""
+        return self._unsent_bytes
+
+    @property
     def is_behind(self) -> bool:
         """Whether the client does not read (it is stopped, or its network is slow): output stays in its files."""
-        return self._unsent_bytes > MAX_UNSENT_BYTES
+        return self._unsent_bytes > self.most_unsent_bytes
 
     async def batches(self) -> pb.SessionEvents | None:
         """Wait for the next batch of events; None when the session is closed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_nb.config import CGROUP_VARIABLE
+from monarch_nb.config import CGROUP_VARIABLE, FENCED_VARIABLE
+from monarch_nb.warden.groups import memory_deaths
 from monarch_nb.warden.users_file import memory_text
 
 CAN_NOT_LIMIT = (
@@ -20,18 +22,17 @@ def group_of(reservation_id: str) -> str:
     return path if base and os.path.isdir(path := f"{base}/{reservation_id}") else ""
 
 
-def memory_deaths(group: str) -> int:
-    """Return how many processes of a cgroup died because its memory limit was reached."""
-    try:
-        events = dict(line.split() for line in Path(group, "memory.events").read_text().splitlines())
-    except OSError:  # nothing limits memory there
-        return 0
-    return int(events.get("oom_kill", 0))
+def numbers_of(gpu_indices: Sequence[int], leased: Sequence[int]) -> list[int]:
+    """Return by which numbers a process of a reservation knows some of its GPUs: the driver counts those that it can
+    open."""
+    if FENCED_VARIABLE not in os.environ:
+        return list(gpu_indices)
+    return [sorted(leased).index(index) for index in gpu_indices]
 
 
 def memory_cause(group: str, deaths_before: int) -> str:
     """Return what to say of a process that was killed, if its cgroup's limit has killed some since then; else ""."""
-    if not group or memory_deaths(group) <= deaths_before:
+    if not group or memory_deaths(Path(group)) <= deaths_before:
         return ""
     most = Path(group, "memory.max").read_text().strip()
     amount = f" of {memory_text(int(most))}" if most.isdigit() else ""

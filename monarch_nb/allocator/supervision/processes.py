@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from monarch_nb.config import RANK_TOKEN_VARIABLE
+from monarch_nb.deaths import likely_cause
 from monarch_nb.ground.code_names import CODE_NAME, code_label
 from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.mismatches import MISMATCH
@@ -279,13 +280,4 @@ def _explain_signal(number: int, killed_by_us: bool, out_of_memory: bool, limit:
         return limit
     if number == signal.SIGKILL and out_of_memory:
         return "out of memory: killed by the kernel's OOM killer; use a smaller batch, model or fewer ranks per node"
-    causes: dict[int, str] = {
-        signal.SIGKILL: "killed by another process or, with a memory limit, by its OOM killer (see dmesg)",
-        signal.SIGSEGV: "segmentation fault in native code",
-        signal.SIGBUS: "bus error: often a full /dev/shm (DataLoader workers) or a truncated mapped file",
-        signal.SIGABRT: "aborted by native code (a failed assertion, std::terminate, NCCL or CUDA error)",
-        signal.SIGFPE: "arithmetic fault in native code",
-        signal.SIGILL: "illegal instruction: a library built for another CPU",
-        signal.SIGTERM: "asked to end by another process (a scheduler, or kill)",
-    }
-    return causes.get(number, "killed by another process")
+    return likely_cause(number)

@@ -23,6 +23,7 @@ from monarch_nb.config import NodePaths
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
+from monarch_nb.warden.groups import memory_deaths
 
 _log = logging.getLogger(__name__)
 
@@ -347,7 +348,7 @@ class Supervisor:
             self._on_store_lost(mesh_id, lost)
 
         link = RankLink(path, on_result, on_hello, on_mail, on_store_lost)
-        limit_kills_before = cgroups.memory_deaths(record.cgroup) if record.cgroup else 0
+        limit_kills_before = memory_deaths(Path(record.cgroup)) if record.cgroup else 0
         watch = ProcessWatch(pid)
         rank = RankProcess(mesh_id, record.rank, record, link, watch, oom_kills_before, limit_kills_before)
         return rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,6 +50,7 @@ from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
 
 TITLE_CHARACTERS = 60
+_TEXT = re.compile(r"""^(['"]{1,3})([^'"]+)\1?$""")
 
 
 class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, TellsMemory, Saves, Autosaves):
@@ -525,6 +527,13 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
 
 
 def _title(code: str) -> str:
+    """Return what a run of some code is called: its first line, or what stands in the text that it begins with.
+
+    Example:
+        >>> _title("# later\\nx = 3"), _title("'save checkpoints/a'\\nsave()")
+        ('x = 3', 'save checkpoints/a')
+    """
     lines = [line.strip() for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
     first = lines[0] if lines else ""
+    first = _TEXT.sub(r"\2", first)
     return first if len(first) <= TITLE_CHARACTERS else first[: TITLE_CHARACTERS - 1] + "…"

@@ -15,12 +15,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from monarch_nb.actor.endpoints import declared
 from monarch_nb.actor.engine.process import process
 from monarch_nb.client.monarch.faults import Faults
+from monarch_nb.client.monarch.sources import name_cells
+from monarch_nb.client.monarch.waits import Waits
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
 from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
@@ -38,6 +40,8 @@ _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
+_called: set[str] = set()
+"""What this process has called: "trainers.step"."""
 
 
 class Attached(Protocol):
@@ -49,8 +53,14 @@ class Attached(Protocol):
     def said_of_dead(self) -> str:
         """Return what is to be said of workers that died or were stopped; empty when all live."""
 
+    def deaths(self) -> list[str]:
+        """Return what a cell that waits is told of workers that died or were stopped."""
+
     def said_of_running(self) -> str:
         """Ask what actors execute, and return it for people; empty when that is nothing."""
+
+    def said_of_waiting(self, titles: Collection[str]) -> str:
+        """As said_of_running, for a cell that waits: of the endpoints with these titles."""
 
 
 def load() -> Any:
@@ -171,6 +181,7 @@ def call_in_cells(mesh_id: str, attached: Attached) -> None:
 
 @functools.cache
 def _patch() -> None:
+    name_cells()
     actor_mesh = importlib.import_module("monarch._src.actor.actor_mesh")
     proc_mesh = importlib.import_module("monarch._src.actor.proc_mesh")
     future = importlib.import_module("monarch._src.actor.future")
@@ -196,7 +207,7 @@ def _patch() -> None:
     def get_and_explain(self: Any, timeout: float | None = None) -> Any:
         __tracebackhide__ = True
         try:
-            with _no_loop():
+            with _no_loop(), _waits.waiting():
                 return get(self, timeout)
         except KeyboardInterrupt:
             if said := _said(lambda each: each.said_of_running()):
@@ -223,7 +234,7 @@ def _patch() -> None:
 
 def _interruptible(loop: asyncio.AbstractEventLoop, waiting: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """Await so that ■ ends it at once, also where nothing else wakes the loop, and say then what goes on."""
-    with at_awaits(loop) as presses:
+    with _waits.waiting(), at_awaits(loop) as presses:
         try:
             return (yield from waiting)
         except asyncio.CancelledError:
@@ -271,20 +282,33 @@ class _Endpoint:
 
 
 def _tag(title: str) -> None:
+    _called.add(title)
     if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
         process().outside.tag(mesh_ids, title).left()
     elif said := _said(lambda each: each.said_of_dead()):  # all have ended: Monarch itself notices that after a minute
         tell(said)
 
 
+def _known() -> list[Attached]:
+    """Return the meshes with workers; those that have ended when there are no others."""
+    return [each for each in _meshes.values() if not each.is_over()] or list(_meshes.values())
+
+
 def _said(of: Callable[[Attached], str]) -> str:
-    """Return what is to be said of the meshes with workers; of those that have ended when there are no others. What can
-    not be learnt is missing."""
+    """Return what is to be said of the meshes with workers. What can not be learnt is missing."""
     lines = []
-    for each in [each for each in _meshes.values() if not each.is_over()] or list(_meshes.values()):
+    for each in _known():
         with contextlib.suppress(MonarchNbError):
             lines.append(of(each))
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, dict.fromkeys(lines)))
+
+
+def _said_of_waiting() -> str:
+    """Return what goes on while a cell waits. Of workers that have died it is told, if it was not yet."""
+    deaths = [line for each in _known() for line in each.deaths()]
+    for line in deaths:
+        tell(line)
+    return "" if deaths else _said(lambda each: each.said_of_waiting(_called))
 
 
 def _tell_fault(failure: Any) -> None:
@@ -301,3 +325,4 @@ def tell(text: str) -> None:
 
 
 _faults = Faults(tell)
+_waits = Waits(_said_of_waiting)

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 
+from monarch_nb.deaths import describe_signal, likely_cause
 from monarch_nb.ground.rank_sets import counted
 
 GATHER_S = 0.5
@@ -15,6 +16,14 @@ _OUR_FRAME = re.compile(r' *File "[^"\n]*monarch_nb/worker/monarch/census\.py", 
 _UNDELIVERABLE = re.compile(r"undeliverable message for (?P<endpoint>[^ (]+)\(\)[^\n:]*")
 _REASON = re.compile(r"^\s*error: (?P<reason>[^;\n]*)", re.MULTILINE)
 _ACTOR = re.compile(r"^The actor (?:<[^<>\n]*>\.)*<\S+ (?P<name>[^\s{>]+)")
+_OF_MONARCHS_OWN = re.compile(r"^The actor (?:logger|log_forwarder)-")
+"""They live in every process, and fail with the actors that people have there."""
+_PROCESS_DIED = re.compile(
+    r"^The actor (?:<[^<>\n]*>\.)*<\S+ (?P<actor>[^\s{>]+(?:\{[^}\n]*\})?)> and all its descendants have failed:\s+"
+    r"the process this actor was running on failed: (?P<how>.*?)\s*$",
+    re.DOTALL,
+)
+_KILLED = re.compile(r"Killed\(sig=(\d+)\)")
 _OF_ONE = re.compile(r"\{'[^}\n]*\}")
 """What differs between actors of one mesh: where in it they are."""
 
@@ -37,6 +46,8 @@ class Faults:
         Args:
             report: Monarch's own. note: what else is known, for the first one.
         """
+        if _OF_MONARCHS_OWN.match(report):
+            return
         like = _OF_ONE.sub("", shown(report))
         with self._lock:
             is_first = like not in self._more
@@ -53,10 +64,16 @@ class Faults:
 
 
 def shown(report: str) -> str:
-    """Return a report without what is ours, and without the addresses of a message that found nobody."""
+    """Return a report without what is ours, and without the addresses of a message that found nobody; of a process that
+    died, in words."""
     if title := _UNDELIVERABLE.search(report):
         found = _REASON.search(report)
         return f"{title[0]}: {found['reason'].rpartition(': ')[2]}" if found else title[0]
+    if died := _PROCESS_DIED.match(report):
+        killed = _KILLED.fullmatch(died["how"])
+        number = int(killed[1]) if killed else 0
+        how = f"{describe_signal(number)}: {likely_cause(number)}" if number else died["how"]
+        return f"the process of {died['actor']} died: {how}. spawn_procs() of its hosts starts others"
     return _OUR_FRAME.sub("", report)
 
 

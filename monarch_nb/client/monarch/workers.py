@@ -15,12 +15,12 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
-from monarch_nb.client.pools.facts.actor_infos import ActorInfo
+from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
 from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
-from monarch_nb.ground.rank_sets import name_ranks
+from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.times import duration
 from monarch_nb.trust.passing import passing_certificate
 
@@ -28,7 +28,15 @@ _SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({pl
 _CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
 SERVE_TIMEOUT_S = 60.0
 ASK_S = 1.0
+MAX_LINES = 3
 PER_HOST = {"workers": 1}
+BREAKPOINT = "a breakpoint ("
+"""So begins where an actor is that waits at one (`monarch_nb.worker.monarch.census`)."""
+DEBUGGER = "monarch debug in a terminal of this machine opens Monarch's debugger"
+STOPPED = (
+    "the Monarch workers of {0} were stopped: their actors are gone. Monarch notices that after a minute; ■ ends the "
+    "wait. {0}.monarch() starts workers again"
+)
 
 
 class Meshes(Protocol):
@@ -157,20 +165,57 @@ class AttachedMesh:
         """Return which workers have died, and why, or that all have ended; empty when all live."""
         mesh = self._mesh
         if self.is_over():
-            return f"the Monarch workers of {mesh.reservation.name} were stopped: their actors are gone"
+            return STOPPED.format(mesh.reservation.name)
         lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
         again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
         return "\n".join([*lines, again]).rstrip()
 
+    def deaths(self) -> list[str]:
+        """Return what a cell that waits is told of workers that died or were stopped."""
+        if self.is_over():
+            return [self.said_of_dead()]
+        return [_told_death(self._mesh, rank, why) for rank, why in sorted(self._mesh.core.dead.items())]
+
     def said_of_running(self) -> str:
         """Ask what actors execute, and return it for people; empty when that is nothing."""
+        return said_of_running(self._infos(), self._nodes())
+
+    def said_of_waiting(self, titles: Collection[str]) -> str:
+        """As said_of_running, for a cell that waits: of the endpoints with these titles."""
+        return said_of_waiting([info for info in self._infos() if f"{info.name}.{info.running}" in titles])
+
+    def _nodes(self) -> dict[int, str]:
+        """Return the names of the nodes whose workers live, by rank."""
+        mesh = self._mesh
+        return {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks if rank not in mesh.core.dead}
+
+    def _infos(self) -> list[ActorInfo]:
         mesh = self._mesh
         if self.is_over():
-            return ""
-        living = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
-        replies = call(mesh.core.control(living, timeout_s=ASK_S, actors=True))
-        infos = [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]
-        return said_of_running(infos, {rank: mesh.core.connection_of(rank).name for rank in living})
+            return []
+        replies = call(mesh.core.control(list(self._nodes()), timeout_s=ASK_S, actors=True))
+        return [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]
+
+
+def _debugger(infos: Iterable[ActorInfo]) -> list[str]:
+    return [DEBUGGER] if any(info.where.startswith(BREAKPOINT) for info in infos) else []
+
+
+def said_of_waiting(infos: Sequence[ActorInfo]) -> str:
+    """Return what actors execute, for a cell that waits; empty when they execute nothing.
+
+    Example:
+        trainers.step: ranks 0-3 run it at train.py:41 for 12 s
+    """
+    lines = []
+    for group in grouped(info for info in infos if info.running):
+        does = "runs" if len(group.ranks) == 1 else "run"
+        at = f" at {group.info.where}" if group.info.where else ""
+        who = f"{group.info.name}.{group.info.running}: {name_ranks(group.ranks)}"
+        lines.append(f"{who} {does} it{at} for {duration(group.running_s)}")
+    more = len(lines) - MAX_LINES
+    rest = [f"{counted(more, 'more line')} like these"] if more > 0 else []
+    return "\n".join([*lines[:MAX_LINES], *rest, *_debugger(infos)])
 
 
 def said_of_running(infos: Sequence[ActorInfo], nodes: Mapping[int, str]) -> str:
@@ -194,7 +239,7 @@ def said_of_running(infos: Sequence[ActorInfo], nodes: Mapping[int, str]) -> str
         places = "; ".join(f"{node}: {name_pids(sorted(set(of_node)))}" for node, of_node in pids.items())
         at = f" at {where}" if where else ""
         lines.append(f"{title} goes on{at} ({places}) for {duration(max(info.running_s for info in those))}")
-    return "\n".join([*lines, NO_INTERRUPT]) if lines else ""
+    return "\n".join([*lines, *_debugger(infos), NO_INTERRUPT]) if lines else ""
 
 
 def name_pids(pids: Sequence[int]) -> str:
@@ -204,7 +249,11 @@ def name_pids(pids: Sequence[int]) -> str:
 
 def tell_deaths(mesh: Mesh) -> None:
     """Have deaths of workers said where people look: Monarch notices them after a minute."""
-    mesh.core.when_dead = lambda rank, why: engine.tell(
+    mesh.core.when_dead = lambda rank, why: engine.tell(_told_death(mesh, rank, why))
+
+
+def _told_death(mesh: Mesh, rank: int, why: str) -> str:
+    return (
         f"{_death(mesh, rank, why)}; Monarch's calls of actors there fail after a minute. ■ ends the wait, and then "
         f"{mesh.reservation.name}.monarch() starts the worker again"
     )
@@ -218,9 +267,10 @@ def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
     """Return where each rank's loop is to listen, and the certificates of connections over a network: those that loops
     have already, or new ones, which nobody else in the pool has."""
     connections = {rank: mesh.core.connection_of(rank) for rank in mesh.ranks}
+    nodes = {rank: {"node": connection.name} for rank, connection in connections.items()}
     if all(_is_here(connection) for connection in connections.values()):
         sockets = {rank: str(Path(one.address.partition(":")[2]).parent) for rank, one in connections.items()}
-        return {rank: {"directory": directory} for rank, directory in sockets.items()}, {}
+        return {rank: {"directory": directory} | nodes[rank] for rank, directory in sockets.items()}, {}
     if tunnels := [one.name for one in connections.values() if one.address.startswith(TUNNEL_SCHEME)]:
         raise UsageError(
             f"{', '.join(tunnels)} are reached through a tunnel of ssh, which carries no connections of Monarch's: "
@@ -229,7 +279,7 @@ def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
     hosts = {rank: call(connection.describe()).store_host for rank, connection in connections.items()}
     there = [one for one in mesh.run(_CERTIFICATES, sync=False, timeout_s=SERVE_TIMEOUT_S).values if one]
     certificates = there[0] if there else passing_certificate(hosts.values())
-    return {rank: {"host": host, **certificates} for rank, host in hosts.items()}, certificates
+    return {rank: {"host": host, **certificates} | nodes[rank] for rank, host in hosts.items()}, certificates
 
 
 def _is_here(connection: Connection) -> bool:

@@ -220,7 +220,13 @@ class MeshRanks:
         await self.control(ranks, kill=True, run_id=run_id)
 
     async def abort_groups(
-        self, reason: str, ranks: Iterable[int] | None = None, *, last_run: int = 0, if_torn: bool = False
+        self,
+        reason: str,
+        ranks: Iterable[int] | None = None,
+        *,
+        last_run: int = 0,
+        if_torn: bool = False,
+        peer_died: bool = False,
     ) -> None:
         """Make every rank forget its process groups, so that the next init by all forms a clean one.
 
@@ -228,9 +234,11 @@ class MeshRanks:
             reason: shown to the user. ranks: those that are told; None for all.
             last_run: spare groups that runs after this one made; 0 spares none.
             if_torn: spare ranks whose default group has all its peers.
+            peer_died: a rank of the run has: groups of NCCL have lost a peer, and do not notice it.
         """
         chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
-        await self.control(chosen, timeout_s=2.0, abort_groups=reason, last_run=last_run, if_torn=if_torn)
+        told = {"last_run": last_run, "if_torn": if_torn, "peer_died": peer_died}
+        await self.control(chosen, timeout_s=2.0, abort_groups=reason, **told)
 
     async def restart(self, ranks: Iterable[int]) -> None:
         """Replace ranks by fresh ones and abort the survivors' groups; nothing is replaced while one's node is away."""

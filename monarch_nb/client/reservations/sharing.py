@@ -31,9 +31,9 @@ def granted_line(owner: str, name: str, pool: str, to: str, grant: Grant) -> str
 
     Example:
         >>> granted_line("alice", "dev", "lab", "bob", "run")
-        'dev: bob may run cells on it (%mesh attach alice/dev --pool lab)'
+        'dev: bob may run cells on it, with your rights on its nodes (%mesh attach alice/dev --pool lab)'
     """
-    may = "run cells on it" if grant == "run" else "see what runs on it"
+    may = "run cells on it, with your rights on its nodes" if grant == "run" else "see what runs on it"
     return f"{name}: {to} may {may} (%mesh attach {owner}/{name} --pool {pool})"
 
 

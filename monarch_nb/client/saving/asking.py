@@ -20,6 +20,7 @@ from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.worker.saving.changing import NOT_KNOWN, STOPPED, UNCHANGED
+from monarch_nb.worker.saving.places import near
 
 _ENTRY = "__import__('monarch_nb.worker.saving.entry').worker.saving.entry"
 _INTERRUPTED = {
@@ -82,8 +83,7 @@ def ask(
         "ranks": list(mesh.ranks),
         "actor": actor,
     }
-    title = f"{what} {request.get('directory', '')}".strip()  # the first line is what a run is called
-    code = f"{title!r}\n{_ENTRY}.run({json.dumps(asked)!r})"
+    code = _code(f"{what} {near(request['directory'])}", f"run({json.dumps(asked)!r})")
     heard = _Listener(progress)
     try:
         answers = _values(mesh, code, cell_number, heard, what)
@@ -124,13 +124,13 @@ def finish_behind(mesh: SavingMesh) -> str:
         return ""
     mesh.core.saves_behind = False
     with contextlib.suppress(MonarchNbError):  # a rank is dead: then there is no save
-        return next(filter(None, _values(mesh, f"{_ENTRY}.wait()", 0)), "")
+        return next(filter(None, _values(mesh, _code("wait for the save", "wait()"), 0)), "")
     return ""
 
 
 def ask_first(mesh: SavingMesh, call_: str) -> Any:
     """Have the first rank call a function of the entry; return its value, which is JSON."""
-    return _values(mesh.select(mesh.ranks[0]), f"{_ENTRY}.{call_}", 0)[0]
+    return _values(mesh.select(mesh.ranks[0]), _code("look for saves", call_), 0)[0]
 
 
 def missing_names(mesh: SavingMesh, names: Iterable[str]) -> dict[str, str]:
@@ -138,8 +138,13 @@ def missing_names(mesh: SavingMesh, names: Iterable[str]) -> dict[str, str]:
     wanted = list(names)
     if not wanted or _running(mesh):
         return {}
-    first, *others = _values(mesh, f"{_ENTRY}.missing({wanted!r})", 0, None)
+    first, *others = _values(mesh, _code("look for names", f"missing({wanted!r})"), 0)
     return {name: why for name, why in first.items() if all(name in each for each in others)}
+
+
+def _code(title: str, call_: str) -> str:
+    """Return code that calls a function of the entry, in a run that is called by its first line."""
+    return f"{title!r}\n{_ENTRY}.{call_}"
 
 
 def check_free(mesh: SavingMesh) -> None:

@@ -18,6 +18,7 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 from monarch_nb.times import Duration, duration, seconds_of, time_of_day
 from monarch_nb.worker.saving.asked import KEPT_SAVES
+from monarch_nb.worker.saving.places import near
 
 _STEPS = re.compile(r"(\d[\d,_]*)\s*steps?")
 STATUS_TIMEOUT_S = 2.0
@@ -64,17 +65,14 @@ class AutosaveStatus:
 
     @property
     def when(self) -> str:
-        """When ranks save, for people: "every 10 min and before the end"."""
-        said = [f"every {duration(self.every_s)}"] if self.every_s else []
-        said += [f"every {self.every_steps:,} steps"] if self.every_steps else []
-        said += ["before the nodes are taken away"] if self.at_end else []
-        return " and ".join(said)
+        """When ranks save, for people: "every 10 min and before the nodes are taken away"."""
+        return when_saved(self)
 
     def __str__(self) -> str:
-        lines = [f"ranks save by themselves in {self.directory}, {self.when}"]
+        lines = [f"ranks save by themselves in {near(self.directory)}, {self.when}"]
         if self.last:
             at = f" at step {self.last_step:,} of run {self.last_run}" if self.last_step else ""
-            lines.append(f"last saved {self.last}{at}, at {time_of_day(self.last_at)}")
+            lines.append(f"last saved {near(self.last)}{at}, at {time_of_day(self.last_at)}")
         if self.problem:
             lines.append(f"the last attempt saved nothing: {self.problem}")
         lines += [f"`{name}`: {why}" for name, why in self.missing.items()]
@@ -175,6 +173,32 @@ class Autosaves:
         replies = call(self.core.control(self.ranks, timeout_s=within_s + STATUS_TIMEOUT_S, save_now=wanted))
         told = [reply.saves for reply in replies.values() if reply.saves.HasField("armed")]
         return _status(told[0]) if told else None
+
+
+class Armed(Protocol):
+    """What `when_saved` needs of what is armed."""
+
+    @property
+    def every_s(self) -> float: ...
+
+    @property
+    def every_steps(self) -> int: ...
+
+    @property
+    def at_end(self) -> bool: ...
+
+
+def when_saved(armed: Armed) -> str:
+    """Return when ranks save by themselves, for people. Pure.
+
+    Example:
+        >>> when_saved(AutosaveStatus("checkpoints", every_s=600, at_end=True))
+        'every 10 min and before the nodes are taken away'
+    """
+    said = [f"every {duration(armed.every_s)}"] if armed.every_s else []
+    said += [f"every {armed.every_steps:,} steps"] if armed.every_steps else []
+    said += ["before the nodes are taken away"] if armed.at_end else []
+    return " and ".join(said)
 
 
 def armed_here(mesh: ArmedMesh) -> AutosaveStatus | None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from monarch_nb.client.saving.autosaves import AutosaveStatus
 from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.times import Duration
+from monarch_nb.worker.saving.places import near
 
 WITHIN_S = 600.0
 """So long ranks may take to save before they are released."""
@@ -45,7 +46,7 @@ def save_before_release(name: str, meshes: Iterable[ReleasedMesh], said: list[st
         if status is None or status.problem:
             why = status.problem if status is not None else "no rank answers"
             raise SaveError(f"not released, because nothing was saved: {why}: %mesh release without --save releases it")
-        said.append(f"saved {status.last}" if status.last else "nothing to save: no cell has run")
+        said.append(f"saved {near(status.last)}" if status.last else "nothing to save: no cell has run")
     if not is_armed:
         raise UsageError("not released: its ranks do not save by themselves: first say where, %mesh save DIR --at-end")
 
@@ -54,6 +55,6 @@ def _saved_since(mesh: ReleasedMesh, before: AutosaveStatus) -> str:
     """Return what became of a save that nobody waits for any more."""
     now = mesh.autosave_status()
     if now is not None and now.last and now.last != before.last:
-        return f"saved {now.last}"
-    after = f", after {before.last}" if before.last else ""
+        return f"saved {near(now.last)}"
+    after = f", after {near(before.last)}" if before.last else ""
     return f"ranks may still save{after}: %mesh status says what they saved last"

@@ -27,7 +27,7 @@ from monarch_nb.worker.saving.asked import (
     SaveRequest,
 )
 from monarch_nb.worker.saving.manifest import found
-from monarch_nb.worker.saving.places import find
+from monarch_nb.worker.saving.places import find, near
 
 DEFAULT_DIRECTORY = "checkpoints"
 
@@ -63,8 +63,7 @@ class SaveInfo:
     @property
     def way_back(self) -> str:
         """What people type to load it, from where the notebook is."""
-        near = os.path.relpath(self.path)
-        path = self.path if near.startswith("..") else near
+        path = near(self.path)
         if actors := self.origin.actors:
             return f"monarch_nb.attach({self.origin.reservation!r}).actors[{actors!r}].load({path!r})"
         return f"%mesh load {path}"
@@ -76,11 +75,11 @@ class SaveInfo:
         cell = f"In[{self.origin.cell}]" if self.origin.cell else ""
         actors = f"actors {self.origin.actors}" if self.origin.actors else ""
         of = ", ".join(filter(None, [self.origin.reservation, actors, run, step, cell, self.origin.reason]))
-        return (self.path, self.when, of, str(self.ranks), size(self.size_bytes), ", ".join(self.names))
+        return (near(self.path), self.when, of, str(self.ranks), size(self.size_bytes), ", ".join(self.names))
 
     def __repr__(self) -> str:
         ranks = counted(self.ranks, "rank")
-        return f"{self.path}: {self.when}, {ranks}, {size(self.size_bytes)}: {', '.join(self.names)}"
+        return f"{near(self.path)}: {self.when}, {ranks}, {size(self.size_bytes)}: {', '.join(self.names)}"
 
 
 class SaveInfos(list[SaveInfo]):
@@ -138,7 +137,7 @@ class Saves:
 
         Example:
             >>> mesh.save("checkpoints/a", ["model", "optimizer", "step"])  # doctest: +SKIP
-            saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in /home/me/project/checkpoints/a/0001
+            saved model, optimizer, step of 4 ranks: 1.5 GB in 3.1 s, in checkpoints/a/0001
         """
         if bring and background:
             raise UsageError("what is saved in the background can not be brought here: it is not there yet")
@@ -188,7 +187,7 @@ class Saves:
 
         Example:
             >>> mesh.load("checkpoints/a")  # doctest: +SKIP
-            loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from /home/…/checkpoints/a/0001
+            loaded model, step into 2 ranks, saved by 4 ranks: 3.0 GB in 2.0 s, from checkpoints/a/0001
         """
 
         def load_from(place: str) -> LoadReport:
@@ -231,8 +230,8 @@ def list_saves(directory: str | os.PathLike[str] = DEFAULT_DIRECTORY) -> SaveInf
 
     Example:
         >>> monarch_nb.list_saves("checkpoints")  # doctest: +SKIP
-        save                      when                 of          ranks  size    names
-        /home/me/checkpoints/a/2  2026-11-26 21:40:12  dev, run 7  4      1.5 GB  model, optimizer, step
+        save                when                 of          ranks  size    names
+        checkpoints/a/0002  2026-11-26 21:40:12  dev, run 7  4      1.5 GB  model, optimizer, step
     """
     path = here(directory)
     if not path.is_dir():

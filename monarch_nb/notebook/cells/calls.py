@@ -77,14 +77,15 @@ class CellCalls:
         """Return the cell that executes when ranks ask."""
         return SCREEN
 
-    def tell(self, text: str) -> None:
-        """Show a line, below what actors have printed."""
+    def tell(self, text: str, key: str = "") -> None:
+        """Show a line, below what actors have printed, in place of the one with this key; an empty one takes it
+        back."""
         if self._told is None:
             self._told = self._views[-1] if self._views else None
         if self._told is None:
             self.listener([0], "")
             self._told = self._views[-1]
-        self._told.on_event(Notice(text, key=text))
+        self._told.on_event(Notice(text, key=key or text))
 
     def when_over(self, callback: Callable[..., bool]) -> None:
         """Call back when the cell is about to return, on its thread."""

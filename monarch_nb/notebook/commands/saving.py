@@ -6,8 +6,10 @@ from datetime import datetime
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.saving import saves
+from monarch_nb.client.saving.asking import missing_names
 from monarch_nb.client.saving.saves import DEFAULT_DIRECTORY, here, last_save
 from monarch_nb.errors import ReservationNotFound, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
@@ -34,6 +36,8 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     if not parsed.words:
         raise UsageError("%mesh save needs a directory, as in %mesh save checkpoints/a")
     directory, *names = parsed.words
+    if not names:
+        _check_is_no_name(mesh, directory)
     every, at_end = parsed.text("every"), parsed.switch("at_end")
     if every is not None or at_end or parsed.seconds("before") is not None:
         if parsed.switch("bring"):
@@ -69,6 +73,21 @@ def save(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
         progress.done(str(report))
 
 
+def _check_is_no_name(mesh: Mesh, directory: str) -> None:
+    """Refuse `%mesh save model`: it would save everything in a directory `model`.
+
+    Raises:
+        UsageError: the ranks have such a name, and no directory is called so.
+    """
+    if not directory.isidentifier() or here(directory).exists() or any(mesh.running()):
+        return
+    if not missing_names(mesh, [directory]):
+        raise UsageError(
+            f"`{directory}` is a name of the ranks: say the directory first, as in %mesh save checkpoints/a "
+            f"{directory}. %mesh save ./{directory} saves all in a directory of that name"
+        )
+
+
 def load(session: Session, shell: InteractiveShell, parsed: Parsed) -> None:
     """Load, and say what was loaded and what not.
 
@@ -102,7 +121,10 @@ def list_saves(session: Session, parsed: Parsed) -> None:
             found = session.mesh(name=parsed.text("mesh")).saves(directory)
         except ReservationNotFound:
             found = saves.list_saves(directory)
-    show(table(f"{directory}: {counted(len(found), 'save')}", saves.SAVES_HEADERS, [info.row() for info in found]))
+    title = f"{directory}: {counted(len(found), 'save')}"
+    if not found and not here(directory).is_dir():
+        title += ", because there is no such directory"
+    show(table(title, saves.SAVES_HEADERS, [info.row() for info in found]))
 
 
 def last_save_line(reservation: Reservation, directory: str | None) -> list[str]:

@@ -12,6 +12,7 @@ from monarch_nb.allocator.state.gpus import why_not_free
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.client.pools.facts.infos import RIGHTS, RankInfo, infos_of_node, run_infos
 from monarch_nb.client.reservations.known.memory import Memory, choose
+from monarch_nb.client.saving.autosaves import when_saved
 from monarch_nb.config import default_pool
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.panel.shown.actors import actors_of, work_of
@@ -448,8 +449,15 @@ def _mesh(mesh_id: str, nodes: list[_Part], owner: str) -> Json:
         "extent": {axis.name: axis.size for axis in spec.extent},
         "ranks": [ranks[rank] for rank in sorted(ranks)],
         "runs": runs_shown(run_infos(((answer.node_id, mesh) for answer, mesh in parts), owner), ranks),
+        "saves": _saves(part for _, part in parts),
         "hang": None,
     }
+
+
+def _saves(parts: Iterable[pb.MeshStatus]) -> Json | None:
+    """Return when the ranks of a mesh save by themselves, and where."""
+    armed = next((part.saves for part in parts if part.HasField("saves")), None)
+    return None if armed is None else {"when": when_saved(armed), "directory": armed.directory}
 
 
 def _note_hangs(answers: list[NodeAnswer], reservations: Mapping[str, Json], hangs: Hangs, now: float) -> None:

@@ -27,6 +27,7 @@ from monarch_nb.times import duration
 from monarch_nb.worker.autosaves.agreement import DIFFERENT_STEPS, SAVE, STILL_NO_STEP, Part, Place, Request, Round
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.groups.rendezvous import Store
+from monarch_nb.worker.saving.places import near
 
 LOOK_EVERY_S = 0.5
 """How often the store is looked at while nothing goes on."""
@@ -378,7 +379,7 @@ class Keeper:
             at = "" if place.ended else f" at step {place.steps:,}"
             if wanted.speaks:
                 verb = "saving in" if wanted.armed.background else "saved"
-                self._lines.append(f"{verb} {saved.path}{at} ({wanted.request.why}): {saved.describe()}")
+                self._lines.append(f"{verb} {near(saved.path)}{at} ({wanted.request.why}): {saved.describe()}")
             self._changed = not place.ended
             if wanted.request.step:  # they are counted from here on, on all ranks
                 self._steps_before = 0 if place.ended else -place.steps

@@ -18,20 +18,30 @@ ONLY_LOCAL = "only a local variable of a function"
 
 
 def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Iterable[Any] = ()) -> dict[str, Any]:
-    """Return what has a state, by name, and is not in a namespace: locals of the functions that execute on this thread,
-    and attributes of these; attributes of actors; the optimizers; and the modules that have their parameters. Call it
-    below the loop: where it calls a module that trains, or an optimizer.
+    """Return what has a state, or holds such objects, by name, and is not in a namespace: locals of the functions that
+    execute on this thread, and attributes of these; attributes of actors; the optimizers; and the modules that have
+    their parameters. Call it below the loop: where it calls a module that trains, or an optimizer.
 
     Names are those by which the user's code calls them, of the innermost function first; what has none is "optimizer"
     or "model", with a number from the second on.
     """
     found: dict[str, Any] = {}
-    known = {id(kinds.unwrapped(value)) for value in namespace.values() if _has_state(value)}
+    known = {id(kinds.unwrapped(each)) for each in _states(namespace.values())}
+
+    alone: dict[int, str] = {}
 
     def add(name: str, value: Any) -> None:
-        if _has_state(value) and id(kinds.unwrapped(value)) not in known:
-            known.add(id(kinds.unwrapped(value)))
-            found[_free(name, {**namespace, **found})] = value
+        is_alone = kinds.has_state(value)
+        taken = known if is_alone else known - alone.keys()  # `nets.g` is a better name than that of a loop's variable
+        new = {id(kinds.unwrapped(each)) for each in kinds.states_in(value)} - taken
+        if not new:
+            return
+        for each in new & alone.keys():
+            del found[alone.pop(each)]
+        free = _free(name, {**namespace, **found})
+        found[free] = value
+        known.update(new)
+        alone.update(dict.fromkeys(new, free) if is_alone else {})
 
     for frame in _users_frames():
         for name, value in list(frame.f_locals.items()):
@@ -44,7 +54,7 @@ def reached(namespace: Mapping[str, Any], optimizers: Iterable[Any], actors: Ite
             add(name, attribute)
     for optimizer in optimizers:
         add("optimizer", optimizer)
-        for module in _modules_of(optimizer, [*namespace.values(), *found.values()]):
+        for module in _modules_of(optimizer, _states([*namespace.values(), *found.values()])):
             add("model", module)
     return found
 
@@ -76,15 +86,14 @@ def _users_frames() -> Iterator[FrameType]:
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes of an object that a program has made to hold things, such as a trainer."""
-    if _has_state(value) or isinstance(value, (type, ModuleType)) or type(value).__module__.startswith("torch"):
+    if kinds.has_state(value) or isinstance(value, (type, ModuleType)) or type(value).__module__.startswith("torch"):
         return []
     attributes = getattr(value, "__dict__", None)
     return list(attributes.items()) if type(attributes) is dict else []
 
 
-def _has_state(value: Any) -> bool:
-    own = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
-    return not isinstance(value, (type, ModuleType)) and all(map(callable, own))
+def _states(values: Iterable[Any]) -> list[Any]:
+    return [each for value in values for each in kinds.states_in(value)]
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:

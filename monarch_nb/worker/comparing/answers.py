@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch_nb.worker.comparing import digests, surroundings
+from monarch_nb.worker import digests
+from monarch_nb.worker.comparing import surroundings
 from monarch_nb.worker.comparing.dimensions import named_dimensions
 from monarch_nb.worker.comparing.leaves import Leaves, whole_digest
 

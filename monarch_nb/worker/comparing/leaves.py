@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch_nb.worker.comparing.digests import digest, plain
+from monarch_nb.worker.digests import digest, plain
 
 if TYPE_CHECKING:
     import numpy

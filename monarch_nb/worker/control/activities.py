@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
-from monarch_nb.worker.groups import breaking
+from monarch_nb.worker.groups import breaking, c10d, records
 from monarch_nb.worker.shell.failures import RunInterrupted, interruption
 from monarch_nb.worker.user_code import outwards
 
@@ -56,6 +56,7 @@ class Activity:
     abort: ProcessGroupAborted | None = None
     abort_delivered: bool = False
     _cpu_ticks: int = -1
+    _place: tuple[int, int] | None = None
 
     def request(self) -> None:
         """Note that it is to be interrupted."""
@@ -108,6 +109,12 @@ class Activity:
         state, ticks = thread_state(self.native_thread())
         before, self._cpu_ticks = self._cpu_ticks, ticks
         return state == "S" and ticks == before
+
+    def is_still(self) -> bool:
+        """Return whether its thread is where it was when this was last asked. One that waits for its GPU spins."""
+        frame, before = self.frame(), self._place
+        self._place = (id(frame), frame.f_lasti) if frame is not None else None
+        return before is not None and self._place == before
 
     def was_ended_by(self, error: BaseException) -> bool:
         """Return whether `error` is what its interrupt caused; note what that did to process groups.
@@ -181,9 +188,10 @@ class Activities:
 
             def stop_others() -> None:
                 # A kernel of an aborted communicator ends without an error, its data undefined: none may go on.
-                if _uses_nccl():
+                if c10d.uses_nccl():
+                    are_open = bool(records.open_on_gpu())
                     for each in self._all:
-                        if each.requested_at is None and (each in waiting or _is_in_torch(each)):
+                        if each.requested_at is None and (are_open or each in waiting or _is_in_torch(each)):
                             each.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
                             each.abort_delivered = False
                             each.poke()
@@ -197,12 +205,13 @@ class Activities:
     def free_if_hung(self, activity: Activity) -> None:
         """Break this rank's process groups if an activity that is interrupted hangs in a collective. On the control
         thread."""
-        collective, blocked = _collective(activity), activity.is_blocked()
+        collective, blocked, still = _collective(activity), activity.is_blocked(), activity.is_still()
         if collective and collective != "backward":
             hangs = True
         elif collective or activity.may_wait_unseen():
-            # Backward may only compute; and C code that no interrupt reaches may be a wait without a name.
-            hangs = blocked and breaking.in_use()
+            # Backward may only compute; and C code that no interrupt reaches may be a wait without a name: one for the
+            # GPU, too, where a collective of NCCL waits for peers.
+            hangs = breaking.in_use() and (blocked or (still and bool(records.open_on_gpu())))
         else:
             hangs = False
         if hangs:
@@ -216,14 +225,6 @@ def _collective(activity: Activity) -> str | None:
 
 def _is_in_torch(activity: Activity) -> bool:
     return any(f"{os.sep}torch{os.sep}" in frame.f_code.co_filename for frame in outwards(activity.frame()))
-
-
-def _uses_nccl() -> bool:
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if c10d is None or cuda is None or not cuda.is_initialized():
-        return False
-    return any("nccl" in str(backends) for backends in c10d._world.pg_backend_config.values())
 
 
 def thread_state(thread_id: int) -> tuple[str, int]:

@@ -317,8 +317,9 @@ class ControlThread(threading.Thread):
             case "looks":
                 reply.looks.CopyFrom(self._looker.watched(request.looks.last_s))
             case "abort_groups":
-                if not request.abort_groups.if_torn or breaking.is_torn():
-                    self._abort_groups(request.abort_groups.reason, request.abort_groups.last_run)
+                abort = request.abort_groups
+                if not abort.if_torn or breaking.is_torn(peer_died=abort.peer_died):
+                    self._abort_groups(abort.reason, abort.last_run)
             case "exit":
                 pass
             case _:
@@ -356,12 +357,14 @@ class ControlThread(threading.Thread):
         return Seen(longest.thread, longest.native_thread(), longest.frames())
 
     def _place(self, activity: Activity, frames: list[FrameType], run_id: str) -> Where:
-        collective = breaking.collective(frames[0]) if frames else None
-        call, counts = self._calls.look(frames, collective or "")
+        collective = (breaking.collective(frames[0]) if frames else None) or ""
+        call, counts = self._calls.look(frames, collective)
+        if call is not None:
+            collective = collective or call.collective
         return Where(
             state=Where.STATE_COLLECTIVE if collective else Where.STATE_RUNNING,
             run_id=run_id,
-            collective=collective or "",
+            collective=collective,
             line=encodable(self._user_code.line_of_stack(frames)),
             running_s=time.monotonic() - activity.started_s,
             call=Call(**vars(call)) if call else None,

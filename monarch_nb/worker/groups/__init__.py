@@ -9,6 +9,7 @@ breaking          a collective that hangs is freed from outside, and its groups 
 connections       which connections belong to groups: what breaking shuts down
 sockets           how they are found among all of the process, and shut down
 freeing           when a group's memory may go
+records           what torch's flight recorders know of calls: NCCL's return before they are over
 collectives       what a stack waits for, and which errors a broken group causes
 calls             which tensors and which group a collective was called with, and how many were before
 c10d              all that depends on private names of torch's

@@ -140,9 +140,13 @@ def break_groups(
     return True
 
 
-def is_torn() -> bool:
-    """Return whether the connection to a peer of the default group has ended. Asks nobody, so it never waits."""
-    return state.connections.lost_peers()
+def is_torn(*, peer_died: bool = False) -> bool:
+    """Return whether the default group has lost a peer. Asks nobody, so it never waits.
+
+    Args:
+        peer_died: some rank has. NCCL notices nothing of that; Gloo loses a connection.
+    """
+    return state.connections.lost_peers() or (peer_died and c10d.uses_nccl())
 
 
 def forget_groups() -> None:

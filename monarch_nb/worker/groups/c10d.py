@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -107,19 +106,6 @@ def count_of_calls(group: Group) -> int | None:
     return None
 
 
-def recorded() -> list[dict[str, Any]]:
-    """Return what torch's flight recorder has written down of this rank's calls; nothing where it is off, or is not in
-    this torch."""
-    module = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(module, "_dump_fr_trace_json", None)
-    if dump is None:
-        return []
-    with contextlib.suppress(RuntimeError, TypeError, ValueError):
-        entries: list[dict[str, Any]] = json.loads(dump()).get("entries", [])
-        return entries
-    return []
-
-
 def wait_for_peers(made: Mapping[str, Any]) -> None:
     """Wait until all ranks have made the default group, as they have: a rank that ends sooner, or destroys it, closes
     connections that a slower one is still making, and Gloo fails there. Ranks come and go in milliseconds here; under
@@ -162,6 +148,15 @@ def clear_books() -> list[Any]:
 def release(groups: list[Any]) -> None:
     """Shut groups down and empty the list, in a thread of its own: one that hangs does not hold up the rank."""
     run_bounded(functools.partial(_shut_down, groups), _RELEASE_WAIT_S)
+
+
+def uses_nccl() -> bool:
+    """Return whether a group is one of NCCL, and the process uses a GPU."""
+    module: Any = sys.modules.get(MODULE)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if module is None or cuda is None or not cuda.is_initialized():
+        return False
+    return any("nccl" in str(backends) for backends in module._world.pg_backend_config.values())
 
 
 def abort_nccl() -> None:

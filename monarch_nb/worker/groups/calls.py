@@ -10,11 +10,11 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from monarch_nb.ground.rank_sets import name_ranks
-from monarch_nb.worker.groups import c10d
+from monarch_nb.worker.groups import c10d, records
 
 _FILE = "torch/distributed/distributed_c10d.py"
 _OPERANDS = ("tensor", "input_tensor", "input", "input_list", "input_tensor_list", "tensors", "tensor_list")
@@ -23,6 +23,8 @@ _MAY_DIFFER = re.compile("^all_to_all|_object|barrier")
 _HAS_ONE_PEER = re.compile("i?send|i?recv")
 _NCCLS_PEER = re.compile(r"(?P<name>send|recv) \d+(->|<-)(?P<peer>\d+)")
 """What NCCL calls a send or a receive in the flight recorder, with ranks of the group."""
+_PUBLIC_NAMES = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
+"""What the flight recorder calls some of torch's functions."""
 _UNNAMED = ("", "undefined")
 _TYPES = {
     "Float": "float32",
@@ -38,7 +40,10 @@ _TYPES = {
 """What the flight recorder calls the types of tensors."""
 
 
-_TOLD = {"retired", "process_group", "record_id", "profiling_name", "input_sizes", "input_dtypes"}
+_TOLD = {
+    *("retired", "process_group", "record_id", "collective_seq_id"),
+    *("profiling_name", "input_sizes", "input_dtypes"),
+}
 """What is needed of an entry of the flight recorder, whose form torch may change."""
 
 
@@ -61,31 +66,54 @@ class Call:
 
 class Calls:
     """Looks at calls, again and again. The flight recorder is asked only when a rank has stood still since the last
-    look, and once: it writes down all that it knows."""
+    look. Where a frame names a collective it is asked once: it writes down all that it knows."""
 
     def __init__(self) -> None:
         self._counts: Mapping[str, int] = {}
+        self._place: tuple[CodeType, int] | None = None
         self._recorded: Call | None = None
         self._is_asked = False
 
     def look(self, frames: Sequence[FrameType], collective: str) -> tuple[Call | None, Mapping[str, int]]:
         """Return what a thread waits in, and how many calls this rank has made in each of its groups.
 
+        NCCL's calls return at once. The thread waits later, where it needs the result, and no frame names a collective
+        there. What it waits for is then the oldest call that is not over on the GPU.
+
         Args:
             frames: the thread's, innermost first.
-            collective: what it is in, as `collectives.collective` says.
+            collective: what it is in, as `collectives.collective` says; empty when no frame names one.
         """
         groups = c10d.groups()
         counts = {_named(group): count for group in groups if (count := c10d.count_of_calls(group)) is not None}
+        place = (frames[0].f_code, frames[0].f_lasti) if frames else None
         stands_still, self._counts = counts == self._counts, counts
+        is_at_the_same_place, self._place = place == self._place, place
         if not stands_still:
             self._recorded, self._is_asked = None, False
-        if not collective or not groups:
+        if not frames or not groups:
             return None, counts
+        named = {each.name: each for each in groups}
+        if not collective:
+            return _on_gpus(named, counts) if stands_still and is_at_the_same_place else (None, counts)
         call = of_frames(frames, collective)
         if call is None and stands_still and not self._is_asked:
-            self._recorded, self._is_asked = of_record(c10d.recorded(), {each.name: each for each in groups}), True
+            self._recorded, self._is_asked = of_record(records.recorded(), named), True
         return call or self._recorded, counts
+
+
+def _on_gpus(groups: Mapping[str, c10d.Group], counts: Mapping[str, int]) -> tuple[Call | None, Mapping[str, int]]:
+    """Return the oldest call that is not over on this rank's GPU. Of its group, calls after it do not count."""
+    found = _open(records.open_on_gpu(), groups)
+    if not found:
+        return None, counts
+    oldest = min(found, key=lambda each: int(each["record_id"]))
+    call = _call(oldest, groups)
+    if call.group not in counts:
+        return call, counts
+    numbers = [int(each["collective_seq_id"]) for each in found if each["process_group"] == oldest["process_group"]]
+    later = max(numbers) - int(oldest["collective_seq_id"])
+    return call, {**counts, call.group: counts[call.group] - later}
 
 
 def of_frames(frames: Iterable[FrameType], collective: str) -> Call | None:
@@ -131,16 +159,22 @@ def of_record(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Gr
         entries: of the flight recorder.
         groups: that this rank is in, by torch's names.
     """
+    found = _open(entries, groups)
+    return _call(max(found, key=lambda each: int(each["record_id"])), groups) if found else None
+
+
+def _open(entries: Iterable[Mapping[str, Any]], groups: Mapping[str, c10d.Group]) -> list[Mapping[str, Any]]:
     told = [each for each in entries if each.keys() >= _TOLD]
-    open_ones = [each for each in told if not each["retired"] and each["process_group"][0] in groups]
-    if not open_ones:
-        return None
-    newest = max(open_ones, key=lambda each: int(each["record_id"]))
-    collective = str(newest["profiling_name"]).rpartition(":")[2]
-    sizes, types = newest["input_sizes"], newest["input_dtypes"]
+    return [each for each in told if not each["retired"] and each["process_group"][0] in groups]
+
+
+def _call(entry: Mapping[str, Any], groups: Mapping[str, c10d.Group]) -> Call:
+    collective = str(entry["profiling_name"]).rpartition(":")[2]
+    collective = _PUBLIC_NAMES.get(collective, collective)
+    sizes, types = entry["input_sizes"], entry["input_dtypes"]
     tensors = [f"{_TYPES.get(kind, kind.lower())}{size}" for kind, size in zip(types, sizes, strict=False)]
     operands = "" if _MAY_DIFFER.search(collective) else _listed([each.replace(" ", "") for each in tensors])
-    group = groups[newest["process_group"][0]]
+    group = groups[entry["process_group"][0]]
     if between := _NCCLS_PEER.fullmatch(collective):
         return Call(between["name"], operands, _named(group), group.ranks[int(between["peer"])])
     return Call(collective, operands, _named(group))

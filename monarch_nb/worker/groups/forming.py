@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from monarch_nb.ground.rank_sets import format_ranks
-from monarch_nb.worker.groups import breaking, c10d, connections, freeing, mesh_store, rendezvous, sockets
+from monarch_nb.worker.groups import breaking, c10d, connections, freeing, mesh_store, records, rendezvous, sockets
 from monarch_nb.worker.groups.breaking import (
     drop_groups,
     forget_groups,
@@ -192,6 +192,7 @@ def _wrap_init(rendezvous: Rendezvous, module: Any) -> Callable[..., None]:
             forget_groups()
         state.made_in = state.run  # first: a break of older groups that comes between these two must not last
         state.broken = None
+        records.begin()
         state.hush.end()
         state.connections.endpoints |= _endpoints(wanted)
         rendezvous.forget()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_nb.errors import UsageError
-from monarch_nb.worker.comparing.digests import digest
+from monarch_nb.worker.digests import digest
 from monarch_nb.worker.instruments.finite import local
 from monarch_nb.worker.instruments.losses import Losses
 from monarch_nb.worker.instruments.steps import Steps

@@ -45,13 +45,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the numbers of a tensor that this process holds; None where none of them can be other than finite."""
     import torch
 
-    own = local(tensor.detach())
-    if own.is_sparse:
-        own = own._values()
-    elif own.layout is not torch.strided:
-        own = own.values()
-    can_be = own.is_floating_point() or own.is_complex()
-    return own if can_be and own.numel() and own.device.type != "meta" and own.element_size() > 1 else None
+    own = tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else local(tensor)
+    if own.layout is not torch.strided:
+        own = own.detach()._values() if own.is_sparse else own.detach().values()
+    kind = own.dtype
+    can_be = (kind.is_floating_point or kind.is_complex) and kind.itemsize > 1
+    return own if can_be and own.numel() and not own.is_meta else None
 
 
 def _has_finite_norm(tensors: list[torch.Tensor]) -> bool:

@@ -29,6 +29,7 @@ _HELD = "_monarch_nb_held"
 _SYSTEM = "monarch."
 """Classes of Monarch's own modules: each process has a few, which nobody asked for."""
 _NOT_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<frozen")
+_MONARCHS, _DEBUGGER = "/monarch/_src/", "/monarch/_src/actor/debugger/"
 _CLEANUPS = ("__cleanup__", "_run_cleanup")
 """Of Monarch's `_Actor`, async and sync: the last that an actor does."""
 Message = tuple[str, float, Callable[[], list[FrameType]]]
@@ -66,10 +67,11 @@ class Census:
 
     Args:
         around: returns what is entered around all that a message executes.
+        node: where this process is, for people.
     """
 
-    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._around = around
+    def __init__(self, around: Callable[[], AbstractContextManager[None]] = nullcontext, node: str = "") -> None:
+        self._around, self._node = around, node
         self._held: WeakSet[Held] = WeakSet()
         self._lock = threading.Lock()  # actors have threads of their own, and another one tells of them
 
@@ -95,6 +97,21 @@ class Census:
                 handle_sync(actor, context, method, *arguments)
 
         kind.handle, kind.handle_sync = watched, watched_sync
+        if (report := getattr(kind, "_report_exception", None)) is not None:
+            kind._report_exception = self._naming_place(report)
+
+    def _naming_place(self, report: Callable[..., Any]) -> Callable[..., Any]:
+        """What callers are told of an exception says which actor has raised it: Monarch does not."""
+
+        @functools.wraps(report)
+        def naming(actor: Any, error: Exception, context: Any, *arguments: Any) -> Any:
+            instance = context.actor_instance
+            place = f"in rank {instance.rank.rank} of {instance.name} ({self._node}, pid {os.getpid()})"
+            if place not in getattr(error, "__notes__", ()):  # it may be raised again and again
+                error.add_note(place)
+            return report(actor, error, context, *arguments)
+
+        return naming
 
     def _of(self, actor: Any, instance: Any) -> Held:
         held: Held | None = getattr(actor, _HELD, None)
@@ -180,16 +197,15 @@ def _awaited(coroutine: Any) -> list[FrameType]:
 
 
 def _line(frames: list[FrameType]) -> str:
-    """Return where the user's code is: "train.py:41"; empty when it is nowhere."""
+    """Return where the user's code is: "train.py:41", "Cell In[7]:3", "a breakpoint (Cell In[7]:3)"; empty when it is
+    nowhere."""
+    is_stopped = False
     for frame in frames:
         path = frame.f_code.co_filename
-        if not path.startswith(_NOT_USERS) and "/monarch/_src/" not in path and path != __file__:
-            name = os.path.basename(path)
-            return (
-                f"{name}:{frame.f_lineno}"
-                if name.endswith(".py") and "ipykernel" not in path
-                else (f"line {frame.f_lineno} of its cell")
-            )
+        if not path.startswith(_NOT_USERS) and _MONARCHS not in path and path != __file__:
+            line = f"{os.path.basename(path)}:{frame.f_lineno}"
+            return f"a breakpoint ({line})" if is_stopped else line
+        is_stopped = is_stopped or _DEBUGGER in path
     return ""
 
 
@@ -219,9 +235,9 @@ def short_name(directory: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def install(directory: Path, around: Callable[[], AbstractContextManager[None]]) -> None:
-    """Have the actors of this process known to whoever may enter the directory; `around` as Census's."""
-    census = Census(around)
+def install(directory: Path, around: Callable[[], AbstractContextManager[None]], node: str) -> None:
+    """Have the actors of this process known to whoever may enter the directory; `around` and `node` as Census's."""
+    census = Census(around, node)
     census.watch(importlib.import_module("monarch._src.actor.actor_mesh")._Actor)
     with suppress(OSError):  # else nobody can ask, and all goes on
         serve(census, directory)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb import config
-from monarch_nb.config import MONARCH_OUTPUT_VARIABLE
+from monarch_nb.config import MONARCH_NODE_VARIABLE, MONARCH_OUTPUT_VARIABLE
 from monarch_nb.worker.monarch import census, held
 from monarch_nb.worker.monarch.output import private_directory
 from monarch_nb.worker.shell import streams
@@ -62,7 +62,7 @@ def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
 
     Args:
         place: on a local pool `directory`, for a Unix socket; else `host`, the interface to listen on, and with it
-            `cert`, `key` and `ca`, in PEM, of the connections.
+            `cert`, `key` and `ca`, in PEM, of the connections. And `node`, for people.
         rank: this rank.
         wanted: the version of torchmonarch that the client has. With another one nothing is started: they do not
             understand each other.
@@ -88,6 +88,7 @@ def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
 
 def _start(monarch: Any, place: Mapping[str, str], rank: int) -> _Loop:
     _prepare_environment(rank)
+    os.environ[MONARCH_NODE_VARIABLE] = place["node"]
     listen, address = _listen_at(place)
     loop = _Loop(address, threading.Thread(target=lambda: _run(monarch, listen, loop), name="monarch", daemon=True))
     loop.thread.start()

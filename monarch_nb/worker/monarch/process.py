@@ -16,7 +16,12 @@ import threading
 import time
 from pathlib import Path
 
-from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE, MONARCH_OUTPUT_VARIABLE
+from monarch_nb.config import (
+    MONARCH_CALLER_VARIABLE,
+    MONARCH_CLIENT_VARIABLE,
+    MONARCH_NODE_VARIABLE,
+    MONARCH_OUTPUT_VARIABLE,
+)
 from monarch_nb.worker.monarch import census, output
 
 BOOTSTRAP = "monarch._src.actor.bootstrap_main"
@@ -69,7 +74,9 @@ def main() -> None:
         rank, _, runs = told.partition(":")
         files = output.Files(Path(runs), int(rank), os.environ.get(MONARCH_CALLER_VARIABLE, ""))
         streams = output.install(files, label)
-        census.install(output.private_directory(runs) / census.DIRECTORY, lambda: output.of_message(files, streams))
+        directory = output.private_directory(runs) / census.DIRECTORY
+        node = os.environ.get(MONARCH_NODE_VARIABLE, "")
+        census.install(directory, lambda: output.of_message(files, streams), node)
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
 

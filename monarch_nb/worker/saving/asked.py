@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
+from monarch_nb.worker.saving.places import near
 
 KEPT_SAVES = 3
+OF_CELLS = "the notebook's cells make it again"
+"""Why functions, classes, modules and open files are not saved."""
 TIMEOUT_S = 20.0
 """How long a rank may take until it takes part, and may be silent meanwhile."""
 
@@ -151,9 +154,9 @@ class SaveReport(_Told):
         names = ", ".join(part.name for part in self.parts)
         what = f"{names} of {counted(self.ranks, 'rank')}"
         if self.background:
-            head = f"saving into {self.path} in the background: staged in {duration(self.duration_s)}"
+            head = f"saving into {near(self.path)} in the background: staged in {duration(self.duration_s)}"
         else:
-            head = f"saved {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, in {self.path}"
+            head = f"saved {what}: {size(self.size_bytes)} in {duration(self.duration_s)}, in {near(self.path)}"
         lines = [head]
         if by_rank:
             lines.append(f"different by rank, and kept by rank: {', '.join(by_rank)}")
@@ -191,18 +194,21 @@ class LoadReport(_Told):
         of = "" if self.saved_ranks == self.ranks else f", saved by {counted(self.saved_ranks, 'rank')}"
         what = f"{', '.join(self.names) or 'nothing'} into {counted(self.ranks, 'rank')}{of}"
         much = size(self.size_bytes) if self.size_bytes else "plain values"
-        head = f"loaded {what}: {much} in {duration(self.duration_s)}, from {self.path}"
+        head = f"loaded {what}: {much} in {duration(self.duration_s)}, from {near(self.path)}"
         return "\n".join([head, *left_out_lines(self.left_out, "not loaded")])
 
 
 def left_out_lines(left_out: Mapping[str, str], what: str) -> list[str]:
-    """Return why names were left out, those of one reason in a line. Pure.
+    """Return why names were left out, those of one reason in a line; at the end those that cells make again. Pure.
 
     Example:
-        >>> left_out_lines({"f": "a function: made again", "g": "a function: made again"}, "not saved")
-        ['not saved: f, g (a function: made again)']
+        >>> left_out_lines({"f": f"a function: {OF_CELLS}", "a": "a set", "b": "a set"}, "not saved")
+        ['not saved: a, b (a set)', "left to the notebook's cells: f"]
     """
     names: dict[str, list[str]] = {}
+    of_cells = [name for name, why in left_out.items() if OF_CELLS in why]
     for name, why in left_out.items():
-        names.setdefault(why, []).append(name)
-    return [f"{what}: {', '.join(those)} ({why})" for why, those in names.items()]
+        if name not in of_cells:
+            names.setdefault(why, []).append(name)
+    lines = [f"{what}: {', '.join(those)} ({why})" for why, those in names.items()]
+    return [*lines, f"left to the notebook's cells: {listed(of_cells)}"] if of_cells else lines

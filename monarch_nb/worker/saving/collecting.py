@@ -57,12 +57,14 @@ class Collected:
         holders: by name. aliases: other names of an object, with the name that it is saved under.
         left_out: why a name is not saved, by name.
         missing: names that were asked for and are not there, with what is said of that.
+        containers: those of whose parts each has a name of its own, `nets.generator`.
     """
 
     holders: dict[str, Holder] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, Any] = field(default_factory=dict)
 
 
 def collect(
@@ -86,25 +88,22 @@ def collect(
         SaveError: a name that was asked for is of a kind that is not saved.
     """
     found = Collected()
-    looked_at = names or [name for name in namespace if not name.startswith("_") and name not in hidden]
-    seen: dict[int, str] = {}
-    for name in looked_at:
-        if name == RANDOM_STATES and name not in namespace:
-            continue
-        if name not in namespace:
-            found.missing[name] = not_there(name, [each for each in namespace if each not in hidden])
-            continue
-        value = namespace[name]
-        kind, why = kinds.kind_of(value)
-        if kind is None:
-            found.left_out[name] = why
-            continue
-        plain = kinds.unwrapped(value)
-        if kind in ("state", "tensor", "random states") and (before := seen.setdefault(id(plain), name)) != name:
-            found.aliases[name] = before
-            continue
+    looked_at = [name for name in namespace if not name.startswith("_") and name not in hidden]
+    if names:
+        looked_at = [name if name in namespace else name.partition(".")[0] for name in names]
+    look = _Look(found, names)
+    containers = {}
+    for name in dict.fromkeys(each for each in looked_at if each in namespace):
         bind = None if put is None else _binder(put, name)
-        found.holders[name] = Holder(name, kind, plain, value, bind)
+        if kinds.kind_of(namespace[name])[0] is None and kinds.parts_with_states(namespace[name]):
+            containers[name] = bind
+        else:
+            look.at(name, namespace[name], bind)
+    for name, bind in containers.items():  # after all that has a name of its own
+        look.at(name, namespace[name], bind)
+    there = [*found.holders, *found.aliases, *found.left_out, RANDOM_STATES]
+    others = [each for each in namespace if each not in hidden]
+    found.missing = {name: not_there(name, others) for name in names if not is_of(name, there)}
     if random_states and (not names or RANDOM_STATES in names) and RANDOM_STATES not in found.holders:
         found.holders[RANDOM_STATES] = Holder(RANDOM_STATES, "random states", None, None)
     _leave_out_parts(found)
@@ -113,6 +112,59 @@ def collect(
             "; ".join(f"`{name}` can not be saved: {why}" for name, why in found.left_out.items()), found.left_out
         )
     return found
+
+
+@dataclass
+class _Look:
+    """Finds out what values are saved as.
+
+    Attributes:
+        found: where that is noted. names: only these, and what stands under them; empty for all.
+        seen: under which name an object is saved, by its id.
+    """
+
+    found: Collected
+    names: Collection[str]
+    seen: dict[int, str] = field(default_factory=dict)
+
+    def at(self, name: str, value: Any, bind: Callable[[Any], None] | None) -> None:
+        """Look at a value. What has a state in a container is saved under `name.key`."""
+        if self.names and not any(is_of(each, [name]) or is_of(name, [each]) for each in self.names):
+            return
+        found = self.found
+        kind, why = kinds.kind_of(value)
+        parts = kinds.parts_with_states(value) if kind is None else {}
+        plain = kinds.unwrapped(value)
+        is_known_by_itself = parts or kind in ("state", "tensor", "random states")
+        if is_known_by_itself and (before := self.seen.setdefault(id(plain), name)) != name:
+            found.aliases[name] = before
+        elif parts:
+            found.containers[name] = value
+            for key, part in parts.items():
+                self.at(f"{name}.{key}", part, _bind_part(value, key))
+        elif kind is None:
+            found.left_out[name] = why
+        elif kind == "value" and "." in name and bind is None:
+            found.left_out[name] = "a value in a tuple: loading could not change it"
+        else:
+            found.holders[name] = Holder(name, kind, plain, value, bind)
+
+
+def _bind_part(container: Any, key: str) -> Callable[[Any], None] | None:
+    if isinstance(container, tuple):
+        return None
+    place = int(key) if isinstance(container, list) else next(each for each in container if str(each) == key)
+    return lambda value: container.__setitem__(place, value)
+
+
+def is_of(wanted: str, names: Iterable[str]) -> bool:
+    """Return whether one of these is a name, or stands under it. Pure.
+
+    Example:
+        >>> is_of("nets", ["nets.generator"]), is_of("net", ["nets"])
+        (True, False)
+    """
+    return any(name == wanted or name.startswith(f"{wanted}.") for name in names)
 
 
 def not_there(name: str, names: Iterable[str]) -> str:

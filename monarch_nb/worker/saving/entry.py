@@ -220,7 +220,8 @@ def missing(names: Iterable[str]) -> str:
     """Return the names of these that the cells do not have, with what is said of each, as JSON."""
     namespace, hidden = cells()
     known = [name for name in namespace if name not in hidden]
-    lacking = [name for name in names if name not in namespace and name != RANDOM_STATES]
+    there = {*namespace, RANDOM_STATES}
+    lacking = [name for name in names if name not in there and name.partition(".")[0] not in there]
     return json.dumps({name: not_there(name, known) for name in lacking})
 
 

@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from monarch_nb.worker.saving.asked import OF_CELLS
+
 Kind = Literal["state", "tensor", "value", "random states"]
 
 _SCALARS = (
@@ -27,8 +29,8 @@ _SCALARS = (
 )  # fmt: skip
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _MAPPINGS = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
-_OF_CELLS = "the notebook's cells make it again"
 _MOST_DEEP = 100
+_MOST_CONTAINERS = 10_000
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
@@ -45,22 +47,55 @@ def numpy() -> Any:
 def kind_of(value: object) -> tuple[Kind | None, str]:
     """Return what a value is saved as; or None, and why it is not saved."""
     if isinstance(value, type):
-        return None, f"a class: {_OF_CELLS}"
+        return None, f"a class: {OF_CELLS}"
     if isinstance(value, types.ModuleType):
-        return None, f"a module: {_OF_CELLS}"
+        return None, f"a module: {OF_CELLS}"
     if isinstance(value, io.IOBase):
-        return None, f"an open file: {_OF_CELLS}"
+        return None, f"an open file: {OF_CELLS}"
     if is_random(value):
         return "random states", ""
     if is_tensor(value):
         why = _not_dense(value)
         return (None, why) if why else ("tensor", "")
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+    if has_state(value):
         return ("state", "") if not is_fsdp1(value) else (None, _FSDP1)
     if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
-        return None, f"a function: {_OF_CELLS}"
+        return None, f"a function: {OF_CELLS}"
     why = not_plain(value)
     return (None, why) if why else ("value", "")
+
+
+def has_state(value: object) -> bool:
+    """Return whether a value tells its state, and takes it back."""
+    own = (getattr(value, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, (type, types.ModuleType)) and all(map(callable, own))
+
+
+def parts_with_states(value: object) -> dict[str, Any]:
+    """Return what stands in a container of objects that have a state, such as the networks of a GAN, by key or place;
+    empty if the value is none, or its keys make no names."""
+    pairs, seen = _inner(value), {id(value)}
+    if not any(states_in(each, seen) for _, each in pairs):
+        return {}
+    found = {str(key): each for key, each in pairs if type(key) in (str, int)}
+    return found if len(found) == len(pairs) and not any("." in key for key in found) else {}
+
+
+def states_in(value: object, seen: set[int] | None = None) -> list[Any]:
+    """Return the objects that have a state: the value itself, or those in a container."""
+    if has_state(value):
+        return [value]
+    seen = set() if seen is None else seen
+    if not (pairs := _inner(value)) or id(value) in seen or len(seen) > _MOST_CONTAINERS:
+        return []
+    seen.add(id(value))
+    return [found for _, each in pairs for found in states_in(each, seen)]
+
+
+def _inner(value: Any) -> list[tuple[Any, Any]]:
+    if type(value) in (list, tuple):
+        return list(enumerate(value))
+    return list(value.items()) if type(value) in (dict, collections.OrderedDict, collections.defaultdict) else []
 
 
 _FSDP1 = (
@@ -79,6 +114,13 @@ def is_dtensor(value: object) -> bool:
     """Return whether a value is a tensor of which each rank has a part."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def device_here(kind: str) -> str:
+    """Return the device of this rank for tensors that were on a kind of device: the CPU where it has no such."""
+    module = torch()
+    is_there = kind == "cuda" and module is not None and module.cuda.is_available()
+    return f"cuda:{module.cuda.current_device()}" if module is not None and is_there else "cpu"
 
 
 def _not_dense(value: Any) -> str:
@@ -153,8 +195,14 @@ def not_plain(value: object, depth: int = 0) -> str:
         return ""
     name = type(value).__qualname__
     if depth and callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
-        return f"a container that holds a {name}: give each a name of its own, or use torch.nn.ModuleList for modules"
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}: no plain value, and has no state_dict()"
+        return f"a container that holds {a(name)}: give that a name of its own"
+    way_out = "; torchdata's StatefulDataLoader has one" if name == "DataLoader" else ""
+    return f"{a(name)}: no plain value, and has no state_dict(){way_out}"
+
+
+def a(noun: str) -> str:
+    """Return a noun with its article. Pure."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
 
 
 def _first(values: Any, depth: int) -> str:

@@ -14,6 +14,7 @@ import fractions
 import hashlib
 import importlib
 import io
+import itertools
 import pathlib
 import re
 import struct
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.worker import digests
 from monarch_nb.worker.saving import kinds
 from monarch_nb.worker.saving.kinds import has_tensors, is_dtensor, is_tensor
 
@@ -29,6 +31,7 @@ Path = tuple[tuple[str, Any], ...]
 """The way to a leaf: ("key", k) into a mapping, ("at", n) into a list."""
 
 _WRAPPED = re.compile(r"(^|\.)(_orig_mod|_checkpoint_wrapped_module)(?=\.|$)")
+_MANY, _SMALL_BYTES = 1000, 1 << 16
 _BIG_BYTES = 1 << 20
 _LANES = 1 << 14
 _SAMPLED = 16
@@ -57,12 +60,25 @@ def take_apart(name: str, state: Any, *, keeps_types: bool = False) -> list[Leaf
     """Return the leaves of a state. One that has two values under one key is a single leaf.
 
     Args:
-        keeps_types: a mapping of another class than dict is a single leaf, for what is put together is a dict.
+        keeps_types: a mapping of another class than dict is a single leaf, for what is put together is a dict. So is a
+            value of many small parts, such as a data set in memory: DCP takes a millisecond for each of its items.
     """
-    leaves = list(_walk(name, (), state, keeps_types=keeps_types))
+    parts = _walk(name, (), state, keeps_types=keeps_types)
+    leaves = list(itertools.islice(parts, _MANY))
+    if keeps_types and len(leaves) == _MANY and _are_small(leaves):
+        return [Leaf(name, (), state)]
+    leaves += parts
     if len({leaf.key for leaf in leaves}) < len(leaves):
         return [Leaf(name, (), state)]
     return leaves
+
+
+def _are_small(leaves: Iterable[Leaf]) -> bool:
+    tensors = [leaf.value for leaf in leaves if is_tensor(leaf.value)]
+    if any(is_dtensor(each) for each in tensors):
+        return False
+    size_bytes: int = sum(each.numel() * each.element_size() for each in tensors)
+    return size_bytes < _MANY * _SMALL_BYTES
 
 
 def _walk(name: str, path: Path, value: Any, *, keeps_types: bool) -> Iterable[Leaf]:
@@ -136,15 +152,17 @@ def tensor_digest(tensor: Any, every: int = 1) -> str:
     want two tensors to look equal.
 
     Args:
-        every: of a large tensor, look at one row in so many.
+        every: of a large tensor in main memory, look at one row in so many.
     """
     torch: Any = kinds.torch()
     with torch.no_grad():
+        if tensor.device.type != "cpu":
+            return digests.digest(tensor)
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         whole = flat.numel() // (8 * _LANES) * (8 * _LANES) if flat.numel() >= _BIG_BYTES and _is_aligned(flat) else 0
         digest = hashlib.blake2b(bytes_of(flat[whole:]), digest_size=16)
         if whole:
-            lanes = torch.zeros(_LANES, dtype=torch.int64, device=flat.device)
+            lanes = torch.zeros(_LANES, dtype=torch.int64)
             for row in flat[:whole].view(torch.int64).view(-1, _LANES)[::every]:
                 torch.add(row, lanes, alpha=_FACTOR, out=lanes)
                 # Else two flipped signs in a lane would cancel each other. Zeros come in: no two words become one.
@@ -185,6 +203,9 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         update(struct.pack("<q", len(inner)) + b"".join(inner))
     elif isinstance(value, list | tuple) or type(value).__name__ == "deque":
         update(struct.pack("<q", len(value)))
+        if _NUMBERS.issuperset(map(type, value)):
+            update(repr(value).encode())
+            return
         for each in value:
             _feed(update, each)
     elif (arrays := kinds.numpy()) is not None and isinstance(value, arrays.ndarray | arrays.generic):
@@ -193,6 +214,9 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         update(repr(value).encode("utf-8", "surrogatepass"))
     else:  # what a state_dict() of the user's own holds
         update(pickled(value))
+
+
+_NUMBERS = frozenset((int, float, bool))
 
 
 def _digest_of(value: Any) -> bytes:
@@ -224,16 +248,13 @@ def unpickled(data: bytes, *, trusted: bool = False) -> Any:
     """
     torch: Any = kinds.torch()
     with torch.serialization.safe_globals(_harmless()):
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=not trusted)
+        return torch.load(io.BytesIO(data), map_location=_place, weights_only=not trusted)
 
 
-def is_harmless(data: bytes) -> bool:
-    """Return whether a pickle can be read without executing anything."""
-    try:
-        unpickled(data)
-    except Exception:  # noqa: BLE001 -- what it is not, is said by the reader
-        return False
-    return True
+def _place(storage: Any, location: str) -> Any:
+    """Return what a tensor is read into: on the kind of device that it was on, and this rank's own."""
+    torch: Any = kinds.torch()
+    return torch.serialization.default_restore_location(storage, kinds.device_here(location.partition(":")[0]))
 
 
 def _harmless() -> list[Any]:

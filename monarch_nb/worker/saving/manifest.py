@@ -40,14 +40,14 @@ class SavedLeaf:
         path: from the name to it: keys of mappings as ["key", k], places in lists as ["at", n].
         by_rank: the places, among the ranks that saved, of those that have one of their own; empty when one is for all.
         in_parts: whether each rank has a part of it (DTensor).
-        pickled: whether it can only be read by unpickling it whole, which executes what it says.
+        device: the kind of device that it was on, as "cuda"; empty for what is no tensor.
     """
 
     name: str
     path: tuple[tuple[str, Any], ...] = ()
     by_rank: tuple[int, ...] = ()
     in_parts: bool = False
-    pickled: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Manifest:
                     tuple((kind, step) for kind, step in each["path"]),
                     tuple(each["by_rank"]),
                     each["in_parts"],
-                    each["pickled"],
+                    each.get("device", ""),
                 )
                 for key, each in facts["leaves"].items()
             },

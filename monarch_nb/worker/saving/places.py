@@ -178,3 +178,17 @@ def _touched(directory: Path) -> float:
         except OSError:
             continue
     return max(times)
+
+
+def near(path: str) -> str:
+    """Return how people name a path from the directory where this process works: the whole path, if it is not below.
+
+    Example:
+        >>> near("/data/me/a/0001"), near(os.path.abspath("checkpoints/a/0001"))
+        ('/data/me/a/0001', 'checkpoints/a/0001')
+    """
+    try:
+        below = os.path.relpath(path)
+    except OSError:  # somebody has removed the directory
+        return path
+    return path if below.startswith(os.pardir) else below

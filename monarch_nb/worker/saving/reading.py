@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import pickle
 import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.saving import kinds, places
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
 from monarch_nb.worker.saving.changing import STOPPED, Change
-from monarch_nb.worker.saving.collecting import RANDOM_STATES, Holder, collect
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, collect, is_of
 from monarch_nb.worker.saving.exchange import Exchange
-from monarch_nb.worker.saving.leaves import Leaf, is_harmless, put_together, take_apart, unpickled
+from monarch_nb.worker.saving.leaves import Leaf, put_together, take_apart, unpickled
 from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage
 from monarch_nb.worker.saving.planning import LoadPlanner
 from monarch_nb.worker.saving.storage import Reader
@@ -33,7 +35,11 @@ _OF_FUNCTIONS = (
     "functions or actors held them that trained, and there are no such names now: make them in a cell, "
     "then %mesh load … --only NAMES"
 )
-_NUMBERS = {"int", "float", "bool"}
+_ALIKE: tuple[Set[str], ...] = (
+    {"int", "float", "bool", "float16", "float32", "float64", "int32", "int64"},
+    {"dict", "OrderedDict", "defaultdict", "Counter"},
+)
+"""Classes of plain values of which a program may take one in place of another."""
 
 
 @dataclass
@@ -42,12 +48,14 @@ class _Part:
 
     Attributes:
         holder: what it is loaded into; None: the name is not there, and gets a value.
+        put: binds the name to a value; None where that can not be.
         leaves: what the save has for this rank, by the key that it is stored under.
         values: what was read of it, or will be, by that key.
     """
 
     name: str
     holder: Holder | None
+    put: Callable[[Any], None] | None
     leaves: dict[str, SavedLeaf]
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -96,7 +104,7 @@ def load(
             _all_have_read(exchange, path)
             for part in checked.parts.values():
                 change.apply(part.name)
-                _apply(part, namespace)
+                _apply(part)
                 change.applied(part.name)
             report = LoadReport(
                 str(path),
@@ -151,7 +159,8 @@ def _check(
     checked = _Checked()
     saved = {part.name: part for part in manifest.parts}
     wanted = _wanted(request.names, saved, manifest, checked)
-    holders = _holders(namespace, hidden, saved, manifest)
+    found = _found(namespace, hidden, saved, manifest)
+    holders = found.holders
     leaves: dict[str, dict[str, SavedLeaf]] = defaultdict(dict)
     for key, leaf in manifest.leaves.items():
         leaves[leaf.name][key] = leaf
@@ -164,7 +173,8 @@ def _check(
         if why:
             checked.left_out[name] = why
         elif own:
-            checked.parts[name] = _Part(name, holders.get(name), own)
+            holder = holders.get(name)
+            checked.parts[name] = _Part(name, holder, _put(name, holder, namespace, found.containers), own)
     _read_objects(path, metadata, checked)
     for name, part in list(checked.parts.items()):
         if name not in checked.problems and (why := _misfit(part, saved[name], namespace, metadata)):
@@ -182,20 +192,21 @@ def _wanted(names: Sequence[str], saved: Mapping[str, NamedPart], manifest: Mani
         return list(saved)
     wanted = []
     for name in names:
-        if (real := manifest.aliases.get(name, name)) in saved:
-            wanted.append(real)
+        others = [real for alias, real in manifest.aliases.items() if is_of(name, [alias])]
+        if parts := [each for each in saved if any(is_of(real, [each]) for real in (name, *others))]:
+            wanted += parts
         else:
             checked.problems[name] = f"is not in the save, which has {', '.join(sorted(saved))}"
-    return wanted
+    return list(dict.fromkeys(wanted))
 
 
-def _holders(
+def _found(
     namespace: MutableMapping[str, Any], hidden: Collection[str], saved: Mapping[str, NamedPart], manifest: Manifest
-) -> dict[str, Holder]:
+) -> Collected:
     """Return what there is to load into, by the names of the save."""
     found = collect(namespace, hidden=hidden, put=namespace.__setitem__)
-    named = [name for name in saved if name in namespace and name not in found.holders and name not in found.aliases]
-    holders = dict(found.holders)
+    holders = found.holders
+    named = [name for name in saved if name in namespace and name not in holders and name not in found.aliases]
     if named:  # a name that is only looked at when it is asked for
         extra = {name: namespace[name] for name in named}
         holders |= collect(extra, put=namespace.__setitem__, random_states=False).holders
@@ -204,7 +215,20 @@ def _holders(
             holders[alias] = holders[real]
         if real in saved and real not in holders and alias in holders:
             holders[real] = holders[alias]
-    return holders
+    return found
+
+
+def _put(
+    name: str, holder: Holder | None, namespace: MutableMapping[str, Any], containers: Mapping[str, Any]
+) -> Callable[[Any], None] | None:
+    """Return what binds a name to a value; None where no container is there that could have it."""
+    if holder is not None and holder.put is not None:
+        return holder.put
+    whole, _, key = name.rpartition(".")
+    container = containers.get(whole) if whole else namespace
+    if not isinstance(container, MutableMapping) or any(type(each) is int for each in container):
+        return None
+    return functools.partial(container.__setitem__, key)
 
 
 def _of_rank(leaves: Mapping[str, SavedLeaf], exchange: Exchange, saved_ranks: int) -> tuple[dict[str, SavedLeaf], str]:
@@ -241,16 +265,23 @@ def _read_objects(path: Path, metadata: Any, checked: _Checked) -> None:
     _read(path, metadata, LoadPlanner({}, dict.fromkeys(keys), data.__setitem__))
     trusted = _is_own(path)
     for key, part in keys.items():
-        harmless = is_harmless(data[key])
-        if not harmless and not trusted:
+        try:
+            part.values[key] = _value_of(data[key], trusted=trusted)
+        except pickle.UnpicklingError:
             checked.problems[part.name] = (
                 f"can only be unpickled, which executes what the file says, and {path} is not of this user alone"
             )
-            continue
-        try:
-            part.values[key] = unpickled(data[key], trusted=not harmless)
         except Exception as error:  # noqa: BLE001 -- whatever its class raises
             checked.problems[part.name] = f"can not be unpickled: {type(error).__name__}: {error}"
+
+
+def _value_of(data: bytes, *, trusted: bool) -> Any:
+    try:
+        return unpickled(data)
+    except pickle.UnpicklingError:
+        if not trusted:
+            raise
+    return unpickled(data, trusted=True)
 
 
 def _is_own(path: Path) -> bool:
@@ -265,37 +296,34 @@ def _misfit(part: _Part, saved: NamedPart, namespace: Mapping[str, Any], metadat
     """Return why what was saved does not fit what is there; choose what is read into, if it does."""
     holder = part.holder
     if holder is None and part.name in namespace:
-        return f"was {_a(saved.type or saved.kind)}, and is {kinds.kind_of(namespace[part.name])[1]}"
+        return f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.kind_of(namespace[part.name])[1]}"
     if holder is None:
-        if saved.kind == "random states":
+        if saved.kind == "random states" and part.put is not None:
             _fill_with_new(part, metadata)
             if (made := kinds.new_random(saved.type, part.state())) is not None:
                 part.holder = Holder(part.name, "random states", made, made)
                 return ""
-        if saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values()):
-            return f"is not there: run the cells that make it ({_a(saved.type or saved.kind)})"
+        needs_cells = saved.kind in ("state", "random states") or any(leaf.in_parts for leaf in part.leaves.values())
+        if needs_cells or part.put is None:
+            return f"is not there: run the cells that make it ({kinds.a(saved.type or saved.kind)})"
         _fill_with_new(part, metadata)
         return ""
     if holder.kind != saved.kind and not _is_empty(holder):
-        return f"was {_a(saved.type or saved.kind)}, and is {_a(holder.type_name)}"
+        return f"was {kinds.a(saved.type or saved.kind)}, and is {kinds.a(holder.type_name)}"
     if holder.kind == "tensor" or (holder.kind == "state" and isinstance(holder.value, torch.nn.Module)):
         return _misfit_of_tensors(part, holder, metadata)
     if holder.kind == "state" and saved.type and saved.type != holder.type_name:
-        return f"was {_a(saved.type)}, and is {_a(holder.type_name)}"
+        return f"was {kinds.a(saved.type)}, and is {kinds.a(holder.type_name)}"
     if isinstance(holder.value, torch.optim.Optimizer):
         return _misfit_of_optimizer(part, holder.value, metadata)
     _fill_with_new(part, metadata)
     if holder.kind == "value" and not _is_empty(holder) and not _are_alike(saved.type, holder.type_name):
-        return f"was {_a(saved.type)}, and is {_a(holder.type_name)}"
+        return f"was {kinds.a(saved.type)}, and is {kinds.a(holder.type_name)}"
     return ""
 
 
-def _a(noun: str) -> str:
-    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
-
-
 def _are_alike(before: str, now: str) -> bool:
-    return before in (now, "NoneType") or {before, now} <= _NUMBERS
+    return before in (now, "NoneType") or any({before, now} <= alike for alike in _ALIKE)
 
 
 def _is_empty(holder: Holder) -> bool:
@@ -305,15 +333,15 @@ def _is_empty(holder: Holder) -> bool:
 def _fill_with_new(part: _Part, metadata: Any) -> None:
     """Read into new tensors."""
     for key in part.leaves.keys() - part.values.keys():
-        part.values[key] = _new(metadata.state_dict_metadata[key])
+        part.values[key] = _new(metadata.state_dict_metadata[key], device=part.leaves[key].device)
 
 
-def _new(saved: TensorStorageMetadata, like: Any = None) -> Any:
-    """Return a tensor to read into: in parts, where the one is that it belongs to."""
+def _new(saved: TensorStorageMetadata, like: Any = None, device: str = "") -> Any:
+    """Return a tensor to read into: in parts, where the one is that it belongs to; or on a kind of device."""
     if like is not None and tuple(like.shape) == tuple(saved.size):
         with torch.no_grad():
             return torch.zeros_like(like, dtype=saved.properties.dtype, requires_grad=False)
-    return torch.empty(saved.size, dtype=saved.properties.dtype)
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device=kinds.device_here(device))
 
 
 def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
@@ -462,16 +490,18 @@ def _all_have_read(exchange: Exchange, path: Path) -> None:
     exchange.share("all read", b"" if done is not None else None)
 
 
-def _apply(part: _Part, namespace: MutableMapping[str, Any]) -> None:
+def _apply(part: _Part) -> None:
     holder = part.holder
     state = part.state()
     if holder is None or holder.kind == "value":
-        namespace[part.name] = state
+        assert part.put is not None  # else it does not fit
+        part.put(state)
     elif part.name == RANDOM_STATES and holder.value is None:
         kinds.set_process_random_states(state)
     elif holder.kind == "random states":
         kinds.set_random_state(holder.value, state)
-        namespace.setdefault(part.name, holder.wrapper)
+        if part.put is not None:  # it may be new
+            part.put(holder.wrapper)
     elif isinstance(holder.value, torch.nn.Module):
         saved = {_key_of(part.name, leaf): part.values[key] for key, leaf in part.leaves.items()}
         own = holder.value.state_dict()

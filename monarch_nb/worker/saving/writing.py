@@ -21,9 +21,9 @@ from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.saving import kinds, places
 from monarch_nb.worker.saving.asked import NamedPart, SaveReport, SaveRequest
-from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder
+from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, is_of
 from monarch_nb.worker.saving.exchange import Exchange
-from monarch_nb.worker.saving.leaves import Leaf, description, is_harmless, pickled, take_apart
+from monarch_nb.worker.saving.leaves import Leaf, description, pickled, take_apart
 from monarch_nb.worker.saving.manifest import Manifest, SavedFile, SavedLeaf, prune
 from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
@@ -38,13 +38,14 @@ class _Told:
 
     Attributes:
         same: equal on ranks that have the same. among: how many ranks have a part of it; 0: each has all of it.
+        device: the kind of device that a tensor is on.
     """
 
     name: str
     path: tuple[tuple[str, Any], ...]
     same: str
     among: int = 0
-    pickled: bool = False
+    device: str = ""
 
 
 @dataclass
@@ -151,7 +152,7 @@ def _compare_names(request: SaveRequest, collected: Collected, exchange: Exchang
         return ()
     told = [json.loads(each) for each in gathered]
     known = {name for each in told for name in (*each["kept"], *each["left_out"])}
-    missing = {name: why for each in told for name, why in each["missing"].items() if name not in known}
+    missing = {name: why for each in told for name, why in each["missing"].items() if not is_of(name, known)}
     if missing:
         said = "; ".join(f"`{name}` can not be saved: {why}" for name, why in missing.items())
         raise SaveError(said, missing)
@@ -189,22 +190,23 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
         own.leaves.update({leaf.key: leaf for leaf in leaves})
         own.told.update(made)
         class_name = holder.type_name if holder.value is not None else ""
-        own.parts[name] = holder.kind, class_name, name in of_functions
+        own.parts[name] = holder.kind, class_name, name.partition(".")[0] in of_functions
     return own
 
 
 def _tell(leaf: Leaf, holder: Holder, own: _Own, *, is_kept_equal: bool) -> _Told:
     if kinds.is_tensor(leaf.value):
+        device = leaf.value.device.type
         if kinds.is_dtensor(leaf.value):
-            return _Told(leaf.name, leaf.path, description(leaf), among=leaf.value.device_mesh.size())
+            return _Told(leaf.name, leaf.path, description(leaf), leaf.value.device_mesh.size(), device)
         if why := kinds.kind_of(leaf.value)[1]:
             raise TypeError(f"{leaf.key} is {why}")
         if leaf.key in _buffers_of_first(holder):
             own.of_first.add(leaf.key)
-            return _Told(leaf.name, leaf.path, "what the first rank has")
-        return _Told(leaf.name, leaf.path, description(leaf, is_kept_equal=is_kept_equal))
-    data = own.pickles[leaf.key] = pickled(leaf.value)
-    return _Told(leaf.name, leaf.path, description(leaf), pickled=not is_harmless(data))
+            return _Told(leaf.name, leaf.path, "what the first rank has", device=device)
+        return _Told(leaf.name, leaf.path, description(leaf, is_kept_equal=is_kept_equal), device=device)
+    own.pickles[leaf.key] = pickled(leaf.value)
+    return _Told(leaf.name, leaf.path, description(leaf))
 
 
 def _kept_equal(holders: Iterable[Holder]) -> set[str]:
@@ -318,7 +320,7 @@ def put_together(told: Sequence[Mapping[str, _Told]]) -> dict[str, SavedLeaf]:
             tuple((kind, step) for kind, step in first.path),
             () if is_shared else tuple(have),
             in_parts=is_shared and first.among > 0,
-            pickled=any(told[place][key].pickled for place in have),
+            device=first.device,
         )
     return leaves
 
@@ -351,7 +353,8 @@ def _plan(exchange: Exchange, own: _Own, by_rank: set[str]) -> tuple[SavePlanner
             continue
         stored = own_key(key, exchange.position) if is_own else key
         values[stored] = leaf.value.to_local() if is_own and kinds.is_dtensor(leaf.value) else leaf.value
-        paths[stored] = (own_key(leaf.name, exchange.position) if is_own else leaf.name, *map(_dcp_step, leaf.path))
+        name = own_key(leaf.name, exchange.position) if is_own else leaf.name
+        paths[stored] = (*name.split("."), *map(_dcp_step, leaf.path))
         if key in own.pickles:
             pickles[stored] = own.pickles[key]
     planner = SavePlanner(values, paths)

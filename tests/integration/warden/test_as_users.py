@@ -3,132 +3,30 @@ others'."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
 import pwd
-import shutil
 import signal
-import subprocess
-import sysconfig
-import tempfile
+import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import monarch_nb
+from as_users import CGROUP, Node, free_port, node_of_people, serves
+from gpus import FAKE_NVML
 from integration.hosts.people import Person
 from integration.live import eventually
-from lab import Lab
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
 from monarch_nb.trust.pools import change_hosts, make_paths
-from wardens import PYTHON, TIMEOUT_S, UNIFIED, accounts, gone, skip_unless_possible
-
-CGROUP = UNIFIED / f"mnb-as-users-{os.getpid()}"
-REPOSITORY = Path(monarch_nb.__file__).parents[1]
-
-
-@dataclass
-class Node:
-    """A node that runs people as themselves. Its pool is the one that is meant when none is named."""
-
-    warden: subprocess.Popen[bytes]
-    words: list[str]
-    directory: Path
-    log: Path
-    lab: Lab
-    people: dict[str, Person]
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.warden = subprocess.Popen(self.words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
-
-    def run(self, who: str, code: str) -> list[str]:
-        """Run Python as a client of somebody's; return what it prints."""
-        return self.people[who].run(f"import monarch_nb as nb\n{code}")
-
-    def cell(self, who: str, code: str) -> str:
-        """Run a cell on a slot that somebody reserves for it; return the value."""
-        [said] = self.run(
-            who, f"r = nb.reserve('one', procs=1, preload=[])\nprint(r.mesh.run({code!r}).values[0])\nr.release()"
-        )
-        return said
-
-
-def _python(directory: Path) -> Path:
-    """Return a Python with our packages that every account can execute."""
-    subprocess.run([PYTHON, "-m", "venv", "--without-pip", directory], check=True)
-    [site] = (directory / "lib").glob("python*/site-packages")
-    (site / "ours.pth").write_text(f"{REPOSITORY}\n{sysconfig.get_path('purelib')}\n")
-    return directory / "bin" / "python"
+from wardens import TIMEOUT_S, UNIFIED, gone
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    skip_unless_possible()
-    with (
-        accounts("alice", "bob", "mallory", "gate") as (alice, bob, mallory, gate),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        home = Path(tempfile.mkdtemp(prefix="mnb-as-", dir="/tmp"))
-        home.chmod(0o755)
-        config = home / "config"
-        config.mkdir(mode=0o700)
-        patch.setenv(CONFIG_VARIABLE, str(config))
-        patch.setenv(HOME_VARIABLE, str(home / "client"))
-        patch.setenv(POOL_VARIABLE, "lab")
-        lab = Lab.make(config, home, owner=alice)
-        keys = home / "keys"
-        keys.mkdir(mode=0o700)
-        shutil.copy(make_paths("lab").node, keys / "node.pem")
-        facts = pwd.getpwnam(gate)
-        for path in (keys, keys / "node.pem"):
-            os.chown(path, facts.pw_uid, facts.pw_gid)
-        (home / "users.toml").write_text("")
-        python = _python(home / "python")
-        listen = f"127.0.0.1:{_free_port()}"
-        words = [str(python), "-P", "-m", "monarch_nb.allocator", "--as-users", "--node-id", "host1"]
-        words += ["--certificate", str(keys / "node.pem"), "--listen", listen, "--procs", "6", "--gpus", "none"]
-        words += ["--preload", "", f"--warden=--directory={home / 'state'}", f"--warden=--gateway-user={gate}"]
-        words += [f"--warden=--users={home / 'users.toml'}", *_cgroup_option()]
-        change_hosts(make_paths("lab"), lambda hosts: hosts.added(listen))
-        people = {}
-        for kind, name in (("bob", bob), ("mallory", mallory)):
-            (home / kind).mkdir(mode=0o700)
-            people[kind] = Person(lab, name, home / kind)
-        made = Node(None, words, home / "state", home / "log", lab, people)  # type: ignore[arg-type]
-        made.start()
-        try:
-            eventually(lambda: _serves(made))
-            yield made
-        finally:
-            made.warden.send_signal(signal.SIGTERM)
-            made.warden.wait(TIMEOUT_S)
-            for group in (CGROUP / "rooms", CGROUP / "gateway", CGROUP / "warden", CGROUP):
-                with contextlib.suppress(FileNotFoundError):
-                    group.rmdir()
-        shutil.rmtree(home)
-
-
-def _cgroup_option() -> list[str]:
-    if (UNIFIED / "cgroup.procs").exists() and os.access(UNIFIED, os.W_OK):
-        return [f"--warden=--cgroup={CGROUP}"]
-    return ["--warden=--without-cgroups"]
-
-
-def _serves(node: Node) -> bool:
-    assert node.warden.poll() is None, node.log.read_text()
-    return "serves on" in node.log.read_text()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with node_of_people(python_path=[FAKE_NVML]) as made:
+        yield made
 
 
 def test_cells_run_as_the_person_who_reserved(node: Node) -> None:
@@ -268,7 +166,7 @@ def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node)
             assert one.stdout is not None
             assert one.stdout.readline() == f"[({count}, '{name}')]\n", node.log.read_text()
 
-    def then_another_serves(end: Callable[[], object]) -> None:
+    def then_anotherserves(end: Callable[[], object]) -> None:
         """A client waits for 2 s, and a busy machine may need more; and the gateway that is ending is not meant."""
         served = node.log.read_text().count("serves on")
         end()
@@ -287,9 +185,9 @@ def test_killed_gateway_warden_and_rooms_find_everybodys_ranks_again(node: Node)
         all_say(2)
         users.write_text(f'allow = ["{names[0]}"]\n')  # the other one keeps what they hold
         [gateway] = (node.directory / "gateway").glob("lab/host1")
-        then_another_serves(lambda: os.kill(_pid_in(gateway), signal.SIGKILL))
+        then_anotherserves(lambda: os.kill(_pid_in(gateway), signal.SIGKILL))
         all_say(3)
-        then_another_serves(end_warden)
+        then_anotherserves(end_warden)
         all_say(4)
     finally:
         said = [one.communicate(timeout=TIMEOUT_S) for one in held]
@@ -343,6 +241,101 @@ def test_amounts_that_root_does_not_allow_or_the_machine_can_not_keep_are_refuse
     assert free == "[2]"
 
 
+GPUS = (
+    """
+import sys
+code = """
+    + repr("""
+import errno, os
+opened = []
+for minor in range(8):
+    try:
+        os.open(f"{nodes}/{minor}", os.O_RDWR)
+        opened.append(minor)
+    except OSError as error:
+        if error.errno != errno.EPERM:  # it may be opened, and has no driver or no GPU
+            opened.append(minor)
+os.environ["CUDA_VISIBLE_DEVICES"], opened
+""")
+    + """
+r = nb.reserve("gpus", gpus=2, preload=[])
+print([rank.gpu_indices for rank in r.mesh.status()], flush=True)
+for value in r.mesh.run(code.replace("{nodes}", sys.stdin.readline().strip())).values:
+    print(*value, flush=True)
+sys.stdin.readline()
+r.release()
+"""
+)
+
+
+def test_a_rank_opens_its_reservations_gpus_and_no_others(node: Node) -> None:
+    """Who can not open others counts their own from 0, as CUDA does there."""
+    if "--warden=--without-cgroups" in node.words or "can not be fenced" in node.log.read_text():
+        pytest.skip("nothing fences GPUs on this machine")
+    nodes = node.directory.parent / "nodes"
+    nodes.mkdir()
+    nodes.chmod(0o755)
+    for minor in range(8):
+        os.mknod(nodes / str(minor), stat.S_IFCHR, os.makedev(195, minor))
+        (nodes / str(minor)).chmod(0o666)
+    held = [node.people[who].begin(f"import monarch_nb as nb\n{GPUS}") for who in ("bob", "mallory")]
+    try:
+        leased = [one.stdout.readline().strip() for one in held if one.stdout]
+        assert sorted(leased) == ["[(0,), (1,)]", "[(2,), (3,)]"]
+        for one, own in zip(held, leased, strict=True):
+            assert one.stdin is not None
+            one.stdin.write(f"{nodes}\n")
+            one.stdin.flush()
+            minors = [index for [index] in ast.literal_eval(own)]
+            assert one.stdout is not None
+            assert [one.stdout.readline() for _ in minors] == [f"0,1 {minors}\n"] * 2
+    finally:
+        said = [one.communicate("\n", timeout=TIMEOUT_S) for one in held]
+        assert [one.returncode for one in held] == [0, 0], said
+
+
+LIMITED = """
+import time
+r = nb.reserve("limited", procs=1, preload=[], {amount})
+try:
+    print(r.status().amounts, r.mesh.run({code!r}).values[0])
+except nb.MonarchNbError as error:
+    print(r.status().amounts, type(error).__name__, r.mesh.status()[0].death)
+r.release()
+"""
+
+
+def limits(controller: str) -> bool:
+    """Whether cgroups (v2) of this machine limit memory, or CPUs."""
+    controllers = UNIFIED / "cgroup.controllers"
+    return controllers.exists() and controller in controllers.read_text().split()
+
+
+def test_more_memory_than_a_reservation_may_have_is_what_its_rank_died_of(node: Node) -> None:
+    if not limits("memory"):
+        pytest.skip("v2 has no memory controller on this machine: it is v1's, or another container's")
+    [said] = node.run("bob", LIMITED.format(amount="memory='1G'", code="b = b'x' * (2 << 30)\nlen(b)"))
+    assert "reached their limit of 1G together" in said
+
+
+TURNS = """
+import time
+def turn(until):
+    while time.perf_counter() < until:
+        pass
+began, before = time.perf_counter(), time.process_time()
+turn(began + 2)
+(time.process_time() - before) / (time.perf_counter() - began) < 0.35
+"""
+
+
+def test_a_reservation_gets_no_more_cpus_than_it_may(node: Node) -> None:
+    if not limits("cpu"):
+        pytest.skip("v2 has no cpu controller on this machine: it is v1's, or another container's")
+    [said] = node.run("bob", LIMITED.format(amount="cpus=0.25", code=TURNS))
+    assert said == "0.25 CPUs per node True"
+
+
 FILES = """
 import pathlib
 pathlib.Path("model.py").write_text("width = 8\\n")
@@ -370,7 +363,7 @@ def test_synced_files_are_the_persons_and_only_what_they_may_read_is_fetched(nod
 def two_hosts(node: Node) -> Iterator[Node]:
     """The same node in a pool with a second one."""
     home = node.directory.parent
-    listen = f"127.0.0.1:{_free_port()}"
+    listen = f"127.0.0.1:{free_port()}"
     said = {"--node-id": "host2", "--listen": listen}
     words = [said.get(before, word) for before, word in zip(["", *node.words], node.words, strict=False)]
     words = [word.replace(str(node.directory), str(home / "state2")) for word in words]
@@ -383,7 +376,7 @@ def two_hosts(node: Node) -> Iterator[Node]:
     second = Node(None, words, home / "state2", home / "log2", node.lab, people)  # type: ignore[arg-type]
     second.start()
     try:
-        eventually(lambda: _serves(second))
+        eventually(lambda: serves(second))
         yield Node(node.warden, node.words, node.directory, node.log, node.lab, people)
     finally:
         second.warden.send_signal(signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from integration.live import eventually
 from monarch_nb.errors import WardenGone, WardenRefused
 from monarch_nb.warden import groups
-from monarch_nb.warden.requests import Refused
-from wardens import TIMEOUT_S, RealWarden, gone, uid, wait_for_end
+from monarch_nb.warden.command import TOLD
+from monarch_nb.warden.requests import Refused, Unfinished
+from monarch_nb.warden.rooms import Room, Rooms
+from wardens import TIMEOUT_S, RealWarden, gone, skip_unless_possible, uid, wait_for_end
 
 LISTEN = """
 import os, socket, sys
@@ -89,6 +92,7 @@ answer = {
         "LANG": "C.UTF-8",
         "MONARCH_NB_HOME": str(home),
         "MONARCH_NB_CGROUP": str(cgroup / "rooms" / alice),
+        "MONARCH_NB_FENCED": "gpus",
     }
     assert told["directory"] == f"/home/{alice}"
     assert told["session"]
@@ -129,12 +133,30 @@ def test_what_forks_faster_than_it_is_ended_holds_the_warden_up_for_a_bounded_ti
         started.append(subprocess.Popen(["sleep", "1000"], user=people[0]))
         return found(*of_room)
 
-    monkeypatch.setattr(groups, "ENDS_S", 0.5)
     monkeypatch.setattr(groups, "_descendants", one_more)
     with pytest.raises(Refused, match="faster than they are ended"):
         groups.end_tree(account, 0)
     started.pop().kill()
     assert [process.wait() for process in started] == [-signal.SIGKILL] * len(started)
+
+
+def test_what_does_not_end_at_once_keeps_no_other_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_possible()
+    asked: list[int] = []
+
+    def end_tree(uid: int, leader: int) -> None:
+        asked.append(uid)
+        if uid == 1001 and asked.count(uid) < 3:
+            raise Unfinished("processes of uid 1001 do not end: they wait in the kernel, for a disk or a GPU")
+
+    monkeypatch.setattr(groups, "end_tree", end_tree)
+    top = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    rooms = Rooms(top, tmp_path, groups.Groups(None), [])
+    rooms._rooms = {name: Room(name, uid, 0, 0) for name, uid in (("alice", 1001), ("bob", 1002))}
+    rooms.close_all()
+    os.close(top)
+    assert asked == [1001, 1002, 1001, 1001]
+    assert rooms._rooms == {}
 
 
 def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path) -> None:
@@ -163,6 +185,52 @@ def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path)
     warden.client.close_room(alice)
     assert gone(second)
     assert gone(own)
+
+
+OPENS = """
+import errno, os
+if group:
+    open(group + "/cgroup.procs", "w").write("0")
+answer = {}
+for name in sorted(os.listdir(directory)):
+    try:
+        os.open(os.path.join(directory, name), os.O_RDWR)
+    except OSError as error:
+        answer[name] = errno.errorcode[error.errno]
+open("/dev/null").close()
+"""
+
+
+def test_a_reservation_opens_no_gpu_but_its_own(start: Start, people: list[str], cgroup: Path) -> None:
+    """The device nodes are real, and have no driver here: ENXIO says that the kernel would have asked it."""
+    alice = people[0]
+    warden = start(cgroup)
+    if "can not be fenced" in warden.said():
+        pytest.skip("this kernel loads no programs that fence devices")
+    nodes = warden.directory / "nodes"
+    nodes.mkdir(mode=0o755)
+    for minor in (0, 1, 7, 255):
+        os.mknod(nodes / str(minor), stat.S_IFCHR | 0o666, os.makedev(195, minor))
+        (nodes / str(minor)).chmod(0o666)
+    warden.open(alice)
+    both = warden.client.reserve_group(alice, RESERVATION, gpu_minors=[7, 1])
+    none = warden.client.reserve_group(alice, OTHER)
+
+    def can_open(group: str) -> set[str]:
+        told = warden.run(alice, f"group, directory = {group!r}, {str(nodes)!r}\n{OPENS}")
+        assert set(told.values()) <= {"EPERM", "ENXIO"}, told
+        return {name for name, error in told.items() if error == "ENXIO"}
+
+    room = str(cgroup / "rooms" / alice)
+    groups = (room, both, none, f"{room}/own")  # the next warden adopts what is in the last one
+    found = {group: can_open(group) for group in groups}
+    assert found == {room: {"255"}, both: {"1", "7", "255"}, none: {"255"}, f"{room}/own": {"255"}}
+    assert warden.stop(signal.SIGKILL) == -signal.SIGKILL
+    warden.gateway.close()
+    warden.start()
+    assert {group: can_open(group) for group in found} == found
+    with pytest.raises(WardenRefused, match="has a gpu_minors that can not be one"):
+        warden.client.reserve_group(alice, "3" * 32, gpu_minors=[255])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
@@ -199,6 +267,22 @@ def test_the_next_warden_adopts_rooms(start: Start, people: list[str], cgroup: P
     assert gone(rank)
     assert warden.stop() == 0
     assert gone(again.pid)
+
+
+def test_a_warden_that_is_told_to_end_at_once_ends_the_rooms_of_the_one_before(
+    start: Start, people: list[str], cgroup: Path
+) -> None:
+    """It gets the signal before its first line, blocked as `allocator --as-users` blocks it."""
+    warden = start(cgroup)
+    opened = warden.open(people[0])
+    warden.stop(signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD)
+    try:
+        warden.launch()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD)
+    assert warden.stop() == 0
+    wait_for_end(opened.pidfd)
 
 
 def test_a_gateway_that_fails_comes_back(start: Start, people: list[str], cgroup: Path) -> None:

@@ -262,7 +262,7 @@ def test_who_shares_reads_what_the_other_types(
     how = "%mesh attach alice/dev --pool lab"
     assert capsys.readouterr().out.splitlines() == [
         f"dev: bob may see what runs on it ({how})",
-        f"dev: bob may run cells on it ({how})",
+        f"dev: bob may run cells on it, with your rights on its nodes ({how})",
     ]
 
 

@@ -237,7 +237,8 @@ class TestTime:
         shares = client.held["dev"].shares
         assert held.ok("%mesh share --to bob") == "dev: bob may see what runs on it (%mesh attach me/dev --pool lab)"
         how = "%mesh attach me/dev --pool lab"
-        assert held.ok("%mesh share dev --to carol --run") == f"dev: carol may run cells on it ({how})"
+        carol = f"dev: carol may run cells on it, with your rights on its nodes ({how})"
+        assert held.ok("%mesh share dev --to carol --run") == carol
         assert shares == {"bob": "read", "carol": "run"}
         assert held.ok("%mesh share") == "dev: shared with bob (read), carol (run)"
         assert held.ok("%mesh share --to bob --end") == "dev: bob may not use it any more"

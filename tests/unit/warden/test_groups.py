@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.warden.groups import Groups, memory_deaths
-from monarch_nb.warden.requests import Refused
+from monarch_nb.warden.groups import Groups, end_group, memory_deaths
+from monarch_nb.warden.requests import Refused, Unfinished
 
 
 @pytest.fixture
@@ -56,6 +56,13 @@ def test_what_limits_nothing_refuses_limits_and_makes_no_groups(base: Path) -> N
     (base / "cgroup.kill").unlink()
     with pytest.raises(Refused, match="is no cgroup v2 that can be ended"):
         Groups(base)
+
+
+def test_what_is_still_there_after_a_while_is_asked_for_again(base: Path) -> None:
+    (base / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    with pytest.raises(Unfinished, match="do not end: they wait in the kernel, for a disk or a GPU"):
+        end_group(base, patience_s=0.01)
+    assert (base / "cgroup.kill").read_text() == "1"
 
 
 def test_deaths_by_the_limit_are_counted(base: Path) -> None:

@@ -19,6 +19,7 @@ GOOD: list[dict[str, Any]] = [
     {"do": "way_out", "account": "_a-1"},
     {"do": "reserve_group", "account": "alice", "reservation": ID},
     {"do": "reserve_group", "account": "alice", "reservation": ID, "memory_bytes": 64 << 30, "cpus": 0.5},
+    {"do": "reserve_group", "account": "alice", "reservation": ID, "gpu_minors": [7, 0, 247]},
     {"do": "end_group", "account": "alice", "reservation": ID},
     {"do": "close_room", "account": "alice"},
 ]
@@ -83,7 +84,7 @@ def test_no_request_has_another_key(request_: dict[str, Any], key: str) -> None:
 
 @pytest.mark.parametrize("request_", GOOD, ids=lambda request: request["do"])
 def test_every_key_is_required(request_: dict[str, Any]) -> None:
-    for key in request_.keys() - {"memory_bytes", "cpus"}:
+    for key in request_.keys() - {"memory_bytes", "cpus", "gpu_minors"}:
         with pytest.raises(Refused):
             read(sent({"number": 7, **{one: value for one, value in request_.items() if one != key}}))
 
@@ -93,6 +94,7 @@ def test_every_key_is_required(request_: dict[str, Any]) -> None:
     [
         *(("memory_bytes", value) for value in (0, -1, 1.5, True, "64G", None, 1 << 60, [1])),
         *(("cpus", value) for value in (0, -1, True, "8", None, 1e9, float("inf"), float("nan"), {})),
+        *(("gpu_minors", value) for value in (0, None, "0", {}, [-1], [248], [255], [True], [0.0], ["0"], [[0]])),
         *(("reservation", value) for value in (ID[:-1], ID + "0", ID.upper(), ID[:-1] + "\n", "../" + ID[3:], 0)),
         *(("number", value) for value in (-1, True, 1.0, "1", None, 1 << 53)),
         *(("do", value) for value in ("", "Open_room", "shutdown", "__class__", None, [], 1)),

@@ -185,16 +185,17 @@ class Freeing:
         await self._run.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self._run.number)
 
     def finds_torn_group(self) -> bool:
-        """Return whether code of a further rank has failed because a peer left its group, and others may wait there."""
+        """Return whether a further rank has died, or its code has failed because a peer left its group: others may wait
+        there."""
         run = self._run
-        torn = {failure.rank for failure in run.failures if _is_torn(failure)}
+        torn = {failure.rank for failure in run.failures if failure.kind == "died" or _is_torn(failure)}
         is_news = not torn <= self._torn_ranks
         self._torn_ranks |= torn
         return is_news and not (run.is_script or run.is_interrupted) and bool(run.left())
 
     async def free_from_torn_group(self) -> None:
         """Break the group where it has lost a peer: nothing comes from it any more, but only a neighbour of the rank
-        that has died learns that from Gloo. The others wait.
+        that has died learns that from Gloo, and nobody from NCCL. The others wait.
 
         A rank whose code handles the error has made another group, which is whole: it goes on.
         """
@@ -205,7 +206,7 @@ class Freeing:
         died = [failure.rank for failure in run.failures if failure.kind == "died"]
         reason = f"{name_ranks(died)} died" if died else f"{name_ranks(self._torn_ranks)} lost the process group"
         alive = [rank for rank in run.ranks if rank not in died]  # also those that have failed: all forget it
-        told = run.mesh.core.abort_groups(reason, alive, last_run=run.number, if_torn=True)
+        told = run.mesh.core.abort_groups(reason, alive, last_run=run.number, if_torn=True, peer_died=bool(died))
         self._telling = asyncio.ensure_future(told)
         await asyncio.shield(self._telling)  # the run is over, and this task with it, when the first have heard it
 

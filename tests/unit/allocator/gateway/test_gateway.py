@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 from monarch_nb.trust.identity import USER
+from monarch_nb.warden.command import TOLD
 from monarch_nb.warden.command import parse as parse_warden
 
 TIMEOUT_S = 60.0
@@ -86,15 +89,18 @@ def asked(rooms: Rooms) -> list[str]:
     return [each.args[0] for each in rooms.room.return_value.call.call_args_list]  # type: ignore[attr-defined]
 
 
-async def test_amounts_go_to_the_warden_once_and_a_room_leases_without_them(rooms: Rooms, warden: Mock) -> None:
+async def test_amounts_and_gpus_go_to_the_warden_once_and_a_room_leases_without_amounts(
+    rooms: Rooms, warden: Mock
+) -> None:
     limited = pb.ReserveRequest(reservation_id="r", owner="alice", procs=1, memory_bytes=64 << 30, cpus=0.5)
     rooms._state.reserve(pb.ReserveRequest(reservation_id="free", name="free", owner="alice", procs=1))
     for request in (limited, limited, pb.ReserveRequest(reservation_id="free", owner="alice", procs=1)):
-        await rooms.reserve(request, [])
+        await rooms.reserve(request, [pb.Gpu(index=2, minor=5), pb.Gpu(index=3, minor=0)])
         _, given, *_ = rooms.room.return_value.call.call_args.args  # type: ignore[attr-defined]
         assert (given.reservation_id, given.memory_bytes, given.cpus) == (request.reservation_id, 0, 0.0)
+        assert given.gpu_indices == [2, 3]
     groups = [each.args for each in warden.reserve_group.call_args_list]
-    assert groups == [("alice", "r", 64 << 30, 0.5), ("alice", "free", None, None)]
+    assert groups == [("alice", "r", 64 << 30, 0.5, [5, 0]), ("alice", "free", None, None, [5, 0])]
 
 
 async def test_what_is_released_while_its_room_opens_is_begun_nowhere(rooms: Rooms, warden: Mock) -> None:
@@ -127,6 +133,55 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
     assert await ending == 1
     assert asked(rooms) == ["Reserve", "Release"]
     warden.end_group.assert_called_once_with("alice", "r")
+
+
+async def test_a_room_that_is_needed_while_it_is_closed_opens_after_that(
+    rooms: Rooms, warden: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closes, is_closed, done = threading.Event(), threading.Event(), list[str]()
+
+    def close_room(account: str) -> None:
+        closes.set()
+        is_closed.wait(TIMEOUT_S)
+        done.append("closed")
+
+    def room(account: str) -> Mock:
+        done.append("found")
+        raise WardenRefused("there is none")
+
+    monkeypatch.undo()
+    warden.close_room, warden.room = close_room, room
+    warden.open_room.side_effect = WardenRefused("no more than 20")
+    rooms._state.release("r")
+    closing = asyncio.create_task(rooms._close_unused("alice"))
+    await asyncio.to_thread(closes.wait, TIMEOUT_S)
+    opening = asyncio.create_task(rooms.room("alice"))
+    for _ in range(10):  # it comes as far as it can
+        await asyncio.sleep(0)
+    is_closed.set()
+    await closing
+    with pytest.raises(WardenRefused, match="no more than 20"):
+        await opening
+    assert done == ["closed", "found"]
+
+
+async def test_the_end_of_a_room_is_not_that_of_the_next(rooms: Rooms) -> None:
+    rooms._go_on = AsyncMock()  # type: ignore[method-assign]
+    for ended, left in ((Mock(account="alice"), 1), (following := Mock(account="alice"), 0)):
+        rooms._rooms["alice"] = asyncio.create_task(AsyncMock(return_value=following)())
+        await rooms._rooms["alice"]
+        pidfd = os.pidfd_open(os.getpid())
+        rooms._has_ended(ended, pidfd)
+        assert len(rooms._rooms) == left
+
+
+async def test_an_unused_room_that_does_not_end_is_closed_again_later(rooms: Rooms, warden: Mock) -> None:
+    rooms._state.release("r")
+    for refused, left in ((WardenRefused("do not end", is_unfinished=True), ["alice"]), (None, [])):
+        warden.close_room.side_effect = refused
+        await rooms._close_unused("alice")
+        assert [*rooms._unused] == left
+    assert warden.close_room.call_args_list == [call("alice")] * 2
 
 
 async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
@@ -221,8 +276,12 @@ def test_the_warden_starts_the_same_command_line_as_the_gateway_and_rooms_of_it(
     execv = Mock(side_effect=SystemExit)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.execv", execv)
-    with pytest.raises(SystemExit):
-        main(["--as-users", *LISTEN, "--procs", "4", "--record", "/var/log/{odd}.jsonl"])
+    try:
+        with pytest.raises(SystemExit):
+            main(["--as-users", *LISTEN, "--procs", "4", "--record", "/var/log/{odd}.jsonl"])
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= TOLD, "it is told to end when it can"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD)
     words = parse_warden(execv.call_args.args[1][4:])
     gateway = [word.format(descriptor=3, directory="/d") for word in shlex.split(words.gateway)]
     room = [word.format(account="alice", directory="/d", ready=3) for word in shlex.split(words.room)]

@@ -41,7 +41,7 @@ def environment(
         base or {},
         place_in_mesh(spec, rank),
         job,
-        gpu_indices=gpus,
+        gpu_numbers=gpus,
         token="t",
         cpu_count=cpu_count,
         interface="eth1",

@@ -200,8 +200,8 @@ async def test_a_part_of_the_results_is_held_back_after_a_flood_but_no_failure(
     assert session._flood_hold_s == 0.0, "the flood is over"
 
 
-async def test_a_client_that_does_not_read_stops_those_below(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_nb.allocator.sessions.sessions.MAX_UNSENT_BYTES", 1000)
+async def test_a_client_that_does_not_read_stops_those_below(session: Session) -> None:
+    session.most_unsent_bytes = 1000
     text = pb.RankOutput(rank=4, items=[pb.OutputItem(stdout=b"x" * 2000)])
     session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=[text])))
     waiting = asyncio.ensure_future(session.room())

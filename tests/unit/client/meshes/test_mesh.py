@@ -125,6 +125,9 @@ class TestTitle:
         [
             ("\n\n  x = 1\ny", "x = 1"),
             ("# comment\n  # another\ntrain()", "train()"),
+            ("'save a/0001'\nrun()", "save a/0001"),
+            ('"""Train it.\nAll night."""', "Train it."),
+            ("'a' + 'b'", "'a' + 'b'"),
             ("", ""),
             ("# only this", ""),
             ("x" * 60, "x" * 60),

@@ -61,3 +61,25 @@ def test_failures_that_are_alike_are_shown_once(monkeypatch: pytest.MonkeyPatch)
     assert told == [first, undeliverable, *more]
     known.add(FAILED.format(number=0))  # later, it is shown again
     assert told[-1] == f"Monarch: {FAILED.format(number=0)}"
+
+
+DIED = """The actor <root>.<__main__.Judge judges{'hosts': 1/2, 'gpus': 0/2}> and all its descendants have failed:
+  the process this actor was running on failed: Killed(sig=9)
+"""
+
+
+def test_the_death_of_a_process_is_told_in_words_and_not_of_what_monarch_has_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(faults.threading, "Timer", Timer)  # type: ignore[attr-defined]
+    known = faults.Faults(told.append)
+    known.add(DIED)
+    for monarchs in ("logger-88eGbrrGSd9", "log_forwarder-zDAzf5oA88t"):
+        known.add(DIED.replace("<root>.<__main__.Judge judges", monarchs).replace("}>", "}"))
+    (died,) = told
+    assert died.startswith(
+        "Monarch: the process of judges{'hosts': 1/2, 'gpus': 0/2} died: killed by signal 9 (SIGKILL): killed by an"
+    )
+    assert died.endswith("spawn_procs() of its hosts starts others")
+    assert faults.subject(DIED) == "judges"

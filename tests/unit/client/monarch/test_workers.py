@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,4 +67,26 @@ def test_a_call_of_workers_that_were_stopped_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine, "_meshes", {"mesh": workers.AttachedMesh(cast("Any", stopped))})
     monkeypatch.setattr(engine, "tell", told.append)
     engine._tag("trainers.step")
-    assert told == ["the Monarch workers of dev were stopped: their actors are gone"]
+    (said,) = told
+    assert said.startswith(
+        "the Monarch workers of dev were stopped: their actors are gone. Monarch notices that after a"
+    )
+    assert engine._said_of_waiting() == ""  # a cell that waits on shows the same line once
+    assert told == [said, said]
+
+
+def test_a_cell_that_waits_says_what_actors_execute_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [replace(info(rank // 2, 71 + rank), own_rank=rank) for rank in range(4)]
+    others = replace(info(0, 90), name="judges")
+    mesh = SimpleNamespace(core=SimpleNamespace(is_over=False, dead={}))
+    attached = workers.AttachedMesh(cast("Any", mesh))
+    monkeypatch.setattr(attached, "_infos", lambda: [*own, others])
+    assert attached.said_of_waiting({"trainers.step"}) == "trainers.step: ranks 0-3 run it at train.py:41 for 12 s"
+    assert attached.said_of_waiting({"trainers.load"}) == ""
+
+
+def test_an_actor_at_a_breakpoint_is_said_how_to_go_on_with() -> None:
+    stopped = [info(0, 71, where="a breakpoint (Cell In[7]:3)")]
+    for said in (workers.said_of_waiting(stopped), workers.said_of_running(stopped, {0: "node0"})):
+        assert "at a breakpoint (Cell In[7]:3)" in said
+        assert workers.DEBUGGER in said.splitlines()

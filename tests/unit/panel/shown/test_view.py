@@ -367,6 +367,15 @@ def test_what_became_of_a_run_is_said_as_the_ranks_are(
     assert (mesh["runs"][0]["outcome"], mesh["runs"][0]["failed"]) == (outcome, failed)
 
 
+def test_a_mesh_says_when_its_ranks_save_by_themselves() -> None:
+    reply = node()
+    (mesh,) = hold([reply])
+    assert the_only(view_of(reply))["meshes"][0]["saves"] is None
+    mesh.saves.CopyFrom(run_pb2.ArmSaves(directory="/home/ada/saves", every_steps=500, at_end=True))
+    saves = {"when": "every 500 steps and before the nodes are taken away", "directory": "/home/ada/saves"}
+    assert the_only(view_of(reply))["meshes"][0]["saves"] == saves
+
+
 # ---- hangs ----
 
 WAITS = {"all_reduce": "train.py:41", "broadcast": "train.py:57"}

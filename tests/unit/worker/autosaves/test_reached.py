@@ -42,8 +42,27 @@ def test_plain_locals_are_named_as_not_saved() -> None:
 
 def test_a_model_that_nobody_names_is_found_by_its_parameters() -> None:
     whole = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    hidden = [whole]  # no local has a state
+    hidden = frozenset({whole})  # no local has a state
     optimizer = [torch.optim.SGD(whole.parameters(), lr=0.1)]
     del whole
     found = reached({"optimizer": optimizer[0]}, optimizer)
-    assert found == {"model": hidden[0]}
+    assert found == {"model": next(iter(hidden))}
+
+
+def test_containers_of_what_trains_count_as_what_is_in_them() -> None:
+    nets = {"g": torch.nn.Linear(2, 2), "d": torch.nn.Linear(2, 1)}
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets.values()]
+
+    def train() -> dict[str, object]:
+        both, known, new = nets, list(nets.values()), optimizers
+        return reached({"nets": both}, known and new)
+
+    assert train() == {"new": optimizers}, "no optimizer_2, and no model"
+
+    def loop() -> dict[str, object]:
+        for each in optimizers:
+            each.zero_grad()
+        every = optimizers
+        return reached({"nets": nets}, every)
+
+    assert set(loop()) == {"every"}, "not the variable of a loop over it"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from monarch_nb.worker.groups import c10d
-from monarch_nb.worker.groups.calls import Call, of_frames, of_record
+from monarch_nb.worker.groups import c10d, records
+from monarch_nb.worker.groups.calls import Call, Calls, of_frames, of_record
 
 GROUPS = {
     "0": c10d.Group(object(), "0", "default_pg", (0, 1, 2, 3), True),
@@ -22,6 +22,7 @@ GROUPS = {
 def entry(number: int, name: str, group: str, *, retired: bool = False, **other: Any) -> dict[str, Any]:
     """Return what torch 2.13 writes down of a call, in part."""
     told = {"record_id": number, "profiling_name": f"gloo:{name}", "process_group": [group, ""], "retired": retired}
+    told["collective_seq_id"] = number
     return told | {"input_sizes": [[2, 8]], "input_dtypes": ["BFloat16"]} | other
 
 
@@ -47,6 +48,28 @@ def entry(number: int, name: str, group: str, *, retired: bool = False, **other:
 )
 def test_the_newest_call_that_is_not_over(entries: list[dict[str, Any]], call: Call | None) -> None:
     assert of_record(entries, GROUPS) == call
+
+
+def test_a_thread_that_stands_still_waits_for_the_oldest_call_that_is_open_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's calls return at once, and no frame names one where a thread needs the result."""
+    count, found = 7, [entry(6, "x", "0", profiling_name="nccl:_all_gather_base"), entry(7, "broadcast", "0")]
+    monkeypatch.setattr(c10d, "groups", lambda: list(GROUPS.values()))
+    monkeypatch.setattr(c10d, "count_of_calls", lambda group: count if group.is_default else 2)
+    monkeypatch.setattr(records, "open_on_gpu", lambda: found)
+    calls, here, elsewhere = Calls(), frame_of("item"), frame_of("cpu")
+    other = {"group 1 (ranks 0,2)": 2, "group dp (ranks 1,3)": 2}
+    as_counted = {"the default group": 7, **other}
+    assert calls.look([here], "") == (None, as_counted), "it may have come just now"
+    expected = Call("all_gather_into_tensor", "bfloat16[2,8]", "the default group")
+    assert calls.look([here], "") == (expected, {"the default group": 6, **other}), "the 7th waits for it"
+    assert calls.look([elsewhere], "") == (None, as_counted), "it goes on"
+    count = 8
+    assert calls.look([elsewhere], "")[0] is None, "it goes on"
+    found.clear()
+    assert calls.look([elsewhere], "")[0] is None, "the GPU is done: it computes"
+    assert calls.look([], "") == (None, {**as_counted, "the default group": 8})
 
 
 def frame_of(name: str, **names: Any) -> FrameType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,3 +165,46 @@ def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handl
         each._run_cleanup("now")  # type: ignore[attr-defined]
     [told] = known.told()
     assert (told["failure"], told["running"]) == ("ValueError: no data", [])
+
+
+class Reporter(Handler):
+    """As `_Actor`, which catches what callers are told."""
+
+    def handle_sync(self, context: Any, method: Any, body: Any) -> None:
+        try:
+            body()
+        except ValueError as error:
+            self._report_exception(error, context)
+
+    def _report_exception(self, error: Exception, context: Any) -> None:
+        reported.append("".join(traceback.format_exception(error)))
+
+
+reported: list[str] = []
+
+
+def test_an_exception_says_which_actor_has_raised_it() -> None:
+    kind = type("Reporter", (Reporter,), {})
+    census.Census(node="node1").watch(kind)
+    again, actor = ValueError("no data"), kind()
+
+    def fail() -> None:
+        raise again
+
+    for _ in range(2):
+        actor.handle_sync(*messages(), fail)
+    assert reported.pop().endswith(f"ValueError: no data\nin rank 1 of trainers (node1, pid {os.getpid()})\n")
+
+
+def test_an_actor_at_a_breakpoint_is_told_so(handler: type[Handler]) -> None:
+    known = census.Census()
+    known.watch(handler)
+    stopped = "def stop(then): then()"
+    space: dict[str, Any] = {}
+    exec(compile(stopped, "/lib/monarch/_src/actor/debugger/pdb_wrapper.py", "exec"), space)
+    seen: list[Any] = []
+    exec(compile("def step(stop, then):\n    stop(then)", "Cell In[7]", "exec"), space)
+    then = eval(compile("lambda: seen.append(known.told())", "/lib/monarch/_src/actor/x.py", "eval"), locals())
+    handler().handle_sync(*messages(), lambda: space["step"](space["stop"], then))
+    [[told]] = seen
+    assert told["running"][0]["line"] == "a breakpoint (Cell In[7]:2)"

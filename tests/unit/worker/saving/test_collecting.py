@@ -58,10 +58,9 @@ def test_what_is_kept(value: object, kind: str) -> None:
         (Loader, "a class: the notebook's cells make it again"),
         (math, "a module: the notebook's cells make it again"),
         (io.BytesIO(), "an open file: the notebook's cells make it again"),
-        (
-            {"a": [torch.nn.Linear(1, 1)]},
-            "a container that holds a Linear: give each a name of its own, or use torch.nn.ModuleList for modules",
-        ),
+        ({torch.nn.Linear(1, 1)}, "a container that holds a Linear: give that a name of its own"),
+        ({(1, 2): torch.nn.Linear(1, 1)}, "a container that holds a Linear: give that a name of its own"),
+        ({1: Loader(), "1": Loader()}, "a container that holds a Loader: give that a name of its own"),
         (object(), "an object: no plain value, and has no state_dict()"),
         ([1, {"a": object()}], "an object: no plain value, and has no state_dict()"),
         (Point(1, 2), "a Point: no plain value, and has no state_dict()"),
@@ -91,3 +90,35 @@ def test_an_object_with_several_names_is_saved_once() -> None:
     collected = collect(namespace, ["model", "compield"])
     assert set(collected.holders) == {"model"}
     assert collected.missing == {"compield": "there is no such name; did you mean `compiled`?"}
+
+
+def test_what_stands_in_containers_has_names() -> None:
+    generator, critic = torch.nn.Linear(1, 2), torch.nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (generator, critic)]
+    state: dict[str, Any] = {"nets": {"g": generator, "d": critic}, "epoch": 3, "call": len}
+    namespace = {"state": state, "optimizers": optimizers, "pair": (critic, 3), "critic": critic, "again": optimizers}
+    collected = collect(namespace)
+    assert set(collected.holders) == {
+        *("critic", "state.nets.g", "state.epoch", "optimizers.0", "optimizers.1", RANDOM_STATES)
+    }
+    assert collected.aliases == {"state.nets.d": "critic", "pair.0": "critic", "again": "optimizers"}
+    assert set(collected.left_out) == {"state.call", "pair.1"}
+    put = collected.holders["state.epoch"].put
+    assert put is not None
+    put(4)
+    assert state["epoch"] == 4
+
+
+def test_parts_of_containers_can_be_asked_for() -> None:
+    nets = {"g": torch.nn.Linear(1, 2), "d": torch.nn.Linear(2, 1)}
+    namespace = {"nets": nets, "other": [torch.nn.Linear(1, 1)]}
+    assert set(collect(namespace, ["nets"]).holders) == {"nets.g", "nets.d"}
+    assert set(collect(namespace, ["nets.d"]).holders) == {"nets.d"}
+    assert collect(namespace, ["nets.e"]).missing == {"nets.e": "there is no such name; did you mean `nets`?"}
+
+
+def test_a_container_that_holds_itself() -> None:
+    loop: list[Any] = [Loader()]
+    loop.append(loop)
+    collected = collect({"loop": loop, "loops": [[loop, loop]] * 2})
+    assert set(collected.holders) == {"loop.0", RANDOM_STATES}

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from monarch_nb.errors import SaveError
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, Origin, SaveReport, SaveRequest
@@ -149,8 +150,6 @@ def test_others_load_it(tmp_path: Path) -> None:
     dcp.load(state, checkpoint_id=path)
     assert (state["step"], state["rank1/mine"]) == (7, 1)
     assert torch.equal(state["model"]["0.weight"], make(0)["model"][0].weight)
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
     dcp_to_torch_save(path, tmp_path / "one.pt")
     assert torch.load(tmp_path / "one.pt", weights_only=False)["rank0/mine"] == 0
 
@@ -282,6 +281,74 @@ def test_containers_keep_their_types(tmp_path: Path) -> None:
         assert each["counts"] == before["counts"]
         assert type(each["inside"]["counts"]) is Counter
         assert each["ordered"]["a"].tolist() == [1, 1]
+
+
+def make_gan(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    nets = {"g": torch.nn.Linear(2, 3), "d": torch.nn.Linear(3, 1)}
+    optimizers = [torch.optim.Adam(each.parameters()) for each in nets.values()]
+    nets["d"](nets["g"](torch.ones(1, 2))).sum().backward()
+    for each in optimizers:
+        each.step()
+    return {"nets": nets, "optimizers": optimizers, "run": {"average": [torch.nn.Linear(1, 1)], "epoch": seed}}
+
+
+def test_what_stands_in_containers_is_loaded_where_it_is(tmp_path: Path) -> None:
+    before = [make_gan(3) for _ in range(2)]
+    before[0]["run"]["best"] = before[1]["run"]["best"] = 0.5
+    report = saved(tmp_path, before)
+    names = ("nets.g", "nets.d", "optimizers.0", "optimizers.1", "run.average.0", "run.epoch", "run.best")
+    assert [part.name for part in report.parts] == [*names, RANDOM_STATES]
+    now = make_gan(4)
+    generator = now["nets"]["g"]
+    [told] = loaded(tmp_path, [now])
+    assert told.names == names
+    assert now["nets"]["g"] is generator
+    assert torch.equal(generator.weight, before[0]["nets"]["g"].weight)
+    assert torch.equal(
+        now["optimizers"][1].state_dict()["state"][0]["exp_avg"],
+        before[0]["optimizers"][1].state_dict()["state"][0]["exp_avg"],
+    )
+    assert (now["run"]["epoch"], now["run"]["best"]) == (3, 0.5)
+    assert set(now) == {"nets", "optimizers", "run"}
+
+    [told] = loaded(tmp_path, [make_gan(5)], "nets.d", "optimizers")
+    assert told.names == ("nets.d", "optimizers.0", "optimizers.1")
+
+    del now["nets"]["d"], now["run"]
+    [refused] = loaded(tmp_path, [now])
+    assert refused.problems == {
+        "nets.d": "is not there: run the cells that make it (a Linear)",
+        "run.average.0": "is not there: run the cells that make it (a Linear)",
+        "run.epoch": "is not there: run the cells that make it (an int)",
+        "run.best": "is not there: run the cells that make it (a float)",
+    }
+
+    dcp_to_torch_save(Path(report.path), tmp_path / "all.pt")
+    whole = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(whole["nets"]["g"]["weight"], generator.weight)
+
+
+def test_a_container_is_loaded_with_those_that_were_saved_under_another_name(tmp_path: Path) -> None:
+    before, now = make_gan(3), make_gan(4)
+    before["critic"] = before["nets"]["d"]
+    assert "nets.d" not in [part.name for part in saved(tmp_path, [before]).parts]
+    [told] = loaded(tmp_path, [now], "nets")
+    assert torch.equal(now["nets"]["d"].weight, before["critic"].weight), told
+    assert set(now) == {"nets", "optimizers", "run"}
+
+
+def test_what_only_a_function_held_in_a_container_is_left_in_the_save(tmp_path: Path) -> None:
+    request = SaveRequest(str(tmp_path), of_functions=("nets",))
+    namespace = {"nets": make_gan(3)["nets"], "step": 1}
+    on_ranks(1, lambda rank, exchange: save(request, collect(namespace), exchange, "mesh"))
+    [told] = loaded(tmp_path, [{"step": 2}])
+    assert set(told.left_out) == {"nets.g", "nets.d"}
+
+
+def test_a_container_that_only_some_ranks_have(tmp_path: Path) -> None:
+    report = saved(tmp_path, [{"nets": [torch.nn.Linear(1, 1)]}, {"step": 1}], "nets")
+    assert report.notes == ("only rank 0 has nets.0",)
 
 
 def test_saves_by_themselves_do_not_remove_those_of_people(tmp_path: Path) -> None:

@@ -370,6 +370,11 @@ export const ReservationCard = memo(function ReservationCard(props: {
             <Runs mesh={mesh} />
             {!mesh.hang && !isFolded && <Waiting ranks={mesh.ranks} />}
           </div>
+          {mesh.saves && (
+            <p className="mnb-dim" title={`Into ${mesh.saves.directory}`}>
+              Saves {mesh.saves.when}
+            </p>
+          )}
           {mesh.hang && (
             <div className="mnb-hang" role="alert">
               <Mark shape="warning" />

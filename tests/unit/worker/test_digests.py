@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.worker.comparing import digests
+from monarch_nb.worker import digests
 
 WORDS = digests.BLOCK_BYTES // 8
 
@@ -30,7 +30,7 @@ def test_any_type_of_numbers(dtype: torch.dtype) -> None:
     other[3] = 1
     assert digests.digest(one) == digests.digest(one.clone())
     assert digests.digest(one) != digests.digest(other)
-    assert int(digests._mixed(one)) != int(digests._mixed(other))
+    assert int(digests._mixed(one.view(1, -1))) != int(digests._mixed(other.view(1, -1)))
 
 
 def test_contents_count_and_not_how_they_are_kept() -> None:
@@ -52,16 +52,28 @@ def test_what_a_device_adds_up_tells_any_flipped_bits_apart(flips: list[tuple[in
     other = one.clone()
     for place, bit in flips:
         other[place] ^= -(1 << 63) if bit == 63 else 1 << bit
-    assert int(digests._mixed(one)) != int(digests._mixed(other))
+    assert int(digests._mixed(one.view(1, -1))) != int(digests._mixed(other.view(1, -1)))
 
 
 def test_a_word_and_its_complement_are_told_apart() -> None:
     one, other = torch.zeros(100, dtype=torch.int64), torch.zeros(100, dtype=torch.int64)
     other[7] = -1
-    assert int(digests._mixed(one)) != int(digests._mixed(other))
+    assert int(digests._mixed(one.view(1, -1))) != int(digests._mixed(other.view(1, -1)))
 
 
 def test_what_a_device_adds_up_depends_on_places() -> None:
     one = torch.zeros(WORDS, dtype=torch.int64)
     one[0] = 7
-    assert int(digests._mixed(one)) != int(digests._mixed(one.flip(0)))
+    assert int(digests._mixed(one.view(1, -1))) != int(digests._mixed(one.flip(0).view(1, -1)))
+
+
+def test_blocks_that_a_device_mixes_at_once_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(5 * digests.BLOCK_BYTES // 4 + 3, dtype=torch.int32)
+
+    def mixed() -> list[int]:
+        return digests._read([digests._mixed(rows) for rows in digests._rows_of_blocks(tensor)])
+
+    at_once = mixed()
+    assert len(at_once) == 6
+    monkeypatch.setattr(digests, "_BLOCKS_AT_ONCE", 1)
+    assert mixed() == at_once

@@ -1,0 +1,74 @@
+"""A cell that waits for Monarch for long says what goes on, for as long as it waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from monarch_nb.client import presenting
+from monarch_nb.client.monarch import waits
+
+LIMIT_S = 30.0
+
+
+class Cell:
+    """A cell, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.is_told = threading.Event()
+
+    def tell(self, text: str, key: str = "") -> None:
+        self.told.append((text, key))
+        self.is_told.set()
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setattr(presenting, "_cells", [lambda: cast("Any", cell)])
+    return cell
+
+
+def test_a_long_wait_is_explained_until_it_is_over(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    looked = waits.Waits(lambda: "trainers.step: rank 0 runs it")
+    with looked.waiting():
+        assert cell.is_told.wait(LIMIT_S)
+    assert set(cell.told[:-1]) == {("trainers.step: rank 0 runs it", waits.NOTICE)}
+    assert cell.told[-1] == ("", waits.NOTICE)
+
+
+def test_what_was_learnt_too_late_is_not_said(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+    asked, is_over = threading.Event(), threading.Event()
+
+    def said() -> str:
+        asked.set()
+        assert is_over.wait(LIMIT_S)
+        return "trainers.step: rank 0 runs it"
+
+    looked = waits.Waits(said)
+    with looked.waiting():
+        assert asked.wait(LIMIT_S)
+    is_over.set()
+    (watch,) = [thread for thread in threading.enumerate() if thread.name == "monarch_nb waits"]
+    watch.join(LIMIT_S)
+    assert cell.told == []
+
+
+def test_short_waits_ask_nothing_and_scripts_are_left_alone(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> str:
+        raise AssertionError("nobody has waited for long")
+
+    looked = waits.Waits(said)
+    for _ in range(3):
+        with looked.waiting():
+            pass
+    assert cell.told == []
+    monkeypatch.setattr(presenting, "_cells", [])
+    before = threading.active_count()
+    with waits.Waits(said).waiting():
+        assert threading.active_count() == before

@@ -1,0 +1,34 @@
+"""NCCL's flight recorder, whose calls of aborted groups stay open."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch_nb.worker.groups import records
+
+
+def test_what_was_open_before_the_groups_were_made_is_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[dict[str, Any]] = [{"record_id": 4}, {"record_id": 7}]
+
+    def dump(*, includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
+        return json.dumps({"entries": entries}).encode()
+
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace(_dump_nccl_trace_json=dump))
+    monkeypatch.setattr(records._state, "first", 0)
+    assert [each["record_id"] for each in records.open_on_gpu()] == [4, 7]
+    records.begin()
+    assert records.open_on_gpu() == []
+    entries.append({"record_id": 8})
+    assert records.open_on_gpu() == [{"record_id": 8}]
+    assert len(records.recorded()) == 3, "there is no recorder of others"
+
+
+def test_where_torch_has_no_such_recorder_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace())
+    records.begin()
+    assert (records.open_on_gpu(), records.recorded()) == ([], [])
