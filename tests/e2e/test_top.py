@@ -70,7 +70,8 @@ def test_a_flame_graph_is_a_picture_in_the_cell_and_in_the_saved_notebook(
     notebook.run(1)
     picture = notebook.output(1).locator("img, svg.mnb-flames").first
     expect(picture).to_be_visible()
-    expect(notebook.output(1)).to_contain_text("https://www.speedscope.app opens it")
+    expect(notebook.output(1)).to_contain_text("open it at www.speedscope.app")
+    expect(notebook.output(1).locator("a").first).to_have_text(re.compile(r"^traces/run\d+\.speedscope\.json$"))
     if SHOTS:
         notebook.page.screenshot(path=f"{SHOTS}/flames.png")
     outputs = notebook.save().cells[1].outputs

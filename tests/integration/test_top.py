@@ -187,7 +187,7 @@ def test_in_a_notebook(mesh: Mesh, kernel: Kernel, gate: Gate, tmp_path: Path) -
     kernel.run("%%mesh\nrank")
 
     text = kernel.run(f"%%mesh --profile=python\n{BUSY.format('rank')}")
-    assert "wrote traces/run" in text
+    assert "stacks: traces/run" in text
     assert re.search(r"Cell In\[\d+\]:4 busy", text)
     written = [json.loads(path.read_text()) for path in (tmp_path / "traces").glob("*.speedscope.json")]
     assert [each["$schema"] for each in written] == ["https://www.speedscope.app/file-format-schema.json"]

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from monarch_nb.client.flames.flames import DIRECTORY
+from monarch_nb.notebook.output.inside import file_line
 from monarch_nb.notebook.output.tables import calm_line
 
 if TYPE_CHECKING:
     from monarch_nb.client.meshes.mesh import Mesh
     from monarch_nb.client.runs.run import Run
+
+_SPEEDSCOPE = "https://www.speedscope.app"
 
 
 def flames_found(run: Run) -> Iterator[object]:
@@ -23,7 +26,9 @@ def flames_found(run: Run) -> Iterator[object]:
     yield flames
     path = Path(DIRECTORY) / f"run{run.number}.speedscope.json"
     try:
-        wrote = f"wrote {flames.save(path)}: https://www.speedscope.app opens it"
+        yield file_line("stacks", flames.save(path), _SPEEDSCOPE)
     except OSError as error:
-        wrote = f"{path} can not be written ({error.strerror}): mesh.flames_of(run).save(PATH) is for another place"
-    yield calm_line("\n".join([wrote, *flames.notes]))
+        why = f"{path} can not be written ({error.strerror})"
+        yield calm_line(f"{why}: mesh.flames_of(run).save(PATH) is for another place")
+    if flames.notes:
+        yield calm_line("\n".join(flames.notes))

@@ -118,6 +118,8 @@ def show_found(instruments: Sequence[CellInstrument], run: Run, *, in_place: boo
     Args:
         in_place: a line counts the seconds while ranks write down what they recorded.
     """
+    if _never_began(run):
+        return
     for each in instruments:
         try:
             with Progress(in_place) as progress:
@@ -130,3 +132,8 @@ def show_found(instruments: Sequence[CellInstrument], run: Run, *, in_place: boo
         show_full_memory(run)
     except MonarchNbError as error:
         show(calm_line(f"the memory of ranks is not known: {error}"))
+
+
+def _never_began(run: Run) -> bool:
+    """Return whether a run was taken out of the queue of all its ranks: there was nothing to look at."""
+    return bool(run.failures) and [failure.kind for failure in run.failures] == ["cancelled"] * len(run.ranks)

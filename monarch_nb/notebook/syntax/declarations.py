@@ -542,6 +542,8 @@ MESH = CommandSet(
         ("%mesh reserve big --nodes 2 --gpus 8 --on slurm", "nodes of an engine: slurm, k8s, ray, ..."),
         ("%%mesh", "at the top of a cell: run it on every rank"),
         ("%%mesh -t 0 -o loss", "on rank 0; keep the last value in the kernel"),
+        ("%%mesh --profile", "where the time goes; --watch nan: where a nan comes from"),
+        ("%mesh help %%mesh", "all flags of a cell"),
         ("%mesh attach", "after a kernel restart: everything is still there"),
     ),
 )

@@ -19,6 +19,8 @@ _COLOURS = {
     "collective": "var(--jp-border-color0,#aaa)",
     "idle": "transparent",
 }
+_BAR_WIDTH = "310px"
+"""The words below a bar have one line: else rows would jump while the table is live."""
 _FIGURES = ("steps/s", "memory", "CPU", "GPU")
 
 
@@ -55,7 +57,8 @@ def _bar(shares: Sequence[Shares]) -> str:
     )
     words = " · ".join(each.words for each in shares)
     return (
-        '<div style="display:flex;width:200px;height:9px;margin-top:3px;overflow:hidden;'
+        f'<div style="display:flex;width:{_BAR_WIDTH};height:9px;margin-top:3px;overflow:hidden;'
         f'background:var(--jp-layout-color2,#eee)">{parts}</div>'
-        f'<div style="{_MUTED};font-size:90%;white-space:normal;width:200px">{html.escape(words)}</div>'
+        f'<div style="{_MUTED};font-size:90%;width:{_BAR_WIDTH};overflow:hidden;text-overflow:ellipsis" '
+        f'title="{html.escape(words)}">{html.escape(words)}</div>'
     )

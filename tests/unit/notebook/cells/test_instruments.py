@@ -34,9 +34,14 @@ class Page:
         return SimpleNamespace(update=lambda other: self.shown.__setitem__(place, str(other)))
 
 
+def ended(*kinds: str) -> Any:
+    """Return a run on two ranks that has failed on some, in these ways."""
+    return SimpleNamespace(is_script=True, ranks=(0, 1), failures=[SimpleNamespace(kind=kind) for kind in kinds])
+
+
 def test_a_line_counts_until_the_ranks_have_written(monkeypatch: pytest.MonkeyPatch) -> None:
     page, meanwhile = Page(monkeypatch), []
-    run: Any = SimpleNamespace(is_script=True)
+    run = ended()
 
     def found(_: Run) -> Iterator[object]:
         assert page.written.wait(TIMEOUT_S)
@@ -50,7 +55,7 @@ def test_a_line_counts_until_the_ranks_have_written(monkeypatch: pytest.MonkeyPa
 
 def test_what_can_not_be_shown_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page(monkeypatch)
-    run: Any = SimpleNamespace(is_script=True)
+    run = ended()
 
     def found(_: Run) -> Iterator[object]:
         raise MonarchNbError("the disk is full")
@@ -58,3 +63,18 @@ def test_what_can_not_be_shown_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     show_found([CellInstrument("--profile", "torch-profile", {}, found)], run, in_place=True)
     assert page.shown == ["--profile: the disk is full"]
+
+
+def test_of_a_run_that_never_began_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page(monkeypatch)
+
+    def found(_: Run) -> Iterator[object]:
+        yield calm_line("nothing was profiled")
+
+    asked = [CellInstrument("--profile", "torch-profile", {}, found)]
+    show_found(asked, ended("cancelled", "cancelled"), in_place=True)
+    assert page.shown == []
+    for began_somewhere in (ended("cancelled"), ended("cancelled", "died"), ended("interrupted", "interrupted")):
+        show_found(asked, began_somewhere, in_place=True)
+        assert page.shown == ["nothing was profiled"]
+        page.shown.clear()
