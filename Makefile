@@ -148,7 +148,7 @@ executed: install  ## Execute the notebooks and keep them with their outputs in 
 	@$(say) 'Notebooks, kept as they were executed'
 	@KEEP_NOTEBOOKS=$(abspath docs/notebooks) $(PYTEST) tests/integration/test_notebooks.py \
 	    tests/integration/test_titan_notebook.py tests/integration/test_debugging_notebook.py \
-	    tests/integration/test_grpo_notebook.py \
+	    tests/integration/test_grpo_notebook.py tests/integration/test_inside_notebook.py \
 	    tests/integration/test_resume.py tests/integration/slurm/test_notebook.py
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
