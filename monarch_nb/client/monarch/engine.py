@@ -285,8 +285,8 @@ def _tag(title: str) -> None:
     _called.add(title)
     if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
         process().outside.tag(mesh_ids, title).left()
-    elif said := _said(lambda each: each.said_of_dead()):  # all have ended: Monarch itself notices that after a minute
-        tell(said)
+    else:  # all have ended: Monarch itself notices that after a minute
+        _tell_deaths()
 
 
 def _known() -> list[Attached]:
@@ -303,12 +303,17 @@ def _said(of: Callable[[Attached], str]) -> str:
     return "\n".join(filter(None, dict.fromkeys(lines)))
 
 
-def _said_of_waiting() -> str:
-    """Return what goes on while a cell waits. Of workers that have died it is told, if it was not yet."""
-    deaths = [line for each in _known() for line in each.deaths()]
-    for line in deaths:
+def _tell_deaths() -> bool:
+    """Tell of workers that have died or were stopped, where it was not told yet; return whether there are such."""
+    lines = dict.fromkeys(line for each in _known() for line in each.deaths())
+    for line in lines:
         tell(line)
-    return "" if deaths else _said(lambda each: each.said_of_waiting(_called))
+    return bool(lines)
+
+
+def _said_of_waiting() -> str:
+    """Return what goes on while a cell waits."""
+    return "" if _tell_deaths() else _said(lambda each: each.said_of_waiting(_called))
 
 
 def _tell_fault(failure: Any) -> None:
