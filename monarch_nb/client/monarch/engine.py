@@ -34,12 +34,16 @@ EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
 STOP_S = 3.0
+FLUSH_S = 0.3
+"""As Monarch's own, for what was not sent yet."""
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
+_attached: list[tuple[Any, Attached]] = []
+"""HostMeshes that this process has, and the meshes with their workers."""
 _called: set[str] = set()
 """What this process has called: "trainers.step"."""
 
@@ -108,18 +112,22 @@ def join(gateway: str, certificates: Mapping[str, str]) -> None:
     _gateways[:] = [gateway]
 
 
-def attach(workers: Sequence[str], name: str, python: str) -> Any:
+def attach(workers: Sequence[str], name: str, python: str, mesh: Attached) -> Any:
     """Return the HostMesh of some workers, in their order.
 
     Args:
         name: of the hosts, in Monarch's errors.
         python: of the nodes, for the processes that are started there.
+        mesh: that the workers are of.
     """
     actor = load()
     hosts = actor.attach_to_workers(ca=TRUST_ALL, workers=list(workers), name=name)
     if python:
         hosts = _with_our_processes(hosts, python)
-    atexit.register(_stop, hosts)
+    if not _attached:
+        actor.context()  # Monarch's own end comes after this one
+        atexit.register(_end)
+    _attached.append((hosts, mesh))
     return hosts
 
 
@@ -164,10 +172,15 @@ def _whose_processes() -> dict[str, str]:
         return caller
 
 
-def _stop(hosts: Any) -> None:
-    """This process ends: so does what it has started, also where nobody sees that."""
+def _end() -> None:
+    """This process ends: so does what it has started, also where nobody sees that. So does Monarch in it, which shows a
+    traceback by itself when that takes more than a second."""
+    for hosts, mesh in _attached:
+        if not mesh.is_over():  # else nobody answers
+            with contextlib.suppress(Exception):
+                hosts.stop().get(STOP_S)
     with contextlib.suppress(Exception):
-        hosts.stop().get(STOP_S)
+        load().shutdown_context(host_timeout=FLUSH_S).get(STOP_S)
 
 
 def call_in_cells(mesh_id: str, attached: Attached) -> None:

@@ -66,8 +66,9 @@ class MonarchHosts:
             if serving.certificates:
                 engine.join(serving.addresses[0], serving.certificates)
             workers.tell_deaths(mesh)
-            engine.call_in_cells(mesh.id, workers.AttachedMesh(mesh))
-            hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)
+            attached = workers.AttachedMesh(mesh)
+            engine.call_in_cells(mesh.id, attached)
+            hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python, attached)
             engine.after_shutdown(hosts, lambda: _end_if_idle(self, serving))
         return hosts
 
