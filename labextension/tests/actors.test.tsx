@@ -58,10 +58,17 @@ test('what ranks do is said for those that do the same', async () => {
 });
 
 test('a click on one chooses its mesh and its ranks, another none', async () => {
-  const beside = actor({ id: 'E/judges', name: 'judges', mesh_id: 'E', mesh: 'evaluators', ranks: '0-1' });
+  const beside = actor({
+    id: 'E/judges',
+    name: 'judges',
+    mesh_id: 'E',
+    mesh: 'evaluators',
+    ranks: '0-1',
+    actor_ranks: '0-3'
+  });
   await show({ shown: [actor({ ranks: '1-2' }), beside], more: 0 });
   const judges = within(list()).getByRole('button', { name: /judges/ });
-  expect(judges.textContent).toContain('evaluators 0-1');
+  expect(judges.textContent).toContain('evaluators 0-3');
   await userEvent.click(judges);
   expect(judges.getAttribute('aria-pressed')).toBe('true');
   expect(screen.getByRole('button', { name: 'evaluators' }).getAttribute('aria-pressed')).toBe('true');

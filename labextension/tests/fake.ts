@@ -162,6 +162,7 @@ export function actor(more: Partial<Actor> = {}): Actor {
     mesh_id: 'M',
     mesh: 'main',
     ranks: '0-3',
+    actor_ranks: more.ranks ?? '0-3',
     doings: [doing()],
     more: 0,
     ...more

@@ -75,6 +75,11 @@ class AllocatorStub(object):
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.SerializeToString,
                 response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.FromString,
                 _registered_method=True)
+        self.Claim = channel.unary_stream(
+                '/monarch_nb.v1.Allocator/Claim',
+                request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ClaimReply.FromString,
+                _registered_method=True)
         self.Extend = channel.unary_unary(
                 '/monarch_nb.v1.Allocator/Extend',
                 request_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ExtendRequest.SerializeToString,
@@ -295,6 +300,13 @@ class AllocatorServicer(object):
     def Undertake(self, request, context):
         """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
         node has all of them end it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Claim(self, request, context):
+        """Have a name of a reservation that nobody else has meanwhile: one reply when the caller has it, until the call ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -560,6 +572,11 @@ def add_AllocatorServicer_to_server(servicer, server):
                     servicer.Undertake,
                     request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.FromString,
                     response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.SerializeToString,
+            ),
+            'Claim': grpc.unary_stream_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=monarch__nb_dot_proto_dot_allocator__pb2.ClaimRequest.FromString,
+                    response_serializer=monarch__nb_dot_proto_dot_allocator__pb2.ClaimReply.SerializeToString,
             ),
             'Extend': grpc.unary_unary_rpc_method_handler(
                     servicer.Extend,
@@ -943,6 +960,33 @@ class Allocator(object):
             '/monarch_nb.v1.Allocator/Undertake',
             monarch__nb_dot_proto_dot_allocator__pb2.UndertakeRequest.SerializeToString,
             monarch__nb_dot_proto_dot_allocator__pb2.UndertakeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/monarch_nb.v1.Allocator/Claim',
+            monarch__nb_dot_proto_dot_allocator__pb2.ClaimRequest.SerializeToString,
+            monarch__nb_dot_proto_dot_allocator__pb2.ClaimReply.FromString,
             options,
             channel_credentials,
             insecure,

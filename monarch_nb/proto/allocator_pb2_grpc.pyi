@@ -48,6 +48,8 @@ class AllocatorStub:
     """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
     node has all of them end it.
     """
+    Claim: _grpc.UnaryStreamMultiCallable[_allocator_pb2.ClaimRequest, _allocator_pb2.ClaimReply]
+    """Have a name of a reservation that nobody else has meanwhile: one reply when the caller has it, until the call ends."""
     Extend: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]
     """Set a reservation's time limit, counted from its confirmation."""
     Share: _grpc.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]
@@ -121,6 +123,8 @@ class AllocatorAsyncStub(AllocatorStub):
     """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
     node has all of them end it.
     """
+    Claim: _aio.UnaryStreamMultiCallable[_allocator_pb2.ClaimRequest, _allocator_pb2.ClaimReply]  # type: ignore[assignment]
+    """Have a name of a reservation that nobody else has meanwhile: one reply when the caller has it, until the call ends."""
     Extend: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ExtendRequest, _allocator_pb2.ExtendReply]  # type: ignore[assignment]
     """Set a reservation's time limit, counted from its confirmation."""
     Share: _aio.UnaryUnaryMultiCallable[_allocator_pb2.ShareRequest, _allocator_pb2.ShareReply]  # type: ignore[assignment]
@@ -239,6 +243,14 @@ class AllocatorServicer(metaclass=_abc_1.ABCMeta):
         """A client is about to make or end something on several nodes, or has done so. When it is gone before it has, this
         node has all of them end it.
         """
+
+    @_abc_1.abstractmethod
+    def Claim(
+        self,
+        request: _allocator_pb2.ClaimRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_allocator_pb2.ClaimReply], _abc.AsyncIterator[_allocator_pb2.ClaimReply]]:
+        """Have a name of a reservation that nobody else has meanwhile: one reply when the caller has it, until the call ends."""
 
     @_abc_1.abstractmethod
     def Extend(

@@ -215,6 +215,10 @@ def test_a_program_takes_the_reservation_as_its_job(start: Callable[..., Program
 CLIENT = (
     USE
     + """
+dev.meshes  # connected, and what it needs imported
+import monarch.actor
+print(json.dumps({}), flush=True)
+sys.stdin.readline()
 trainers = dev.monarch().spawn_procs(per_host={"gpus": 1}).spawn("trainers", Trainer)
 print(json.dumps({"workers": [info.pid for info in dev.meshes["monarch"].status()]}), flush=True)
 for line in sys.stdin:
@@ -224,9 +228,13 @@ for line in sys.stdin:
 ).replace("import json", "import sys, json")
 
 
-def test_two_clients_at_once_see_what_their_own_actors_print(start: Callable[..., Program]) -> None:
+def test_two_clients_at_once_share_workers_and_see_what_their_own_actors_print(start: Callable[..., Program]) -> None:
     start(RESERVE + "print(json.dumps({}), flush=True)").told()
     clients = [start(CLIENT), start(CLIENT)]
+    for each in clients:
+        each.told()
+    for each in clients:  # both find no workers, and the first node lets one of them start some
+        each.go_on()
     first, second = (each.told() for each in clients)
     assert first["workers"] == second["workers"]
     for word in ("one", "two", "three"):

@@ -129,7 +129,10 @@ export interface Actor {
   class: string;
   mesh_id: string;
   mesh: string;
+  /** Of the mesh: those that have the actor. */
   ranks: string;
+  /** Of the actors among those of their name: others where a rank has several, as of Monarch's own engine. */
+  actor_ranks: string;
   doings: Doing[];
   /** So many doings are left out. */
   more: number;

@@ -45,7 +45,7 @@ OWN = frozenset(
             "ChangeMembers",
             "StopMesh",
         ),
-        *("Undertake", "Extend", "Share", "Idle", "Session", "DescribeEnvironment", "Shutdown"),
+        *("Undertake", "Claim", "Extend", "Share", "Idle", "Session", "DescribeEnvironment", "Shutdown"),
     }
 )
 """Methods that the gateway answers, although some of them ask rooms, too."""

@@ -6,6 +6,7 @@ revoked      certificates that count no longer
 access       says who may do what: one table for all methods
 network      where an allocator of a network listens, and with which certificate
 service      takes each request, calls the node or a file below, and packs the reply
+claims       names that one caller has at a time
 control      asks and interrupts ranks on behalf of clients
 describe     what the node, its reservations, ranks and runs are now
 environment  what the ranks' python has installed

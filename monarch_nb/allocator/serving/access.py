@@ -505,6 +505,7 @@ RULES: dict[str, Rule] = {
     "Release": Rule(PEOPLE, _release),
     "ChangeMembers": Rule(PEOPLE, _change_members),
     "Undertake": Rule(PEOPLE, _undertake),
+    "Claim": Rule(PEOPLE, _reservation(Right.OWN, "start processes on it")),
     "Extend": Rule(PEOPLE, _reservation(Right.OWN, "extend it")),
     "Share": Rule(PEOPLE, _reservation(Right.OWN, "share it")),
     "Idle": Rule(PEOPLE, _reservation(Right.OWN, "ask for its use")),

@@ -19,6 +19,7 @@ from monarch_nb.allocator.leases.record import RUN
 from monarch_nb.allocator.mail.boxes import on_session
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.access import Access
+from monarch_nb.allocator.serving.claims import Claims
 from monarch_nb.allocator.serving.control import control_ranks, drop, interrupt, look
 from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.environment import describe_environment
@@ -79,6 +80,7 @@ class AllocatorService(service.AllocatorServicer):
         self._node, self._description = node, description
         self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
         self._looks: set[asyncio.Future[None]] = set()
+        self._claims = Claims()
 
     @translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -168,6 +170,11 @@ class AllocatorService(service.AllocatorServicer):
         request.owner = request.owner or self._node.state.owner_of(request.reservation_id)
         self._node.undertakings.take(request)
         return pb.UndertakeReply()
+
+    async def Claim(self, request: pb.ClaimRequest, context: Any) -> AsyncIterator[pb.ClaimReply]:
+        async with self._claims.of(request.reservation_id, request.name):
+            yield pb.ClaimReply()
+            await asyncio.Event().wait()  # until the caller ends the call, or is gone
 
     @translated
     async def Extend(self, request: pb.ExtendRequest, context: Any) -> pb.ExtendReply:

@@ -184,11 +184,14 @@ class Connection:
     async def stream(self, method: str, request: Any) -> AsyncGenerator[Any, None]:
         """Call a method that streams its reply."""
         stub = await self._settle()
+        call = getattr(stub, method)(request)
         try:
-            async for message in getattr(stub, method)(request):
+            async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.name, self.address) from None
+        finally:
+            call.cancel()
 
     async def send_stream(self, method: str, messages: AsyncIterator[Any], timeout_s: float) -> Any:
         """Call a method with a stream of messages. Raises an error of monarch_nb, or what `messages` raised."""

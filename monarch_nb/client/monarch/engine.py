@@ -34,12 +34,16 @@ EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
 STOP_S = 3.0
+FLUSH_S = 0.3
+"""As Monarch's own, for what was not sent yet."""
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 
 _gateways: list[str] = []
 """The worker through which this process is attached, where that is over a network."""
 _meshes: dict[str, Attached] = {}
 """Meshes with workers that this process is attached to, by id."""
+_attached: list[tuple[Any, Attached]] = []
+"""HostMeshes that this process has, and the meshes with their workers."""
 _called: set[str] = set()
 """What this process has called: "trainers.step"."""
 
@@ -108,18 +112,22 @@ def join(gateway: str, certificates: Mapping[str, str]) -> None:
     _gateways[:] = [gateway]
 
 
-def attach(workers: Sequence[str], name: str, python: str) -> Any:
+def attach(workers: Sequence[str], name: str, python: str, mesh: Attached) -> Any:
     """Return the HostMesh of some workers, in their order.
 
     Args:
         name: of the hosts, in Monarch's errors.
         python: of the nodes, for the processes that are started there.
+        mesh: that the workers are of.
     """
     actor = load()
     hosts = actor.attach_to_workers(ca=TRUST_ALL, workers=list(workers), name=name)
     if python:
         hosts = _with_our_processes(hosts, python)
-    atexit.register(_stop, hosts)
+    if not _attached:
+        actor.context()  # Monarch's own end comes after this one
+        atexit.register(_end)
+    _attached.append((hosts, mesh))
     return hosts
 
 
@@ -164,10 +172,15 @@ def _whose_processes() -> dict[str, str]:
         return caller
 
 
-def _stop(hosts: Any) -> None:
-    """This process ends: so does what it has started, also where nobody sees that."""
+def _end() -> None:
+    """This process ends: so does what it has started, also where nobody sees that. So does Monarch in it, which shows a
+    traceback by itself when that takes more than a second."""
+    for hosts, mesh in _attached:
+        if not mesh.is_over():  # else nobody answers
+            with contextlib.suppress(Exception):
+                hosts.stop().get(STOP_S)
     with contextlib.suppress(Exception):
-        hosts.stop().get(STOP_S)
+        load().shutdown_context(host_timeout=FLUSH_S).get(STOP_S)
 
 
 def call_in_cells(mesh_id: str, attached: Attached) -> None:
@@ -285,8 +298,8 @@ def _tag(title: str) -> None:
     _called.add(title)
     if mesh_ids := frozenset(mesh_id for mesh_id, attached in _meshes.items() if not attached.is_over()):
         process().outside.tag(mesh_ids, title).left()
-    elif said := _said(lambda each: each.said_of_dead()):  # all have ended: Monarch itself notices that after a minute
-        tell(said)
+    else:  # all have ended: Monarch itself notices that after a minute
+        _tell_deaths()
 
 
 def _known() -> list[Attached]:
@@ -303,12 +316,17 @@ def _said(of: Callable[[Attached], str]) -> str:
     return "\n".join(filter(None, dict.fromkeys(lines)))
 
 
-def _said_of_waiting() -> str:
-    """Return what goes on while a cell waits. Of workers that have died it is told, if it was not yet."""
-    deaths = [line for each in _known() for line in each.deaths()]
-    for line in deaths:
+def _tell_deaths() -> bool:
+    """Tell of workers that have died or were stopped, where it was not told yet; return whether there are such."""
+    lines = dict.fromkeys(line for each in _known() for line in each.deaths())
+    for line in lines:
         tell(line)
-    return "" if deaths else _said(lambda each: each.said_of_waiting(_called))
+    return bool(lines)
+
+
+def _said_of_waiting() -> str:
+    """Return what goes on while a cell waits."""
+    return "" if _tell_deaths() else _said(lambda each: each.said_of_waiting(_called))
 
 
 def _tell_fault(failure: Any) -> None:

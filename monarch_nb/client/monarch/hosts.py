@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.monarch import engine, workers
-from monarch_nb.config import MONARCH_LINGER_S, home_directory
+from monarch_nb.config import MONARCH_LINGER_S
 from monarch_nb.times import Duration, seconds_of
-from monarch_nb.trust.private_files import locked
 
 
 class Holding(Protocol):
@@ -54,11 +53,11 @@ class MonarchHosts:
         """
         linger_s = seconds_of(linger, "linger")
         engine.load()
-        with locked(home_directory()):  # of two programs that come at once, one starts the workers
-            mesh = call(workers.mesh_of(self.meshes))
-        call(workers.stay_while_used(mesh, linger_s))
         over = {addresses: hosts for addresses, hosts in self._attached.items() if engine.is_shut_down(hosts)}
-        serving = workers.serve(mesh, {address for addresses in over for address in addresses})
+        with workers.claimed(self.meshes, self.name):
+            mesh = call(workers.mesh_of(self.meshes))
+            call(workers.stay_while_used(mesh, linger_s))
+            serving = workers.serve(mesh, {address for addresses in over for address in addresses})
         for shut_down in over:
             del self._attached[shut_down]
         addresses = workers.chosen(serving.addresses, nodes)
@@ -67,8 +66,9 @@ class MonarchHosts:
             if serving.certificates:
                 engine.join(serving.addresses[0], serving.certificates)
             workers.tell_deaths(mesh)
-            engine.call_in_cells(mesh.id, workers.AttachedMesh(mesh))
-            hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python)
+            attached = workers.AttachedMesh(mesh)
+            engine.call_in_cells(mesh.id, attached)
+            hosts = self._attached[addresses] = engine.attach(addresses, self.name, serving.python, attached)
             engine.after_shutdown(hosts, lambda: _end_if_idle(self, serving))
         return hosts
 

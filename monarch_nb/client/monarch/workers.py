@@ -6,7 +6,8 @@ after the clients that use them, and has all nodes end the mesh when the last cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.monarch import engine
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
+from monarch_nb.client.pools.leasing.claims import Claim
 from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
@@ -33,10 +35,6 @@ PER_HOST = {"workers": 1}
 BREAKPOINT = "a breakpoint ("
 """So begins where an actor is that waits at one (`monarch_nb.worker.monarch.census`)."""
 DEBUGGER = "monarch debug in a terminal of this machine opens Monarch's debugger"
-STOPPED = (
-    "the Monarch workers of {0} were stopped: their actors are gone. Monarch notices that after a minute; ■ ends the "
-    "wait. {0}.monarch() starts workers again"
-)
 
 
 class Meshes(Protocol):
@@ -52,6 +50,8 @@ class Meshes(Protocol):
     ) -> Awaitable[Mesh]: ...
 
     async def stop(self, mesh_id: str) -> list[str]: ...
+
+    def claim(self, name: str) -> Claim: ...
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,22 @@ class Workers:
     addresses: tuple[str, ...]
     python: str
     certificates: Mapping[str, str]
+
+
+@contextmanager
+def claimed(meshes: Meshes, reservation: str) -> Iterator[None]:
+    """Of clients that come at once, wherever they are, one finds or starts the workers in the block; the others wait.
+
+    Args:
+        reservation: its name.
+    """
+    claim = meshes.claim(MONARCH_MESH)
+    say = f"waiting: another client starts the Monarch workers of {reservation}"
+    call(claim.take(lambda: engine.tell(say)), undo=lambda _: claim.give_back())
+    try:
+        yield
+    finally:
+        call(claim.give_back())
 
 
 async def mesh_of(meshes: Meshes) -> Mesh:
@@ -165,7 +181,7 @@ class AttachedMesh:
         """Return which workers have died, and why, or that all have ended; empty when all live."""
         mesh = self._mesh
         if self.is_over():
-            return STOPPED.format(mesh.reservation.name)
+            return f"the Monarch workers of {mesh.reservation.name} were stopped: their actors are gone"
         lines = [_death(mesh, rank, why) for rank, why in sorted(mesh.core.dead.items())]
         again = f"{mesh.reservation.name}.monarch() starts {name_ranks(mesh.core.dead)} again" if lines else ""
         return "\n".join([*lines, again]).rstrip()
@@ -173,7 +189,8 @@ class AttachedMesh:
     def deaths(self) -> list[str]:
         """Return what a cell that waits is told of workers that died or were stopped."""
         if self.is_over():
-            return [self.said_of_dead()]
+            again = f"{self._mesh.reservation.name}.monarch() starts workers again"
+            return [f"{self.said_of_dead()}. Monarch notices that after a minute; ■ ends the wait, and then {again}"]
         return [_told_death(self._mesh, rank, why) for rank, why in sorted(self._mesh.core.dead.items())]
 
     def said_of_running(self) -> str:

@@ -13,6 +13,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo, actor_infos
 from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
 from monarch_nb.client.pools.leasing.beside import Place, checked, spawn_beside, stop_beside
+from monarch_nb.client.pools.leasing.claims import Claim
 from monarch_nb.client.reservations.needs import Holding
 from monarch_nb.client.reservations.placing import main_of, specs_like_main
 from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError
@@ -184,6 +185,10 @@ class Meshes(Mapping[str, Mesh]):
         if mesh is not None:
             mesh.core.close()
         return [node.name for node in silent]
+
+    def claim(self, name: str) -> Claim:
+        """Return what lets one client at a time start a mesh of that name: the first node decides."""
+        return Claim(self._places[min(self._places)][0], self._reservation.id, name)
 
     def close(self) -> None:
         """All have ended, also those that only another Reservation object of this process has met."""

@@ -64,7 +64,8 @@ def _actor(mesh_id: str, infos: Sequence[ActorInfo]) -> dict[str, Any]:
         "class": first.class_label,
         "mesh_id": mesh_id,
         "mesh": first.mesh,
-        "ranks": format_ranks([info.rank for info in infos]),
+        "ranks": format_ranks({info.rank for info in infos}),
+        "actor_ranks": format_ranks([info.actor_rank for info in infos]),
         "doings": doings[:MAX_DOINGS],
         "more": max(0, len(doings) - MAX_DOINGS),
         "number": len(infos),
@@ -82,7 +83,7 @@ def _state(info: ActorInfo) -> str:
 def _doing(state: str, infos: Sequence[ActorInfo]) -> dict[str, Any]:
     return {
         "state": state,
-        "ranks": format_ranks([info.rank for info in infos]),
+        "ranks": format_ranks([info.actor_rank for info in infos]),
         "running": infos[0].running if state in ("waiting", "running") else "",
         "running_s": max(info.running_s for info in infos) if state in ("waiting", "running") else None,
         "caller": _common(info.caller for info in infos),

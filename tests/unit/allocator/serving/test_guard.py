@@ -396,3 +396,27 @@ async def test_who_writes_while_a_stream_is_refused_hears_why(connect: Connect) 
     async with asyncio.timeout(TIMEOUT_S):
         codes = await asyncio.gather(*(code_of_a_session() for _ in range(20)))
     assert set(codes) == {grpc.StatusCode.PERMISSION_DENIED}
+
+
+class TestClaims:
+    async def test_one_caller_at_a_time_has_a_name_of_a_reservation(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        alice, request = connect("alice", "user"), pb.ClaimRequest(reservation_id="r", name="monarch")
+        first, second, other = (
+            alice.Claim(request),
+            alice.Claim(request),
+            alice.Claim(pb.ClaimRequest(reservation_id="r", name="judges")),
+        )
+        async with asyncio.timeout(TIMEOUT_S):
+            await anext(aiter(first))
+            waiting = asyncio.ensure_future(anext(aiter(second)))
+            await anext(aiter(other))
+            await alice.Status(pb.StatusRequest())  # by now it would have been answered
+            assert not waiting.done()
+            first.cancel()
+            await waiting
+        second.cancel()
+        other.cancel()
+        refused = aiter(connect("bob", "user").Claim(request))
+        assert isinstance(await outcome(refused), AccessDenied)

@@ -90,3 +90,18 @@ def test_an_actor_at_a_breakpoint_is_said_how_to_go_on_with() -> None:
     for said in (workers.said_of_waiting(stopped), workers.said_of_running(stopped, {0: "node0"})):
         assert "at a breakpoint (Cell In[7]:3)" in said
         assert workers.DEBUGGER in said.splitlines()
+
+
+def test_the_end_of_the_process_waits_for_no_workers_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def future(name: str) -> Any:
+        return SimpleNamespace(get=lambda _: asked.append(name))
+
+    def hosts(name: str, *, is_over: bool) -> tuple[Any, Any]:
+        return SimpleNamespace(stop=lambda: future(name)), SimpleNamespace(is_over=lambda: is_over)
+
+    monkeypatch.setattr(engine, "_attached", [hosts("ended", is_over=True), hosts("living", is_over=False)])
+    monkeypatch.setattr(engine, "load", lambda: SimpleNamespace(shutdown_context=lambda host_timeout: future("client")))
+    engine._end()
+    assert asked == ["living", "client"]

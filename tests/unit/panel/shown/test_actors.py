@@ -91,6 +91,16 @@ def test_of_128_ranks_that_all_differ_little_is_shown() -> None:
     assert (len(last["doings"]), last["more"]) == (MAX_DOINGS, 128 - MAX_DOINGS)
 
 
+def test_actors_of_monarchs_engine_have_ranks_of_their_own_and_are_chosen_by_their_nodes() -> None:
+    reply = node()
+    [mesh] = hold([reply], procs=2)
+    for own, rank in enumerate([mesh.ranks[0], mesh.ranks[0], mesh.ranks[1], mesh.ranks[1]]):
+        add(rank, actor_rank=own, **(runs("t.py:9") if own == 3 else {}))
+    (actor,) = actors_in(view_of(reply))["shown"]
+    assert (actor["ranks"], actor["actor_ranks"]) == ("0-1", "0-3")
+    assert [(doing["state"], doing["ranks"]) for doing in actor["doings"]] == [("running", "3"), ("idle", "0-2")]
+
+
 def test_actors_of_all_meshes_are_shown_those_of_the_main_one_first() -> None:
     reply = node()
     [main] = hold([reply], procs=2)

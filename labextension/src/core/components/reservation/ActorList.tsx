@@ -41,7 +41,7 @@ export function ActorList(props: {
                 <span className="mnb-dim mnb-actor-class">{actor.class}</span>
                 <span className="mnb-dim mnb-number mnb-nowrap">
                   {props.isNamingMeshes && `${actor.mesh} `}
-                  {actor.ranks}
+                  {actor.actor_ranks}
                 </span>
               </button>
               {actor.doings.map(doing => (
@@ -75,7 +75,7 @@ function names(ranks: string): string {
 
 /** "▶ ranks 0-1: runs step for the notebook · 12 s · 3 messages wait · at train.py:41". */
 function DoingLine({ actor, doing }: { actor: Actor; doing: Doing }) {
-  const whose = doing.ranks === actor.ranks ? '' : `${names(doing.ranks)}: `;
+  const whose = doing.ranks === actor.actor_ranks ? '' : `${names(doing.ranks)}: `;
   const more = [
     ...(doing.waiting ? [waiters(doing.waiting)] : []),
     ...(doing.state === 'running' && doing.where ? [`at ${doing.where}`] : [])

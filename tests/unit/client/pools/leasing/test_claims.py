@@ -1,0 +1,56 @@
+"""One client at a time has a name of a reservation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from monarch_nb.client.pools.leasing import claims
+from monarch_nb.client.pools.leasing.claims import Claim
+from monarch_nb.proto import allocator_pb2 as pb
+
+
+class Node:
+    """A node that one client asks at a time."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+
+    async def stream(self, method: str, request: pb.ClaimRequest) -> AsyncGenerator[pb.ClaimReply, None]:
+        assert (method, request.name) == ("Claim", "monarch")
+        async with self.lock:
+            yield pb.ClaimReply()
+
+
+def claim(node: Node) -> Claim:
+    return Claim(cast("Any", node), "r", "monarch")
+
+
+async def test_the_next_one_is_told_why_it_waits_and_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "SAY_S", 0.0)
+    node, said = Node(), asyncio.Event()
+    first, second = claim(node), claim(node)
+    await first.take(lambda: None)
+    waiting = asyncio.ensure_future(second.take(said.set))
+    await said.wait()
+    assert not waiting.done()
+    await first.give_back()
+    await waiting
+    await second.give_back()
+    assert not node.lock.locked()
+
+
+async def test_who_does_not_wait_any_longer_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "SAY_S", 0.0)
+    node, said = Node(), asyncio.Event()
+    first, second = claim(node), claim(node)
+    await first.take(lambda: None)
+    waiting = asyncio.ensure_future(second.take(said.set))
+    await said.wait()
+    waiting.cancel()
+    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+    await first.give_back()
+    assert not node.lock.locked()
