@@ -497,17 +497,22 @@ class Rooms:
             task.cancel()
         for timer in self._unused.values():
             timer.cancel()
-        for account, opening in list(self._rooms.items()):
-            with contextlib.suppress(MonarchNbError, asyncio.CancelledError):
-                room = await opening
-                if end_processes:
-                    with contextlib.suppress(MonarchNbError):
-                        await room.call("Shutdown", pb.ShutdownRequest(force=True), GATEWAY, END_S)
-                    await asyncio.wait([asyncio.ensure_future(room.is_down.wait())], timeout=END_S)
-                await room.close()
+        closing = (self._close(*each, end_processes=end_processes) for each in self._rooms.items())
+        await asyncio.gather(*closing)
+
+    async def _close(self, account: str, opening: asyncio.Task[Room], *, end_processes: bool) -> None:
+        if not opening.done():  # whoever has stopped their room keeps no gateway from its end
+            opening.cancel()
+            await asyncio.wait([opening])
+        if room := _result(opening):
             if end_processes:
                 with contextlib.suppress(MonarchNbError):
-                    await asyncio.to_thread(self._starter.close_room, account)
+                    await room.call("Shutdown", pb.ShutdownRequest(force=True), GATEWAY, END_S)
+                await asyncio.wait([asyncio.ensure_future(room.is_down.wait())], timeout=END_S)
+            await room.close()
+        if end_processes:
+            with contextlib.suppress(MonarchNbError):
+                await asyncio.to_thread(self._starter.close_room, account)
 
 
 def _opened(opening: asyncio.Task[Room] | None) -> Room | None:

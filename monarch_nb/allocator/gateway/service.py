@@ -246,9 +246,9 @@ class GatewayService(AllocatorService):
                 run_id = message.run.run_id if kind == "submit" else getattr(message, "run_id", "")
                 session.send(refused=pb.Refused(run_id=run_id, error_json=error_to_json(error)))
                 return
-        if kind == "submit":
-            self._note(caller, request.submit)
         carried.say(request)
+        if kind == "submit":  # meanwhile its room begins it
+            self._note(caller, request.submit)
 
     def _share_out(self, person: str) -> None:
         """Bound what waits in memory for one person, however many clients they have."""

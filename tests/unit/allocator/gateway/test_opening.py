@@ -174,6 +174,25 @@ async def test_of_a_room_that_did_not_answer_no_descriptor_is_kept(
     assert len(held) == 2, "both ends of what stands for the process, and no copy"
 
 
+async def test_a_room_that_does_not_answer_keeps_no_gateway_from_its_end(
+    rooms: Rooms, starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def silent(room: Room) -> None:
+        asked.set()
+        await never.wait()
+
+    monkeypatch.setattr(rooms, "_take_in", silent)
+    opening = asyncio.create_task(rooms.room("alice"))
+    async with asyncio.timeout(TIMEOUT_S):
+        await asked.wait()
+        await rooms.close(end_processes=True)
+    assert starter.asked[-1] == "close_room"
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+
+
 def _is(descriptor: int, file: os.stat_result) -> bool:
     try:
         found = os.fstat(descriptor)
