@@ -504,7 +504,7 @@ class Rooms:
         if not opening.done():  # whoever has stopped their room keeps no gateway from its end
             opening.cancel()
             await asyncio.wait([opening])
-        if room := _result(opening):
+        if room := _opened(opening):
             if end_processes:
                 with contextlib.suppress(MonarchNbError):
                     await room.call("Shutdown", pb.ShutdownRequest(force=True), GATEWAY, END_S)
