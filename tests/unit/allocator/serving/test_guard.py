@@ -403,13 +403,10 @@ class TestClaims:
         self, connect: Connect, node: NodeWithoutProcesses
     ) -> None:
         alice, request = connect("alice", "user"), pb.ClaimRequest(reservation_id="r", name="monarch")
-        first, second, other = (
-            alice.Claim(request),
-            alice.Claim(request),
-            alice.Claim(pb.ClaimRequest(reservation_id="r", name="judges")),
-        )
         async with asyncio.timeout(TIMEOUT_S):
+            first = alice.Claim(request)
             await anext(aiter(first))
+            second, other = alice.Claim(request), alice.Claim(pb.ClaimRequest(reservation_id="r", name="judges"))
             waiting = asyncio.ensure_future(anext(aiter(second)))
             await anext(aiter(other))
             await alice.Status(pb.StatusRequest())  # by now it would have been answered
