@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import TIMEOUT_S, Recorder, eventually, kill, pids_of, started
-from monarch_nb.client.connections import events
+from integration.live import TIMEOUT_S, eventually, kill, pids_of, said_of_waits, started
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.watching import waits_watch
@@ -100,14 +99,10 @@ def test_collectives_of_nccl_that_do_not_match_are_named(two: Mesh, soon: None, 
     two.run(NCCL)
     run, recorder = started(two, code)
 
-    def said(recorder: Recorder) -> str:
-        texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-        return texts[-1] if texts else ""
-
     try:
-        recorder.wait_for(lambda recorder: expected in said(recorder))
+        recorder.wait_for(lambda recorder: expected in said_of_waits(recorder))
     except AssertionError:
-        pytest.fail(f"it says: {said(recorder)!r}; {two.stacks()}")
+        pytest.fail(f"it says: {said_of_waits(recorder)!r}; {two.stacks()}")
     finally:
         run.interrupt()
     with pytest.raises(RunFailed):
@@ -230,5 +225,5 @@ def test_what_one_gpu_computes_for_long_is_no_hang(two: Mesh, soon: None) -> Non
     run.interrupt()
     with pytest.raises(RunFailed):
         run.result(TIMEOUT_S)
-    assert not [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
+    assert not said_of_waits(recorder)
     two.run("train(2)")

@@ -108,6 +108,12 @@ def started(mesh: Mesh, code: str, *, ranks: int | None = None, **options: Any) 
     return run, recorder
 
 
+def said_of_waits(recorder: Recorder) -> str:
+    """Return the newest sentence that says who waits for whom; empty when none has come."""
+    texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
+    return texts[-1] if texts else ""
+
+
 def pids_of(mesh: Mesh) -> dict[int, int]:
     """Return the pids of a mesh's ranks."""
     return {info.rank: info.pid for info in mesh.status()}

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration.live import Recorder, started
-from monarch_nb.client.connections import events
+from integration.live import said_of_waits, started
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.watching import waits_watch
@@ -124,20 +123,16 @@ def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None
     four.run(INIT)
     run, recorder = started(four, code)
 
-    def said(recorder: Recorder) -> str:
-        texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-        return texts[-1] if texts else ""
-
     try:
-        recorder.wait_for(lambda recorder: expected in said(recorder))
+        recorder.wait_for(lambda recorder: expected in said_of_waits(recorder))
     except AssertionError:
-        pytest.fail(f"it says: {said(recorder)}")
+        pytest.fail(f"it says: {said_of_waits(recorder)}")
     finally:
         run.interrupt()
     with pytest.raises(RunFailed):
         run.result(60)
-    assert expected in said(recorder), "a saved notebook still says why"
-    assert re.search(r"waited in .*Run \d+:\d", said(recorder))
+    assert expected in said_of_waits(recorder), "a saved notebook still says why"
+    assert re.search(r"waited in .*Run \d+:\d", said_of_waits(recorder))
 
 
 @pytest.mark.parametrize(("odd", "numbers"), [(1, (8, 1024)), (2, (1024, 8))], ids=["it takes less", "it sends more"])
