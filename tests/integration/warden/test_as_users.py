@@ -228,7 +228,7 @@ finally:
 def test_amounts_that_root_does_not_allow_or_the_machine_can_not_keep_are_refused_before_a_rank_starts(
     node: Node,
 ) -> None:
-    """Where a machine has the controllers, what is allowed is kept: that could not be tried where this was written."""
+    """Where a machine has the controllers, what is allowed is kept."""
     users, name = node.directory.parent / "users.toml", node.people["bob"].name
     more, cpus, cannot, free = node.run("bob", AMOUNTS.format(users=str(users)))
     assert (
