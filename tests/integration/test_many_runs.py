@@ -138,6 +138,8 @@ def test_clients_and_reservations_leave_nothing(pool: PoolOfMany) -> None:
     with pool.in_use() as (node,):
         allocator = psutil.Process(node.pid)
         reserve("warm", procs=RANKS, preload=[]).release()
+        record = str(NodePaths(node.directory).record)
+        eventually(lambda: record in [each.path for each in allocator.open_files()])  # it stays open
         descriptors, files, processes = allocator.num_fds(), files_of(node), len(allocator.children(recursive=True))
         call(come_and_go(node, 200))
         for _ in range(20):

@@ -40,7 +40,7 @@ MESSAGES = int(ASKED_FOR or 1000)
 AT_ONCE = 5
 """Messages of an example: one after the other, or on one stream."""
 ANSWER_S = 60.0
-FOLLOWED = ("ReadLogs", "WatchLog", "Wait")
+FOLLOWED = ("ReadLogs", "WatchLog", "Wait", "Claim")
 FOLLOWED_S = 0.1
 """How long the calls are looked at that may go on until their client leaves."""
 MOST_ANSWERS = 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -21,7 +22,12 @@ from sshd import SshLab
 
 def tunnels() -> list[int]:
     """Return the processes of this one that carry connections."""
-    return [child.pid for child in psutil.Process().children() if "-W" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # another ssh that has just ended
+            if "-W" in child.cmdline():
+                found.append(child.pid)
+    return found
 
 
 @pytest.mark.slow
