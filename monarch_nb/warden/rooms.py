@@ -21,8 +21,8 @@ from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
 SOCKET, WAY_OUT = "s/allocator", "s/gateway"
-ENDS_S, AGAIN_S = 10.0, 0.1
-"""So long the warden waits for all rooms, when it ends itself, and so long between two looks at each."""
+ENDS_S = 10.0
+"""So long the warden waits for all rooms, when it ends itself. It looks at each for half a second at a time."""
 DIES_S = 1.0
 """So long everybody waits for a killed process. What waits in the kernel, for a home that hangs, is left to end."""
 
@@ -179,7 +179,6 @@ class Rooms:
                     if not isinstance(error, Unfinished) or time.monotonic() > deadline:
                         _log.error("the room of %s: %s", account, error)
                         left.remove(account)
-            time.sleep(AGAIN_S if left else 0.0)
 
     def accounts(self) -> list[str]:
         """Return which have a room, or processes of one that has ended."""

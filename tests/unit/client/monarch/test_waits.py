@@ -41,6 +41,21 @@ def test_a_long_wait_is_explained_until_it_is_over(cell: Cell, monkeypatch: pyte
     assert cell.told[-1] == ("", waits.NOTICE)
 
 
+def test_who_waits_after_a_long_wait_is_not_told_late(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long wait is asked of less and less often."""
+    monkeypatch.setattr(waits, "AFTER_S", 0.0)
+
+    def said() -> str:
+        looked._waits[0].pause_s = 10 * LIMIT_S
+        return "trainers.step: rank 0 runs it"
+
+    looked = waits.Waits(said)
+    for _ in range(2):
+        with looked.waiting():
+            assert cell.is_told.wait(LIMIT_S)
+        cell.is_told.clear()
+
+
 def test_what_was_learnt_too_late_is_not_said(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "AFTER_S", 0.0)
     asked, is_over = threading.Event(), threading.Event()
