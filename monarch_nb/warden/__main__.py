@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_allowed
 from monarch_nb.warden.command import TOLD, parse
-from monarch_nb.warden.groups import Groups, end_group
+from monarch_nb.warden.groups import Groups, adopt_orphans, end_group
 from monarch_nb.warden.requests import LARGEST_BYTES, Absent, Refused, Request, Unfinished, read
 from monarch_nb.warden.rooms import SOCKET, WAY_OUT, Rooms
 from monarch_nb.warden.starting import Account, become, fork, own_directory, read_answer
@@ -43,6 +43,8 @@ class Warden:
         check_only_root_writes(options.directory)
         top = os.open(options.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.fchmod(top, 0o711)
+        if options.cgroup is None:
+            adopt_orphans()
         self._groups = Groups(options.cgroup)
         _log.info("%s", self._groups)
         self._rooms = Rooms(top, options.directory, self._groups, shlex.split(options.room))

@@ -34,6 +34,11 @@ def own_group() -> Path | None:
     return None
 
 
+def adopt_orphans() -> None:
+    """Have processes whose parents end stay below this one: without cgroups, `end_tree` looks there."""
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 class Groups:
     """The groups below one; without a base nothing is limited, and `end_tree` ends what it finds.
 
@@ -44,7 +49,6 @@ class Groups:
     def __init__(self, base: Path | None) -> None:
         self._base, self.controllers, self.fences_gpus = base, set[str](), False
         if base is None:
-            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whose parents end stays below the warden
             return
         _make(base)
         if not (base / "cgroup.kill").exists():

@@ -99,6 +99,27 @@ def test_programs_come_and_go_and_the_workers_stay(start: Callable[..., Program]
         start(USE + "dev.release()")
 
 
+SERVE = """
+import json, os, sys
+from monarch_nb.worker.monarch import loop
+from monarch_nb.worker.shell.streams import RunOutput
+output = RunOutput(os.getcwd(), 1, 0)
+os.mkdir("1")
+output.redirect_descriptors()
+loop._prepare_environment = lambda rank: None  # nobody spawns actors here
+served = loop.serve({"directory": os.getcwd(), "node": "here"}, 0, loop.importlib.metadata.version("torchmonarch"))
+said = open("/proc/self/fd/2").read()
+os.write(TOLD, json.dumps({"address": served["address"], "said": said}).encode() + b"\\n")
+"""
+
+
+def test_a_worker_is_given_to_clients_once_it_hears_them(start: Callable[..., Program]) -> None:
+    """Before, with its socket open, it loses the first message, and the client waits for ever."""
+    told = start("import os\nTOLD = os.dup(1)\n" + SERVE).told()
+    assert told["address"].startswith("ipc://")
+    assert "Monarch internal logs" in told["said"]
+
+
 def test_workers_that_nobody_uses_end(start: Callable[..., Program]) -> None:
     first = start(RESERVE + SPAWN + "input()", linger="0.5")
     told = first.told()

@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +36,11 @@ _OF_A_RANK = re.compile(
     r"(LOCAL_)?(RANK|WORLD_SIZE)|GROUP_(RANK|WORLD_SIZE)|ROLE_\w+|TORCHELASTIC_\w+|MASTER_(ADDR|PORT)"
 )
 """Monarch's processes are no ranks of this mesh: they make worlds of their own."""
+_HEARS = b"Monarch internal logs"
+"""So Monarch's agent begins on stderr, once it takes messages. Its loop listens a moment before: what comes then is
+lost, and what that client sends later waits for it for ever."""
+_HEARS_TIMEOUT_S = 5.0
+_TICK_S = 0.002
 
 
 @dataclass
@@ -91,8 +97,24 @@ def _start(monarch: Any, place: Mapping[str, str], rank: int) -> _Loop:
     os.environ[MONARCH_NODE_VARIABLE] = place["node"]
     listen, address = _listen_at(place)
     loop = _Loop(address, threading.Thread(target=lambda: _run(monarch, listen, loop), name="monarch", daemon=True))
+    printed = os.fstat(2).st_size
     loop.thread.start()
+    _wait_until_it_hears(loop, printed)
     return loop
+
+
+def _wait_until_it_hears(loop: _Loop, printed_bytes: int) -> None:
+    """Wait until the loop takes messages or has ended. stderr, a run's file, had so many bytes before."""
+    stderr = Path("/proc/self/fd/2")
+    if not stderr.is_file():
+        return
+    deadline = time.monotonic() + _HEARS_TIMEOUT_S
+    with stderr.open("rb") as file:
+        file.seek(printed_bytes)
+        said = file.read()
+        while _HEARS not in said and loop.thread.is_alive() and time.monotonic() < deadline:
+            loop.thread.join(_TICK_S)
+            said += file.read()
 
 
 def _run(monarch: Any, listen: str, loop: _Loop) -> None:
