@@ -26,6 +26,12 @@ def ranks(card: Locator, state: str) -> Locator:
     return card.locator(f".mnb-rank.mnb-state-{state}")
 
 
+def wait_for_all_of_it(notebook: NotebookPage, *places: int) -> None:
+    """What comes last moves what is below it, and the page may scroll: a click that it moves under is lost."""
+    for place in places:
+        expect(card_of(notebook, place).get_by_role("button", name="Resize…")).to_be_visible()
+
+
 def open_in_notebook_7(notebook: NotebookPage) -> None:
     """Leave JupyterLab for Notebook 7, with the kernel that the notebook has."""
     notebook.save()
@@ -71,6 +77,7 @@ def test_a_notebook_that_is_closed_and_opened_again_has_its_live_panel(open_note
     notebook.run(1)
     notebook.run(2)
     expect(card_of(notebook, 1).locator(".mnb-rank")).to_have_count(4)
+    wait_for_all_of_it(notebook, 1, 2)
     card_of(notebook, 1).get_by_role("button", name="Stacks").click()
     expect(card_of(notebook, 1)).to_contain_text("ranks 0-3")
     saved = notebook.save()
@@ -86,6 +93,7 @@ def test_a_notebook_that_is_closed_and_opened_again_has_its_live_panel(open_note
     notebook.wait_for_kernel()
     card = card_of(notebook, 1)
     expect(ranks(card, "idle")).to_have_count(4)
+    wait_for_all_of_it(notebook, 1, 2)
     card.get_by_role("button", name="Stacks").click()
     expect(card).to_contain_text("ranks 0-3")
     notebook.run(3)

@@ -6,15 +6,17 @@ import csv
 import json
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from integration.live import TIMEOUT_S, started
+from integration.live import TIMEOUT_S, eventually, started
 from leaks import wait_for_end
 from lightning_service import Service, service
 from monarch_nb.client.meshes.mesh import Mesh
@@ -102,7 +104,14 @@ def log_twice(mesh: Mesh, code: str) -> None:
         mesh.push({"losses": [factor * loss for loss in LOSSES]})
         mesh.run(code)
         left.append(mesh.run(LEFT).values)
-    assert left[0] == left[1]
+    if is_more(left[1], left[0]):  # wandb's service has processes that end soon
+        eventually(lambda: not is_more(mesh.run(LEFT).values, left[0]))
+
+
+def is_more(left: list[Any], before: list[Any]) -> bool:
+    """Whether a rank has a thread or a process that it did not have before."""
+    kinds = zip(chain.from_iterable(left), chain.from_iterable(before), strict=True)
+    return any(Counter(now) - Counter(then) for now, then in kinds)
 
 
 def both_runs() -> list[list[float]]:
