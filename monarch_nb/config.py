@@ -377,8 +377,12 @@ def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) ->
     return Path(runs) / str(number) / f"{rank}.{kind}"
 
 
+CALLER_FILE_BYTES = 8
+
+
 def caller_file(runs: str | os.PathLike[str], client: str) -> Path:
-    """Return where the number of a client's newest run of calls is, of a mesh whose outputs lie in a directory."""
+    """Return where the number of a client's newest run of calls is, of a mesh whose outputs lie in a directory. It is
+    written in place, with its lowest byte first: whoever asks often maps the file."""
     return Path(runs).parent / "callers" / client
 
 

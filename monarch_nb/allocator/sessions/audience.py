@@ -11,7 +11,7 @@ from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.config import NodePaths, caller_file
+from monarch_nb.config import CALLER_FILE_BYTES, NodePaths, caller_file
 from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -157,6 +157,10 @@ def _note_caller(runs: Path, client: str, number: int) -> None:
         return
     path = caller_file(runs, client)
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    begun = path.with_suffix(".new")
-    begun.write_text(str(number))
-    begun.replace(path)
+    if path.exists():  # in place: those processes have it mapped
+        with path.open("r+b") as file:
+            file.write(number.to_bytes(CALLER_FILE_BYTES, "little"))
+    else:
+        begun = path.with_suffix(".new")
+        begun.write_bytes(number.to_bytes(CALLER_FILE_BYTES, "little"))
+        begun.replace(path)

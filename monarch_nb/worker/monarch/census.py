@@ -85,15 +85,15 @@ class Census:
         @functools.wraps(handle)
         def watched(actor: Any, context: Any, method: Any, *arguments: Any) -> Coroutine[Any, Any, None]:
             coroutine = handle(actor, context, method, *arguments)
-            held = self._of(actor, context.actor_instance)
+            held = self._of(actor, context)
             number = held.begin(method.name, functools.partial(_awaited, coroutine))
             return self._ending(coroutine, held, number)
 
         @functools.wraps(handle_sync)
         def watched_sync(actor: Any, context: Any, method: Any, *arguments: Any) -> None:
-            held = self._of(actor, context.actor_instance)
+            held = self._of(actor, context)
             number = held.begin(method.name, functools.partial(_frames_of, threading.get_ident()))
-            with _executing(held, number), self._around():
+            with _Executing(held, number), self._around():
                 handle_sync(actor, context, method, *arguments)
 
         kind.handle, kind.handle_sync = watched, watched_sync
@@ -113,17 +113,17 @@ class Census:
 
         return naming
 
-    def _of(self, actor: Any, instance: Any) -> Held:
+    def _of(self, actor: Any, context: Any) -> Held:
         held: Held | None = getattr(actor, _HELD, None)
         if held is None:
-            held = Held(instance)
+            held = Held(context.actor_instance)
             setattr(actor, _HELD, held)
             with self._lock:
                 self._held.add(held)
         return held
 
     async def _ending(self, coroutine: Coroutine[Any, Any, None], held: Held, number: int) -> None:
-        with _executing(held, number), self._around():
+        with _Executing(held, number), self._around():
             await coroutine
 
     def _noting_end(self, clean_up: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,17 +143,22 @@ class Census:
         return [told for held in there if (told := _told(held)) is not None]
 
 
-@contextmanager
-def _executing(held: Held, number: int) -> Iterator[None]:
+class _Executing:
     """A message is executed in the block. An error that leaves it ends the actor: Monarch catches those that callers
     are told."""
-    try:
-        yield
-    except BaseException as error:
-        held.failure = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
-        raise
-    finally:
-        del held.running[number]
+
+    __slots__ = ("_held", "_number")
+
+    def __init__(self, held: Held, number: int) -> None:
+        self._held, self._number = held, number
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._held.failure = traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+        del self._held.running[self._number]
 
 
 def _told(held: Held) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def main() -> None:
         streams = output.install(files, label)
         directory = output.private_directory(runs) / census.DIRECTORY
         node = os.environ.get(MONARCH_NODE_VARIABLE, "")
-        census.install(directory, lambda: output.of_message(files, streams), node)
+        census.install(directory, lambda: output.OfMessage(files, streams), node)
     runpy.run_module(BOOTSTRAP, run_name="__main__", alter_sys=True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import caller_file, run_file
-from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream, of_message
+from monarch_nb.config import CALLER_FILE_BYTES, caller_file, run_file
+from monarch_nb.worker.monarch.output import MOST_HELD_CHARACTERS, Files, LabelledStream, OfMessage
 
 
 @pytest.fixture
@@ -70,11 +70,13 @@ def test_a_client_has_what_its_own_processes_print(runs: Path) -> None:
     note.parent.mkdir(exist_ok=True)
     for number in (10, 11):
         (runs / str(number)).mkdir()
-    note.write_text("10")
+    note.write_bytes((10).to_bytes(CALLER_FILE_BYTES, "little"))
     print("in mine", file=out)
-    assert text(runs, 10) == "in mine\n"
-    note.with_suffix(".new").write_text("12")  # its directory is in the archive by now
-    note.with_suffix(".new").replace(note)
+    with OfMessage(mine, [out]):
+        note.write_bytes((11).to_bytes(CALLER_FILE_BYTES, "little"))
+        print("in its message", file=out)
+    assert text(runs, 10) == "in mine\nin its message\n"
+    note.write_bytes((12).to_bytes(CALLER_FILE_BYTES, "little"))  # its directory is in the archive by now
     print("in the newest", file=out)
     assert text(runs, 11) == "in the newest\n"
 
@@ -82,16 +84,16 @@ def test_a_client_has_what_its_own_processes_print(runs: Path) -> None:
 def test_a_message_prints_to_the_run_that_was_the_newest_when_it_began(runs: Path) -> None:
     files = Files(runs, 1)
     out = LabelledStream(0, files, str)
-    with of_message(files, [out]):
+    with OfMessage(files, [out]):
         print("begun", file=out)
         (runs / "10").mkdir()  # a later cell calls another actor
-        with of_message(files, [out]):
+        with OfMessage(files, [out]):
             print("another", file=out)
         print("half", end="", file=out)
     print("of nobody", file=out)
     assert text(runs, 9) == "begun\nhalf\n"
     assert text(runs, 10) == "another\nof nobody\n"
-    with of_message(files, [out]):
+    with OfMessage(files, [out]):
         (runs / "11").mkdir()
         (runs / "10").rename(runs.parent / "10")  # into the archive
         print("in the newest", file=out)
