@@ -177,6 +177,16 @@ def outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def unbroken(do: Callable[[], None]) -> None:
+    """Call what an exception would spoil in its middle: an interrupt of the run comes after it."""
+    do()
+
+
+def is_unbroken(frames: Iterable[FrameType]) -> bool:
+    """Return whether a thread, whose frames these are, is in `unbroken`."""
+    return any(each.f_code is unbroken.__code__ for each in frames)
+
+
 def awaited_frames(awaitable: Any) -> list[FrameType]:
     """Return the frames of a suspended coroutine and of what it awaits, innermost first."""
     frames: list[FrameType] = []

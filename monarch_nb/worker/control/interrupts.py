@@ -4,7 +4,7 @@ a collective.
 An interrupt carries a run id and counts only while that run's user code executes: the handler raises only when the
 user's frames are on the stack, so neither an idle rank nor our own code is ever hit. The control thread calls `press`
 again and again until the run ends, because a signal that arrives a moment too early is dropped: before the user's code
-has begun, or while our own keeps the books of process groups.
+has begun, or while our own does what must not be broken off (`_NOT_NOW`).
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -22,10 +22,13 @@ from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, A
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.mail.post import is_sending
 from monarch_nb.worker.shell.failures import RunInterrupted
-from monarch_nb.worker.user_code import UserCode, outwards
+from monarch_nb.worker.user_code import UserCode, is_unbroken, outwards
 
 _FORCE_AFTER_S = 1.0
 """A signal handler of the user's gets this long before the exception is forced on the main thread."""
+
+_NOT_NOW = (forming.keeps_books, is_sending, is_unbroken)
+"""What says of the frames of a thread that they are not to be interrupted now."""
 
 
 class ActiveRun(Activity):
@@ -156,7 +159,7 @@ class Interrupter:
         if os.getpid() != self._pid:
             raise KeyboardInterrupt  # a forked child of the user's
         active = self.active
-        if active is None or forming.keeps_books(outwards(frame)) or is_sending(outwards(frame)):
+        if active is None or any(is_ours(outwards(frame)) for is_ours in _NOT_NOW):
             return
         if active.is_due and self._runs_user_code(frame):
             raise active.take_due()

@@ -28,6 +28,7 @@ from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.instruments import traces
 from monarch_nb.worker.instruments.shares import Collected
 from monarch_nb.worker.runs.instruments import Later, is_chosen, running
+from monarch_nb.worker.user_code import unbroken
 
 STEPS = 5
 """So many steps are recorded."""
@@ -43,7 +44,6 @@ _UNDER_WAY = "torch has one profiler at a time, and one is under way already: st
 _NO_STEP = "no optimizer made a step in this time"
 _MANY_EVENTS = "more would be too many events"
 _NO_WARM_UP = "recorded is the first step, without a warm-up: a profile of steps needs at least 3"
-_BROKEN_OFF = "the interrupt came while torch's profiler started or stopped: run the cell again"
 _TAKEN_AWAY = "the code started a profiler of its own, and torch has one at a time: leave one of the two out"
 
 
@@ -69,7 +69,6 @@ class TorchProfile:
         self._steps, self._most_s, self._most_events = steps, most_s, most_events
         self._most_bytes = traces.MOST_BYTES if most_bytes is None else most_bytes
         self._is_chosen, self._is_on = is_chosen(ranks), False
-        self._is_changing = False  # stays so where an interrupt has hit it
         self._problem = self._why = ""
         self._is_out_of_time = False
         self._profile: Any = None
@@ -127,9 +126,8 @@ class TorchProfile:
         with _quiet():
             self._profile = profile(activities=activities, schedule=self._action, on_trace_ready=self._ready)
             self._profile.record_steps = False  # between two steps of a loop is not always a place that has no operator
-            self._is_on = True  # an interrupt may come before it has started
-            self._change(self._profile.start)
-        self._begun_ns = time.time_ns()
+            self._profile.start()
+        self._is_on, self._begun_ns = True, time.time_ns()
 
     def _action(self, step: int) -> Any:
         """Return what the profiler does in a step; the first begins with the run."""
@@ -161,7 +159,7 @@ class TorchProfile:
             return
         self._halted_ns = time.time_ns()
         with _quiet():
-            self._change(self._profile.stop)
+            self._profile.stop()
         self._is_on = False
         recorded_s = (self._halted_ns - self._begun_ns) / 1e9
         enough_s = self._most_events / self._rate_per_s
@@ -183,14 +181,14 @@ class TorchProfile:
             return
         if self._counter.completes(self._names.of(optimizer)):
             self._last_step_ns = time.time_ns()
-            self._watch.call_between(self._next_step)
+            self._watch.call_between(lambda: unbroken(self._next_step))
 
     def _next_step(self) -> None:
         if not self._is_on or self._is_taken_away():
             return
         now_ns = self._halted_ns = time.time_ns()
         with _quiet():
-            self._change(self._profile.step)
+            self._profile.step()
         self._boundaries_ns.append(now_ns)
         if self._made == _WARM_UP + 1:
             self._begun_ns, self._why = now_ns, _MANY_EVENTS
@@ -199,14 +197,9 @@ class TorchProfile:
             self._recorded = self._profile.profiler
             self._stop()
 
-    def _change(self, change: Callable[[], None]) -> None:
-        self._is_changing = True
-        change()
-        self._is_changing = False
-
     def _is_taken_away(self) -> bool:
         """Return whether somebody else's profiler has ended this one."""
-        if self._made != _WARM_UP and self._is_on and not self._is_changing and not _is_recording():
+        if self._made != _WARM_UP and self._is_on and not _is_recording():
             self._problem, self._is_on = _TAKEN_AWAY, False
         return self._problem == _TAKEN_AWAY
 
@@ -220,11 +213,8 @@ class TorchProfile:
             if self._made > _WARM_UP:  # the last step has not ended, or no other followed
                 self._boundaries_ns.append(max(self._end_ns(), self._boundaries_ns[-1]))
             try:
-                if not self._is_changing:  # else an interrupt has hit that, and torch may crash when it is told to stop
-                    with _quiet():
-                        self._profile.stop()
-                elif not self._before:
-                    self._problem = _BROKEN_OFF
+                with _quiet():
+                    self._profile.stop()
             except Exception as error:  # noqa: BLE001 -- an interrupt may have hit it in the middle of anything
                 self._problem = f"the profiler was broken off: {type(error).__name__}: {error}"
             finally:
@@ -362,7 +352,7 @@ def _soon_on_main_thread(function: Callable[[], None]) -> None:
     can stop it."""
 
     def call(_: int | None) -> int:
-        function()
+        unbroken(function)
         return 0
 
     _pending.append(_PendingCall(call))
