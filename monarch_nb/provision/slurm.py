@@ -86,13 +86,17 @@ _ON_NODE = (
 )
 
 
+# Where Slurm tracks processes by their parents, it does not find an srun that outlives this shell, and never ends it.
+_STAY = """\
+told_to_end=
+trap 'told_to_end=1' TERM"""
 # With --signal=B:USR1@600 Slurm warns this shell alone, which the signal would end.
 _WAIT = """\
 step=$!
 trap 'kill -USR1 $step' USR1
 wait $step
 while status=$?; [ $status -gt 128 ] && kill -0 $step 2> /dev/null; do wait $step; done
-[ $status -eq 0 ] &&"""
+[ -z "$told_to_end" ] && [ $status -eq 0 ] &&"""
 
 _SLURM = Commands(
     "Slurm",
@@ -191,6 +195,7 @@ def script(ask: Ask) -> str:
     options += _exclusion(ask)
     options += ["--no-kill", "--no-requeue", f"--output={ask.paths.log}", "--open-mode=append"]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), ""]
+    lines += ["# It stays until srun has ended: Slurm then kills both, when their time is over.", _STAY]
     lines += ["# An allocator per node. One that fails leaves the others alone."]
     lines += [" \\\n    ".join(map(shlex.join, _step(ask))) + " &"]
     lines += [_WAIT]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,11 +17,12 @@ from gpus import FakeGpus
 from integration.live import TIMEOUT_S, eventually
 from integration.slurm.conftest import Slurm
 from integration.ways import AnyWay
+from leaks import processes_of
 from monarch_nb.cli.main import main
 from monarch_nb.client.reservations.known.lists import list_everywhere
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.client.reservations.reserving.jobs import end_job_of
-from monarch_nb.config import TrustPaths
+from monarch_nb.config import HOME_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.provision import jobs, launchers
@@ -356,6 +358,19 @@ def test_the_time_is_that_of_the_job_which_ends_first(slurm: Path) -> None:
     assert 30 * 60 < dev.status().time_left_s < 40 * 60, "as long as before"
     dev.release()
     has_gone()
+
+
+def test_slurm_ends_an_srun_that_hangs(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was left behind once, when its job was cancelled."""
+    hanging = tmp_path / "srun"
+    hanging.write_text(f'#!/bin/bash\ntrap : TERM\n{shutil.which("srun")} "$@"\nwhile :; do sleep 1000; done\n')
+    hanging.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    dev = reserve("dev", procs=1, preload=[], on="slurm")
+    assert "srun" in str(processes_of(Path(os.environ[HOME_VARIABLE])))
+    dev.release()
+    has_gone()
+    eventually(lambda: not processes_of(Path(os.environ[HOME_VARIABLE])))
 
 
 def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> None:
