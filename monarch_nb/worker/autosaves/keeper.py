@@ -384,6 +384,7 @@ class Keeper:
             if wanted.request.step:  # they are counted from here on, on all ranks
                 self._steps_before = 0 if place.ended else -place.steps
         finally:
+            self._in_round = False  # at once: the next step may be one to save after
             self._saved.set()
         self._say()
 
@@ -485,8 +486,9 @@ class Keeper:
             return verdict
         finally:
             self._is_saving = False
-            self._free_main()
-            self._in_round = False
+            if self._in_round:  # else what trains has left it, and may hold for its next request
+                self._free_main()
+                self._in_round = False
 
     def _is_no_news(self, verdict: str) -> bool:
         return verdict.endswith(STILL_NO_STEP) or (self._trained is not None and self._is_passing(verdict))

@@ -79,6 +79,35 @@ if rank == 2:
 """
 
 
+SLOW = """
+import threading
+from monarch_nb.worker.autosaves.keeper import Keeper
+carry, after_step, hold = Keeper._carry, Keeper._after_step, Keeper._hold
+is_further = threading.Event()
+
+class Slow(threading.Event):
+    "Whoever waits for it goes on once the training is at its next save, or beyond it."
+    def wait(self, timeout=None):
+        return super().wait(timeout) and is_further.wait(20)
+
+def carry_slowly(self, *request):
+    self._saved = Slow()
+    return carry(self, *request)
+
+def after_step_beyond(self, armed):
+    if self._part.place.steps == 5:
+        is_further.set()
+    after_step(self, armed)
+
+def hold_at_the_next(self):
+    if self._part.place.steps == 4:
+        is_further.set()
+    hold(self)
+
+Keeper._carry, Keeper._after_step, Keeper._hold = carry_slowly, after_step_beyond, hold_at_the_next
+"""
+
+
 def ok(ranks: Sequence[RankProcess], code: str) -> list[object]:
     """Run a cell on all; return its values."""
     results = run_all(ranks, code)
@@ -128,6 +157,15 @@ def test_a_rank_that_hears_of_a_step_just_before_it_comes_there_does_not_ask_aga
     status: SavesStatus = ranks[2].ask(save_now=SaveNow(why="a test", within_s=60)).saves  # after what it asks else
     assert not status.problem
     assert ok(ranks, "asked")[2] == [4, 0]
+    assert len(saves(tmp_path)) == 2
+
+
+def test_steps_that_are_quicker_than_the_keeper_are_saved_all_the_same(
+    ranks: list[RankProcess], tmp_path: Path
+) -> None:
+    ok(ranks, SLOW)
+    arm(ranks, tmp_path, every_steps=2)
+    ok(ranks, "train(5)")
     assert len(saves(tmp_path)) == 2
 
 
