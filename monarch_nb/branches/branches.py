@@ -140,6 +140,10 @@ class Branches:
         self.send(request)
         return others
 
+    def is_directly_below(self, node: int) -> bool:
+        """Whether a node has a session from here, or gets one when it answers."""
+        return any(branch.leads_to(node) for branch in self._branches)
+
     def number_by(self, run: PassedRun, node: int, newest: int) -> None:
         """Another node directly below is to give a run its number, one above `newest`."""
         assert run.submit is not None
@@ -273,6 +277,10 @@ class Branch:
                 branch.send(request_of)
         elif (request := request_of(self.nodes)) is not None:
             self._outgoing.put_nowait(request)
+
+    def leads_to(self, node: int) -> bool:
+        """Whether a node is its head, or that of one that is adopted."""
+        return self._head.node_rank == node or any(branch.leads_to(node) for branch in self._adopted)
 
     @property
     def is_sending(self) -> bool:

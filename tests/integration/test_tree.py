@@ -236,6 +236,19 @@ def test_the_one_that_gives_numbers_goes_away_between_the_look_at_it_and_the_run
     assert mesh.select(range(2, NODES)).run("rank", timeout_s=60).values == list(range(2, NODES))
 
 
+def test_the_first_allocator_is_back_between_the_look_at_the_next_one_and_the_run(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(allocator_of(0))
+    others = list(range(1, NODES))
+    assert mesh.select(others).run("rank").values == others
+    local.up(NODES, 1)
+    eventually(lambda: mesh.core.is_node_up(0))
+    monkeypatch.setattr(type(mesh.core), "is_up", lambda *_: True)  # what a look just before had said
+    assert mesh.core.first_node == 1
+    assert mesh.select(others).run("rank", timeout_s=60).values == others
+
+
 def test_the_first_allocator_is_killed_before_it_has_given_a_number(mesh: Mesh) -> None:
     others = mesh.select(range(1, NODES))
     others.run("kept = rank")

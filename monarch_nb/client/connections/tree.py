@@ -127,6 +127,10 @@ class TreeConnection:
         self._listen(listener)
         self._branches.submit(submit, numbered_by)
 
+    def is_asked(self, node: int) -> bool:
+        """Whether a node can be asked for a number: one that is above it may be back."""
+        return self._branches.is_directly_below(node)
+
     def number_by(self, run_id: str, node: int, newest: int) -> None:
         """Another node is to give a run its number, one above `newest`: nobody has it yet."""
         if run := self._branches.runs.get(run_id):

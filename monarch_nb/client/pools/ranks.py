@@ -154,18 +154,20 @@ class MeshRanks:
     async def choose_first(self) -> None:
         """The first node that answers gives runs their numbers from now on. The one before may be the only one to know
         which was the newest, and another client may still ask it: some numbers are left out."""
+        while (node := await self._first_there()) != self.first_node:  # again: meanwhile it may be another
+            numbers = [mesh.last_number for mesh in await self._told()]
+            self.newest_number = max([self.newest_number, *numbers]) + NUMBERS_TO_SPARE
+            self.first_node = node
+
+    async def _first_there(self) -> int:
+        """Return the first node that answers; if none does, the one that was it."""
         if self.tree is not None:
             await self.tree.wait_up({self.first_node})
-            node = min(filter(self.is_node_up, self.connections), default=self.first_node)
-        else:
-            for node in sorted(self.connections):
-                if await self._answers(node):
-                    break
-        if node == self.first_node:
-            return
-        numbers = [mesh.last_number for mesh in await self._told()]
-        self.newest_number = max([self.newest_number, *numbers]) + NUMBERS_TO_SPARE
-        self.first_node = node
+            return min(filter(self.is_node_up, self.connections), default=self.first_node)
+        for node in sorted(self.connections):
+            if await self._answers(node):
+                return node
+        return self.first_node
 
     async def number_of(self, run_id: str) -> int:
         """Return the number under which a node that answers knows a run; 0 when none does."""

@@ -365,7 +365,8 @@ class Run(PrintedOfRun):
     def submit(self, spec: run_pb2.RunSpec) -> None:
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
         self._submission = Submission(self, self._nodes, lambda: self._described(spec))
-        self._submission.begin()
+        if not self._submission.begin():
+            self._spawn(self._submission.number_elsewhere())
         self._watch_waits()
         if self.mesh.core.line_text:
             self.tell_line()

@@ -63,13 +63,15 @@ class Submission:
     def _give_number(self, submit: pb.Submit) -> None:
         submit.give_number, submit.newest = True, self._core.newest_number
 
-    def begin(self) -> None:
-        """Send it to the node that gives it its number."""
+    def begin(self) -> bool:
+        """Send it to the node that gives it its number. Return whether it can be asked: since that node was chosen, one
+        above it in the tree may have come back. Else the number is to come from elsewhere."""
         submit = self._submits[self.numbered_by]
         if self._core.tree is not None:
             self._core.tree.submit(self._run, submit, self.numbered_by)
-        else:
-            self._core.connections[self.numbered_by].submit(self._run, submit)
+            return self._core.tree.is_asked(self.numbered_by)
+        self._core.connections[self.numbered_by].submit(self._run, submit)
+        return True
 
     def is_sent_to(self, node: int) -> bool:
         """Whether a node has it."""
@@ -81,7 +83,9 @@ class Submission:
             submit.quiet = False
 
     def on_number(self, queued: pb.Queued) -> None:
-        """It has its number: the others get it."""
+        """It has its number: the others get it. A tree passes it on by itself."""
+        if self._core.tree is not None:
+            return
         for node, submit in self._submits.items():
             if node != self.numbered_by:
                 submit.run.number = queued.number
@@ -113,8 +117,8 @@ class Submission:
         return not up and is_asked and not self._submits[self.numbered_by].ranks
 
     async def number_elsewhere(self) -> None:
-        """The node that is to give it its number does not answer. If it runs nothing of it, nothing has begun: another
-        one gives the number."""
+        """The node that is to give it its number does not answer, or can not be asked. If it runs nothing of it,
+        nothing has begun: another one gives the number."""
         lost = self.numbered_by
         await self._core.choose_first()
         if self._core.tree is not None:

@@ -61,7 +61,9 @@ class FakeCore:
 
     first_node = newest_number = 0
     line_text = ""
-    tree = None
+    tree: Any = None
+    number_of: Any
+    is_node_up: Any
     lost: int | None = None
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import json
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,32 @@ class TestSubmit:
         assert isinstance(harness.told[-1], events.Finished)
         with pytest.raises(MeshNotFound, match="released"):
             harness.run.result(0)
+
+    async def test_in_a_tree_another_gives_it_when_the_chosen_one_can_not_be_asked_any_more(self) -> None:
+        """One above it is back. A node that also got the run by itself, without its ranks, would never run it."""
+        harness = Harness(range(4, 8))
+        asked: list[int] = []
+
+        class Tree(SimpleNamespace):
+            def submit(self, _: Run, submit: pb.Submit, numbered_by: int) -> None: ...
+            def send(self, **_: object) -> None: ...
+            def is_asked(self, node: int) -> bool:
+                return node == 0
+
+            def number_by(self, run_id: str, node: int, newest: int) -> None:
+                asked.append(node)
+
+        async def number_of(_: str) -> int:
+            return 0
+
+        harness.core.tree, harness.core.first_node = Tree(), 1
+        harness.core.number_of, harness.core.is_node_up = number_of, lambda _: True
+        harness.start()
+        await several_turns()
+        assert asked == [0]
+        harness.queued()
+        assert harness.run.number == 5
+        assert not [sent for node in harness.nodes for sent in node.sent]
 
 
 class TestListeners:
