@@ -71,7 +71,8 @@ async def hear_out(requests: Any) -> None:
     """Before a call is refused: read what its client is just sending. A client whose call ends while it writes is told
     "Internal error from Core" by gRPC, and not why."""
     if isinstance(requests, AsyncIterator):
-        with contextlib.suppress(TimeoutError, StopAsyncIteration, MonarchNbError):
+        # RuntimeError: who was passing it on is still reading it.
+        with contextlib.suppress(TimeoutError, StopAsyncIteration, MonarchNbError, RuntimeError):
             async with asyncio.timeout(HEARD_OUT_S):
                 while True:
                     async with asyncio.timeout(PAUSE_S):

@@ -155,7 +155,7 @@ class Process:
         if runner is not None:
             runner.put(message)
             return
-        failed = self._stopped.get(uid) or stopped("its process was restarted and does not have it")
+        failed = self._stopped.get(uid) or stopped("its process was restarted, or was not told yet to spawn it")
         if response is not None:
             response.exception(self.error_of(endpoint, 0, Extent({}), failed))
         self.reply_to(sender, call, -1, FAILED, failed)

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -74,10 +74,8 @@ class Room:
 
     async def call(self, method: str, request: Any, caller: Caller, timeout_s: float = CALL_S) -> Any:
         """Call a method of the room; a failure raises what the room raised."""
-        try:
+        with self.failures():
             return await getattr(self.stub, method)(request, timeout=timeout_s, metadata=told_to_room(caller))
-        except grpc.aio.AioRpcError as error:
-            raise self.failure(error) from None
 
     async def open_session(self, frames: Frames, caller: Caller, opening: pb.Open) -> None:
         """Begin a session in somebody's name.
@@ -94,12 +92,25 @@ class Room:
         connection.send(SESSION)
         await frames.open(connection, caller_told(caller), pb.SessionRequest(open=opening).SerializeToString())
 
-    def failure(self, error: grpc.aio.AioRpcError) -> MonarchNbError:
-        """Return the error to raise for a failed call."""
-        found = translate(error, f"the room of {self.account}")
-        if isinstance(found, NodeUnreachable):
-            return NodeUnreachable(f"the allocator of {self.account} on this node does not answer: try again")
-        return found
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """A call of the room that fails within raises what the room raised, or that it does not answer."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            found = translate(error, f"the room of {self.account}")
+            raise (self._silent() if isinstance(found, NodeUnreachable) else found) from None
+        except grpc.aio.UsageError:  # it has been closed
+            raise self._silent() from None
+        except asyncio.CancelledError:
+            # So ends what is under way when it is closed. gRPC would never tell whoever called the gateway.
+            task = asyncio.current_task()
+            if not self.is_down.is_set() or task is None or task.cancelling():
+                raise
+            raise self._silent() from None
+
+    def _silent(self) -> NodeUnreachable:
+        return NodeUnreachable(f"the allocator of {self.account} on this node does not answer: try again")
 
     async def close(self) -> None:
         """Connect to it no more."""

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from monarch_nb.rpc.status import error_to_json, refuse  # isort: skip  (sets gRPC's environment before grpc is imported)
-import grpc
 
 from monarch_nb.allocator.gateway.rooms import Room, Rooms
 from monarch_nb.allocator.gateway.sessions import Carried
@@ -322,14 +321,13 @@ def _answering_stream(name: str) -> Any:
         caller = caller_of(context)
         try:
             room = await self.room_for(request, caller)
-            answers = getattr(room.stub, name)(request, metadata=told_to_room(caller))
-            try:
-                async for answer in answers:
-                    yield answer
-            except grpc.aio.AioRpcError as error:
-                raise room.failure(error) from None
-            finally:
-                answers.cancel()
+            with room.failures():
+                answers = getattr(room.stub, name)(request, metadata=told_to_room(caller))
+                try:
+                    async for answer in answers:
+                        yield answer
+                finally:
+                    answers.cancel()
         except MonarchNbError as error:
             await refuse(context, error)
 
@@ -349,10 +347,8 @@ def _stream(name: str) -> Any:
             async for request in requests:
                 yield request
 
-        try:
+        with room.failures():
             return await getattr(room.stub, name)(all_of_it(), metadata=told_to_room(caller))
-        except grpc.aio.AioRpcError as error:
-            raise room.failure(error) from None
 
     return stream
 

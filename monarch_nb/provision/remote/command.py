@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,13 @@ def ssh_command() -> list[str]:
             f"there is no {words[0]} in the PATH of this machine: install OpenSSH's client (apt install openssh-client)"
         )
     return [*words, *_OPTIONS]
+
+
+def end_ssh(pid: int, how: signal.Signals) -> None:
+    """End an ssh that leads a session of its own. That of its ProxyJump is in it, and can outlive it: one that is just
+    connecting hears of nothing."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, how)
 
 
 async def run(
@@ -79,8 +87,7 @@ async def run(
             raise PoolError(f"{host} took longer than {timeout_s:g} s to {function}") from None
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                end_ssh(process.pid, signal.SIGKILL)
                 await process.wait()
         errors.seek(0)
         said = errors.read().decode(errors="replace").strip()

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ from itertools import count
 from monarch_nb.config import MAX_SOCKET_PATH_BYTES, TUNNEL_SCHEME
 from monarch_nb.errors import PoolError
 from monarch_nb.ground.directories import OwnDirectory
-from monarch_nb.provision.remote.command import ssh_command
+from monarch_nb.provision.remote.command import end_ssh, ssh_command
 from monarch_nb.trust.pools import SshHost
 
 _log = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Tunnels:
         try:
             threading.Thread(target=self._reap, args=(tunnel, process), name="monarch_nb ssh", daemon=True).start()
         except RuntimeError as error:  # no threads
-            process.kill()
+            end_ssh(process.pid, signal.SIGKILL)
             process.wait()
             tunnel.processes.discard(process)
             self._give_up(tunnel, error)
@@ -196,7 +197,8 @@ def _end(tunnel: _Tunnel, selector: selectors.BaseSelector) -> None:
     with contextlib.suppress(OSError):
         os.unlink(tunnel.path)
     for process in tunnel.processes:
-        process.terminate()  # and _reap hears of its end
+        if process.poll() is None:
+            end_ssh(process.pid, signal.SIGTERM)  # and _reap hears of its end
 
 
 _tunnels = Tunnels()

@@ -233,7 +233,10 @@ def test_a_script_can_be_the_command_of_pods(standin: Cluster, tmp_path: Path) -
         assert standin.answer("POST", path, each, f"Bearer {TOKEN}")[0] == 201
         made.append(f"{path}/train")
     logs = lambda: "".join(path.read_text() for path in standin.directory.glob("train-*.log"))  # noqa: E731
-    eventually(lambda: logs().count("total 6 of 4") == 4 or "Error" in logs())
+    try:
+        eventually(lambda: logs().count("total 6 of 4") == 4 or "Error" in logs())
+    finally:
+        print(logs())  # shown if it fails
     assert "on train-0-" in logs()
     assert "on train-1-" in logs()
     for path in made:  # as kubectl delete -f does: nothing else removes what may still be read

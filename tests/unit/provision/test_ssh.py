@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 import stat
 import subprocess
@@ -290,6 +291,16 @@ class TestTunnels:
             connection.sendall(b"hello")
             assert connection.recv(16) == b"hello"
         tunnels.close("lab-1", "10.0.0.1:7878")
+
+    def test_one_that_is_closed_ends_what_its_ssh_has_started(self, stand_in: Callable[[str], None]) -> None:
+        """As the ssh of a ProxyJump, which hears of nothing while it connects."""
+        stand_in("sleep 1000 > /dev/null & echo $!; exec cat")
+        tunnels = Tunnels()
+        with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection, connection.makefile() as file:
+            started = os.pidfd_open(int(file.readline()))
+            tunnels.close("lab-1", "10.0.0.1:7878")
+            assert select.select([started], [], [], 60.0)[0], "it goes on"
+            os.close(started)
 
     def test_one_that_is_closed_ends_its_connections(self, stand_in: Callable[[str], None]) -> None:
         stand_in("exec cat")
