@@ -127,7 +127,7 @@ class TreeConnection:
         self._listen(listener)
         self._branches.submit(submit, numbered_by)
 
-    def is_asked(self, node: int) -> bool:
+    def can_ask(self, node: int) -> bool:
         """Whether a node can be asked for a number: one that is above it may be back."""
         return self._branches.is_directly_below(node)
 

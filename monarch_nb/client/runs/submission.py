@@ -69,7 +69,7 @@ class Submission:
         submit = self._submits[self.numbered_by]
         if self._core.tree is not None:
             self._core.tree.submit(self._run, submit, self.numbered_by)
-            return self._core.tree.is_asked(self.numbered_by)
+            return self._core.tree.can_ask(self.numbered_by)
         self._core.connections[self.numbered_by].submit(self._run, submit)
         return True
 

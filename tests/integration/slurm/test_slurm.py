@@ -362,15 +362,15 @@ def test_the_time_is_that_of_the_job_which_ends_first(slurm: Path) -> None:
 
 def test_slurm_ends_an_srun_that_hangs(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One was left behind once, when its job was cancelled."""
-    hanging = tmp_path / "srun"
+    hanging, home = tmp_path / "srun", Path(os.environ[HOME_VARIABLE])
     hanging.write_text(f'#!/bin/bash\ntrap : TERM\n{shutil.which("srun")} "$@"\nwhile :; do sleep 1000; done\n')
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     dev = reserve("dev", procs=1, preload=[], on="slurm")
-    assert "srun" in str(processes_of(Path(os.environ[HOME_VARIABLE])))
+    assert "srun" in str(processes_of(home))
     dev.release()
     has_gone()
-    eventually(lambda: not processes_of(Path(os.environ[HOME_VARIABLE])))
+    eventually(lambda: not processes_of(home))
 
 
 def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> None:

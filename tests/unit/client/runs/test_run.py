@@ -144,7 +144,7 @@ class TestSubmit:
         class Tree(SimpleNamespace):
             def submit(self, _: Run, submit: pb.Submit, numbered_by: int) -> None: ...
             def send(self, **_: object) -> None: ...
-            def is_asked(self, node: int) -> bool:
+            def can_ask(self, node: int) -> bool:
                 return node == 0
 
             def number_by(self, run_id: str, node: int, newest: int) -> None:
