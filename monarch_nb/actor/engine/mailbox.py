@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from monarch_nb.actor.engine.outside import Address, Runs
 from monarch_nb.actor.engine.ports import Port
 
 Item = TypeVar("Item")
+
+EARLY_S = 3.0
+"""So long messages wait for the actor that they are for."""
 
 
 class Message:
@@ -141,3 +145,46 @@ class Mailbox(Generic[Item]):
     def _arrive(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class Early:
+    """Messages that wait for their actor to be spawned: from another node they can overtake the spawn.
+
+    Args:
+        give_up: called, on a thread of its own, with the messages for which no actor came in time.
+    """
+
+    def __init__(self, give_up: Callable[[list[Message]], object]) -> None:
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Message]] = {}
+
+    def put(self, uid: str, message: Message) -> None:
+        """Keep a message for an actor."""
+        with self._lock:
+            waiting = self._waiting.setdefault(uid, [])
+            waiting.append(message)
+            if len(waiting) > 1:
+                return
+        timer = threading.Timer(EARLY_S, lambda: self._give_up(self._take(uid, waiting)))
+        timer.daemon = True
+        timer.start()
+
+    def take(self, uid: str) -> list[Message]:
+        """Take out what waits for an actor, in order."""
+        with self._lock:
+            return self._waiting.pop(uid, [])
+
+    def withdraw(self, run_id: str) -> list[Message]:
+        """Take out what waits in the name of a run (empty: all)."""
+        taken = []
+        with self._lock:
+            for waiting in self._waiting.values():
+                taken += [each for each in waiting if each.is_of(run_id)]
+                waiting[:] = [each for each in waiting if not each.is_of(run_id)]
+        return taken
+
+    def _take(self, uid: str, waiting: list[Message]) -> list[Message]:
+        """Take out what has waited since its timer was started."""
+        with self._lock:
+            return self._waiting.pop(uid) if self._waiting.get(uid) is waiting else []

@@ -6,6 +6,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from monarch_nb import config
@@ -13,7 +14,7 @@ from monarch_nb.actor.engine.calls import Answer, Call, Calls, Ending, Gather, L
 from monarch_nb.actor.engine.failing import WITHDRAWN, Failed, describe, died, gone, stopped
 from monarch_nb.actor.engine.faults import Faults
 from monarch_nb.actor.engine.handles import Birth, Handle, Identity, Place, Places, PortAddress
-from monarch_nb.actor.engine.mailbox import Mailbox, Message
+from monarch_nb.actor.engine.mailbox import Early, Mailbox, Message
 from monarch_nb.actor.engine.messages import (
     ANSWER,
     ASK,
@@ -96,6 +97,7 @@ class Process:
         self._newest: dict[tuple[str, str], Runner] = {}
         self._first: Runner | None = None  # that sets the process up
         self._stopped: dict[str, Failed] = {}
+        self._early = Early(self._give_up)
         self._ports: dict[int, Receiver] = {}
         self._next_port = 1
         self._withdrawn: dict[str, None] = {}
@@ -149,16 +151,39 @@ class Process:
         response = Port[Any](self, port) if port is not None else None
         message = Message(endpoint, place, value, sender, call, response, caller, runs)
         runner = self._actors.get(uid)
-        if runner is not None and self._withdrawn and any(each in self._withdrawn for each, *_ in runs.values()):
+        if runner is None:
+            self._invoke_unknown(uid, message)
+        elif self._is_withdrawn(message):
             runner.refuse(message, WITHDRAWN)
-            return
-        if runner is not None:
+        else:
             runner.put(message)
-            return
-        failed = self._stopped.get(uid) or stopped("its process was restarted, or was not told yet to spawn it")
-        if response is not None:
-            response.exception(self.error_of(endpoint, 0, Extent({}), failed))
-        self.reply_to(sender, call, -1, FAILED, failed)
+
+    def _invoke_unknown(self, uid: str, message: Message) -> None:
+        """Take a message for an actor that is not here: it has ended, or is still to be spawned."""
+        with self._lock:
+            runner, failed = self._actors.get(uid), self._stopped.get(uid)
+            if self._is_withdrawn(message):
+                failed = WITHDRAWN
+            elif runner is None and failed is None:
+                self._early.put(uid, message)
+                return
+        if failed is not None:
+            self._refuse(message, failed)
+        elif runner is not None:
+            runner.put(message)
+
+    def _is_withdrawn(self, message: Message) -> bool:
+        return bool(self._withdrawn) and any(each in self._withdrawn for each, *_ in message.runs.values())
+
+    def _give_up(self, early: Sequence[Message]) -> None:
+        for message in early:
+            self._refuse(message, stopped("its process was restarted, or was never told to spawn it"))
+
+    def _refuse(self, message: Message, failed: Failed) -> None:
+        """Answer a message for an actor that is not here."""
+        if message.port is not None:
+            message.port.exception(self.error_of(message.endpoint, 0, Extent({}), failed))
+        self.reply_to(message.sender, message.call, -1, FAILED, failed)
 
     def _answered(self, number: int, sender: Address, rank: int, answer: Answer) -> None:
         if rank < 0:  # the answering process did not know; a client has an address on each node
@@ -188,6 +213,8 @@ class Process:
             self._withdrawn[run_id] = None
             while len(self._withdrawn) > _WITHDRAWN_RUNS:
                 self._withdrawn.pop(next(iter(self._withdrawn)), None)
+        for message in self._early.withdraw(run_id):
+            self.aside(partial(self._refuse, message, WITHDRAWN))
         for runner in list(self._actors.values()):
             for answer in runner.withdraw(run_id):
                 self.aside(answer)
@@ -328,6 +355,8 @@ class Process:
                 first = None
             set_up = first.sets_up if first is not None else None
             runner = Runner(self, birth, rank, value, sender, call, old, set_up)
+            for message in self._early.take(handle.uid):
+                runner.put(message)
             self._newest[key] = self._actors[handle.uid] = runner
             if birth.is_first:
                 self._first = runner

@@ -130,7 +130,6 @@ class Asker(Actor):
 
 held = monarch_nb.reserve("across", nodes=2, procs=1, preload=[])
 counters, askers = held.mesh.spawn("counters", Counter), held.mesh.spawn("askers", Asker)
-counters.count.call(b"").get()  # what a rank asks of the other node could come there before they are spawned
 for line in sys.stdin:
     try:
         print(list(askers.ask.call(counters, int(line)).get(timeout=20).values()), flush=True)
