@@ -5,16 +5,20 @@ Slurm is asked by its commands with fixed formats, which have been the same in a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
+from monarch_nb.config import TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
@@ -26,7 +30,7 @@ from monarch_nb.times import time_of_day
 STEP_S = 30.0
 """So long a step may take to begin in an allocation that is there."""
 STEP_END_S = 10.0
-"""So long its allocators may take to end."""
+"""So long its allocators may take to end, and srun after them."""
 STEP_EVERY_S = 0.1
 STARTS_NOW_S = 60.0
 """What starts sooner starts now: Slurm looks at its queue now and then."""
@@ -177,12 +181,12 @@ class SlurmLauncher:
 
     def end(self, job: Job) -> None:
         """Cancel the job, or the step: Slurm gives a job time to end, but not a step."""
-        if "." in job.id:
+        if is_step := "." in job.id:
             _run(["scancel", "--signal=TERM", job.id])
-            deadline_s = time.monotonic() + STEP_END_S
-            while _has_step(job.id) and time.monotonic() < deadline_s:
-                pause(STEP_EVERY_S)
+            _within(STEP_END_S, lambda: not _has_step(job.id))
         done = _run(["scancel", job.id])
+        if is_step:
+            _end_srun(job.paths)
         if done.returncode and "Invalid job id" not in done.stderr:
             raise PoolError(f"Slurm did not cancel job {job.id}: {last_said(done.stderr)}; later: scancel {job.id}")
 
@@ -261,6 +265,33 @@ def _start_step(ask: Ask, number: str) -> str:
             )
         pause(STEP_EVERY_S)
     raise PoolError(f"no step began in your allocation {number} within {STEP_S:g} s; scancel --name={name} ends it")
+
+
+def _end_srun(paths: TrustPaths) -> None:
+    """End the srun of a step that has ended: one can hang, and Slurm does not know of it."""
+    if not _within(STEP_END_S, lambda: not _sruns(paths)):
+        for pid in _sruns(paths):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(pid, signal.SIGKILL)
+
+
+def _sruns(paths: TrustPaths) -> list[int]:
+    """Return the processes of this machine that are the srun of a step."""
+    found = []
+    for entry in os.scandir("/proc"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = Path(entry, "cmdline").read_bytes().split(b"\0") if entry.name.isdecimal() else []
+            if b"--overlap" in words and os.fsencode(paths.node) in words:
+                found.append(int(entry.name))
+    return found
+
+
+def _within(timeout_s: float, is_so: Callable[[], bool]) -> bool:
+    """Wait until something is so, of which nobody tells; return whether it is in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (so := is_so()) and time.monotonic() < deadline_s:
+        pause(STEP_EVERY_S)
+    return so
 
 
 def _has_step(step: str) -> bool:

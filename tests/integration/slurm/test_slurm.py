@@ -360,17 +360,46 @@ def test_the_time_is_that_of_the_job_which_ends_first(slurm: Path) -> None:
     has_gone()
 
 
-def test_slurm_ends_an_srun_that_hangs(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One was left behind once, when its job was cancelled."""
-    hanging, home = tmp_path / "srun", Path(os.environ[HOME_VARIABLE])
-    hanging.write_text(f'#!/bin/bash\ntrap : TERM\n{shutil.which("srun")} "$@"\nwhile :; do sleep 1000; done\n')
+@pytest.fixture
+def hanging_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's srun does not end with its step, as was seen of it."""
+    hanging = tmp_path / "srun"
+    hanging.write_text(f"""\
+#!{sys.executable} -IS
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: None)
+subprocess.run([{shutil.which("srun")!r}, *sys.argv[1:]])
+while True:
+    signal.pause()
+""")
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("hanging_srun")
+def test_slurm_ends_an_srun_that_hangs(slurm: Path) -> None:
+    """One was left behind once, when its job was cancelled."""
+    home = Path(os.environ[HOME_VARIABLE])
     dev = reserve("dev", procs=1, preload=[], on="slurm")
     assert "srun" in str(processes_of(home))
     dev.release()
     has_gone()
     eventually(lambda: not processes_of(home))
+
+
+STEP = """
+import monarch_nb
+monarch_nb.reserve("dev", procs=1, preload=[], on="slurm").release()
+"""
+
+
+@pytest.mark.usefixtures("hanging_srun")
+def test_an_srun_that_hangs_in_an_allocation_that_is_there_is_ended(slurm: Path) -> None:
+    """There is no job of ours whose end would be its end."""
+    words = ["salloc", "--quiet", "--nodes=1", "--exclusive", sys.executable, "-c", STEP]
+    subprocess.run(words, timeout=3 * TIMEOUT_S, check=True)
+    eventually(lambda: not processes_of(Path(os.environ[HOME_VARIABLE])))
+    has_gone()
 
 
 def test_scripts_get_each_signal_of_slurm_once(slurm: Path, tmp_path: Path) -> None:
