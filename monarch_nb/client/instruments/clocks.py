@@ -41,5 +41,5 @@ def _error(clock: Clock) -> float:
 def _look(rank: int, look: Callable[[int], int]) -> Clock:
     asked_ns = time.time_ns()
     there_ns = look(rank)
-    answered_ns = time.time_ns()
-    return Clock(there_ns - (asked_ns + answered_ns) / 2, (answered_ns - asked_ns) / 2)
+    half_ns = (time.time_ns() - asked_ns) / 2
+    return Clock(there_ns - asked_ns - half_ns, half_ns)  # no time since 1970 as a float: those are 256 ns apart
