@@ -41,6 +41,8 @@ SHOWN_INTERVAL_S = 0.5
 COLLECT_DELAY_S = 0.1
 LINK_PATIENCE_S = 0.5
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
+OPEN_S = 15.0
+"""A session that is not open after this time is asked for anew: whatever has become of it, nobody tells."""
 GAP_S = 2.0
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
@@ -376,7 +378,7 @@ class Connection:
                 if is_refusal(refusal) and (shown is None or shown == newest_of(shown)):
                     self._refuse_all(refusal)
                     return
-            except (asyncio.InvalidStateError, grpc.aio.UsageError):
+            except (TimeoutError, asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass
             except (VersionMismatch, TrustError) as error:
                 self._refuse_all(error)
@@ -398,7 +400,7 @@ class Connection:
                 self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(run_id=run_id)))
         writer = asyncio.create_task(self._write(stream))
         try:
-            while (batch := await stream.read()) is not grpc.aio.EOF:
+            while (batch := await self._read(stream)) is not grpc.aio.EOF:
                 for event in batch.events:
                     if event.HasField("opened"):
                         self._set_up(True)
@@ -409,6 +411,13 @@ class Connection:
         finally:
             writer.cancel()
             stream.cancel()
+
+    async def _read(self, stream: Any) -> Any:
+        """Return what comes next. Raises TimeoutError when the node does not open the session."""
+        if self.up:
+            return await stream.read()
+        async with asyncio.timeout(OPEN_S):
+            return await stream.read()
 
     def _opening(self) -> pb.SessionRequest:
         return pb.SessionRequest(open=self.opening())

@@ -17,13 +17,15 @@ from monarch_nb.rpc.status import hear_out, refuse
 
 
 class Scripted(service.AllocatorServicer):
-    """An allocator whose sessions the test plays: `requests` is what came, `replies` what is sent; None breaks."""
+    """An allocator whose sessions the test plays: `requests` is what came, `replies` what is sent; None breaks. When
+    mute it opens none."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self.replies: asyncio.Queue[pb.SessionEvent | None] = asyncio.Queue()
         self.mailboxes: asyncio.Queue[str] = asyncio.Queue()
         self.sessions = 0
+        self.is_mute = False
         self.left = asyncio.Event()
         self.error: MonarchNbError | None = None
         self.refusal: MonarchNbError | None = None
@@ -46,6 +48,8 @@ class Scripted(service.AllocatorServicer):
 
     async def _read(self, request_iterator: Any) -> None:
         async for request in request_iterator:
+            if request.HasField("open") and self.is_mute:
+                continue
             if request.HasField("open"):
                 self.replies.put_nowait(pb.SessionEvent(opened=pb.Opened()))
                 self.mailboxes.put_nowait(request.open.mailbox)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.client.connections import asking
+from monarch_nb.client.connections import connection as connections
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.connection import LINK_PATIENCE_S, Connection
 from monarch_nb.client.connections.mail import own_mailbox
@@ -119,6 +120,16 @@ class TestBreaks:
         assert await node.next("submit") == first
         node.say(queued=pb.Queued(run_id="a", number=3))
         assert await listener.until("queued") == 3
+
+    async def test_a_session_that_is_not_opened_is_asked_for_anew(
+        self, node: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connections, "OPEN_S", 0.1)
+        node.is_mute, listener = True, Listener()
+        connection.submit(listener, submit())
+        await node.next("submit")
+        node.is_mute = False
+        await listener.until("up")
 
     async def test_after_the_answer_it_is_followed_from_where_its_output_was(
         self, node: Scripted, connection: Connection
