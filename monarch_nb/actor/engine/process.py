@@ -153,7 +153,7 @@ class Process:
         runner = self._actors.get(uid)
         if runner is None:
             self._invoke_unknown(uid, message)
-        elif self._is_withdrawn(message):
+        elif self._withdrawn and self._is_withdrawn(message):
             runner.refuse(message, WITHDRAWN)
         else:
             runner.put(message)
@@ -173,7 +173,7 @@ class Process:
             runner.put(message)
 
     def _is_withdrawn(self, message: Message) -> bool:
-        return bool(self._withdrawn) and any(each in self._withdrawn for each, *_ in message.runs.values())
+        return any(each in self._withdrawn for each, *_ in message.runs.values())
 
     def _give_up(self, early: Sequence[Message]) -> None:
         for message in early:
