@@ -25,7 +25,10 @@ _LOADS = {"LOAD_NAME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD
 _GROUP_ERROR = re.compile(
     r"gloo/|\bc10d\b|\bNCCL\b|TCPStore|Connection (closed|reset) by peer|Connection was likely closed|Broken pipe"
 )
-_LOST_CONNECTION = re.compile(r"Connection (closed|reset) by peer|Broken pipe")
+# Gloo only connects to peers that listen, or have: one that is refused by the store may have the wrong address.
+_LOST_CONNECTION = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Gloo connectFullMesh failed.*Connection refused", re.DOTALL
+)
 
 
 def collective(frame: FrameType) -> str | None:

@@ -106,6 +106,10 @@ def test_errors_of_groups_are_known() -> None:
     for other in (RuntimeError("shape mismatch"), ValueError("NCCL"), KeyboardInterrupt()):
         assert not collectives.is_group_error(other)
     assert collectives.is_lost_connection(closed)
+    refused = "[/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out connecting: SO_ERROR: Connection refused"
+    assert collectives.is_lost_connection(RuntimeError(f"Gloo connectFullMesh failed with {refused}"))
+    store = RuntimeError("The client socket has failed to connect to node7:29500 (errno: 111 - Connection refused).")
+    assert not collectives.is_lost_connection(store), "its address may be wrong"
     assert not collectives.is_lost_connection(timed_out)
 
 
