@@ -18,7 +18,7 @@ from monarch_nb.actor.engine.ports import Port
 Item = TypeVar("Item")
 
 EARLY_S = 3.0
-"""So long messages wait for the actor that they are for."""
+"""So long an actor is waited for, from the first message on that came before it."""
 
 
 class Message:
@@ -179,9 +179,11 @@ class Early:
         """Take out what waits in the name of a run (empty: all)."""
         taken = []
         with self._lock:
-            for waiting in self._waiting.values():
+            for uid, waiting in list(self._waiting.items()):
                 taken += [each for each in waiting if each.is_of(run_id)]
                 waiting[:] = [each for each in waiting if not each.is_of(run_id)]
+                if not waiting:
+                    del self._waiting[uid]
         return taken
 
     def _take(self, uid: str, waiting: list[Message]) -> list[Message]:

@@ -1,11 +1,15 @@
 """Messages that come before their actor was spawned, as they can from another node."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.actor.engine import mailbox
+from monarch_nb.actor.engine.messages import Plain
+from monarch_nb.actor.engine.outside import HERE
 from monarch_nb.actor.hosts import ProcMesh
 from monarch_nb.errors import ActorError
 from unit.actor.network import TIMEOUT_S, Network
@@ -79,3 +83,23 @@ def test_an_interrupt_does_not_wait_for_the_spawn(network: Network, monkeypatch:
     network.ranks(mesh)[1].withdraw("")
     with pytest.raises(ActorError, match="before its turn had come"):
         asker.hear.call_one().get(TIMEOUT_S)
+
+
+def test_what_comes_after_an_interrupt_waits_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+    given_up: list[mailbox.Message] = []
+
+    def timer(_: float, function: Callable[[], object]) -> SimpleNamespace:
+        timers.append(function)
+        return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr(mailbox.threading, "Timer", timer)
+    early = mailbox.Early(given_up.extend)
+    first, second = (mailbox.Message("note", None, Plain(1), HERE, 0, None, "", {}) for _ in range(2))
+    early.put("notes-1", first)
+    assert early.withdraw("") == [first]
+    early.put("notes-1", second)
+    timers[0]()
+    assert given_up == []
+    timers[1]()
+    assert given_up == [second]
