@@ -340,7 +340,7 @@ class TestEnds:
         torn = [failure for failure in shown.values() if failure.kind == "error"]  # others may have been interrupted
         assert torn
         for failure in torn:
-            assert failure.name == "ProcessGroupAborted"
+            assert failure.name == "ProcessGroupAborted", failure.message
             assert failure.message.endswith("; rank 1 had ended (exit code 0)")
 
     def test_what_is_not_there_changes_nothing(self, mesh: Mesh, tmp_path: Path) -> None:

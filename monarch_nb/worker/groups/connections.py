@@ -84,7 +84,10 @@ class GroupConnections:
         with self.making():
             self._whole = {}
             yield
-            self._whole = {loop.listener: len(loop.connections) for loop in self._loops() if self._is_new(loop)}
+            # A peer may have ended already, and its connection with it.
+            peers = 0 if _connects_late() else self._group_size - 1
+            loops = [loop for loop in self._loops() if self._is_new(loop)]
+            self._whole = {loop.listener: max(peers, len(loop.connections)) for loop in loops}
 
     def forget_default(self) -> None:
         """The default group is gone."""
@@ -119,9 +122,8 @@ class GroupConnections:
         sockets.shut_down(self._to_peers(), socket.SHUT_RD)
         if stores:
             sockets.shut_down(sockets.connections_to(self.endpoints))
-        connects_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
         for loop in self._loops():
-            if self._is_new(loop) or connects_late:
+            if self._is_new(loop) or _connects_late():
                 sockets.knock(loop, self._group_size)
 
     def wait_until_made(self, timeout_s: float) -> bool:
@@ -153,3 +155,8 @@ class GroupConnections:
 
     def _is_new(self, loop: GlooLoop) -> bool:
         return self.is_making and loop.listener not in self._listeners | self._others
+
+
+def _connects_late() -> bool:
+    """Return whether Gloo connects two ranks when they first have something to say to each other."""
+    return bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
