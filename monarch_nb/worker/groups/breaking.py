@@ -25,7 +25,7 @@ from monarch_nb.worker.groups.connections import GroupConnections
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 
 _BREAK_WAIT_S = 0.2
-_CLOSE_WAIT_S = 0.1
+_CLOSE_WAIT_S = 0.5
 _FREE_WAIT_S = 2.0
 _LEAVE_WAIT_S = 1.0
 _SWEEP_S = 0.05
