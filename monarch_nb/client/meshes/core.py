@@ -185,6 +185,9 @@ class MeshCore(MeshRanks):
         post(self._close)
 
     def _close(self) -> None:
+        for connection in self.connections.values():
+            connection.mesh_deaths.pop(self.mesh_id, None)
+            connection.rest()
         if self.tree is not None:
             self.tree.close()
             self.tree = None  # whoever runs something all the same learns from the nodes that it is gone

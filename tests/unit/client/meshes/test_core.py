@@ -23,8 +23,14 @@ class Node:
 
     def __init__(self, name: str) -> None:
         self.name, self.is_local, self.up, self.identity = name, False, False, None
+        self.mesh_deaths: dict[str, Any] = {"a mesh": None}
+        self.rests = 0
         self.since = " since 14:03:05"
         self.absence = f"{name} unreachable{self.since}"
+
+    def rest(self) -> None:
+        assert not self.mesh_deaths
+        self.rests += 1
 
 
 class World:
@@ -103,3 +109,10 @@ def test_what_ends_with_its_reservation_is_over_for_whoever_has_met_it(world: Wo
     has_met_none: Any = SimpleNamespace(_reservation=SimpleNamespace(id="an id"))
     Meshes.close(has_met_none)
     assert world.core.is_over
+
+
+def test_what_is_over_needs_no_session_of_its_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process would ask for ever for nodes that were given back."""
+    monkeypatch.setattr(core, "post", lambda function, *arguments: function(*arguments))
+    world.core.close()
+    assert [node.rests for node in world.members] == [1, 1]
