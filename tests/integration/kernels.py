@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from integration.live import TIMEOUT_S
 from integration.notebooks import keep
 
 
+def kernel_manager() -> KernelManager:
+    """Return what starts a kernel, on sockets that no other program can be given: a port that is free when it is chosen
+    may be taken when the kernel binds it, and may be one at which somebody else's client still knocks."""
+    return KernelManager(kernel_name="python3", transport="ipc", ip=f"/tmp/mnb-kernel-{uuid.uuid4().hex[:12]}")
+
+
 class Kernel:
     """A kernel, and what its cells show in the end.
 
@@ -23,24 +30,15 @@ class Kernel:
     """
 
     def __init__(self, notebook: Path, python: Path | None = None) -> None:
-        try:
-            self._start(notebook, python)
-        except RuntimeError as error:  # a port that was free when it was chosen may be taken when the kernel binds it
-            if "died before" not in str(error):
-                raise
-            self.kill()
-            self._start(notebook, python)
-        self._codes: dict[str, str] = {}
-        self._cells: dict[str, list[nbformat.NotebookNode]] = {}
-        self._displays: dict[str, nbformat.NotebookNode] = {}
-        self._asked = ("", "")
-
-    def _start(self, notebook: Path, python: Path | None) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+        self._manager = kernel_manager()
         if python is not None:
             self._manager.kernel_spec.argv[0] = str(python)
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._connect()
+        self._codes: dict[str, str] = {}
+        self._cells: dict[str, list[nbformat.NotebookNode]] = {}
+        self._displays: dict[str, nbformat.NotebookNode] = {}
+        self._asked = ("", "")
 
     def _connect(self) -> None:
         self._client = self._manager.client()

@@ -20,10 +20,10 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 import monarch_nb
+from integration.kernels import kernel_manager
 from integration.live import Gate
 from monarch_nb.provision import Node
 
@@ -113,7 +113,7 @@ class Kernel:
     """A kernel and its cells. A display is its cell's by the parent of the message, an update by the display's id."""
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+        self._manager = kernel_manager()
         self._manager.start_kernel(env=environment, cwd=str(folder))
         self._client = self._manager.client()
         self._client.start_channels()

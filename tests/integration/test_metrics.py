@@ -82,9 +82,10 @@ print("step: 1 loss: 3.0")
 {gate.wait}
 print("step: 2 loss: 2.0")
 """
-    run = mesh.submit(code, listener=Recorder())
+    run = mesh.submit(code, listener=(recorder := Recorder()))
+    recorder.wait_for_text("loss: 3.0", 8)
     numbers = mesh.numbers(["loss"])
-    assert numbers.number == run.number or not run.number
+    assert numbers.number == run.number
     assert not call(numbers.read(["loss"], "", 0.5))
     gate.open(8)
     assert run.wait(TIMEOUT_S)

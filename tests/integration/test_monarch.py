@@ -158,7 +158,8 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "event loop" not in shown
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
-    assert "node1: Monarch has 2 processes with trainers 2-3 (Trainer)" in kernel.run("%mesh status --mesh monarch")
+    has = "node1: Monarch has 2 processes with trainers 2-3 (Trainer)"
+    eventually(lambda: has in kernel.run("%mesh status --mesh monarch"))  # who does not answer in 0.25 s is left out
     failed = kernel.run("trainers.fail.call().get()")
     assert re.search(r'File "Cell In\[\d+\]", line \d+, in fail\n +def fail\(self\): raise', failed)  # its text, too
     assert re.search(r"ValueError: no data\nin rank [0-3] of trainers \(node[01], pid \d+\)", failed)
@@ -173,8 +174,9 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     kernel.interrupt()
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
-    assert re.search(r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node0: pids \d+, \d+; node1: pids", shown)
-    assert re.search(r"trainers +Trainer +monarch +0-3 +hang .* Cell In\[\d+\]:\d+", kernel.run("%mesh actors"))
+    assert re.search(r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node[01]: pids? \d+", shown)
+    row = r"trainers +Trainer +monarch +0-3 +hang .* Cell In\[\d+\]:\d+"
+    eventually(lambda: re.search(row, kernel.run("%mesh actors")))
     for _ in range(2):  # neither kills a worker
         assert "trainers.hang at Cell In[" in kernel.run("%mesh interrupt")
     kernel.run('others = hosts.spawn_procs(per_host={"gpus": 1}).spawn("others", Trainer)')

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, eventually
+from integration.live import TIMEOUT_S, started
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
@@ -43,7 +43,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 def train(steps, late=None):
     for _ in range(steps):
         if rank == late:
-            time.sleep(0.2)
+            time.sleep(1)
         model(torch.randn(16, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -158,8 +158,7 @@ def test_it_is_off_after_failures_and_interrupts(fresh_mesh: Mesh, tmp_path: Pat
     assert report.problems == ("rank 1: the cell ended after 2 of 5 steps",)
 
     for code in (INTERRUPTED_IN_A_STEP, "while True: train(1)", "while True: torch.ones(9).sum()"):
-        run = two.submit(code, instruments=profile)
-        eventually(lambda run=run: run.number and all(each.state == "running" for each in two.status()))  # type: ignore[misc]
+        run, _ = started(two, f"train(1)\n{code}", instruments=profile)
         run.interrupt()
         assert run.wait(TIMEOUT_S)
         assert two.run(IS_OFF).values == before

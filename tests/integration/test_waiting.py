@@ -182,9 +182,9 @@ def test_whoever_waits_in_vain_is_told(spare_pool: list[Node]) -> None:
     reserve("dev", nodes=1, procs=4)
     said: list[str] = []
     with pytest.raises(
-        CapacityError, match=r"waited 0.5 s in line, without success: 2 nodes × 4 procs asked for, but only 1"
+        CapacityError, match=r"waited 2.0 s in line, without success: 2 nodes × 4 procs asked for, but only 1"
     ) as raised:
-        reserve("more", nodes=2, procs=4, wait=0.5, progress=said.append)
+        reserve("more", nodes=2, procs=4, wait=2, progress=said.append)
     assert "--wait" not in str(raised.value), "who has waited needs not be told to"
     assert any(line.startswith("1st in line: dev (") for line in said)
     with pytest.raises(CapacityError, match=r"^2 nodes × 5 gpus asked for"):

@@ -15,10 +15,10 @@ from typing import Any
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 import monarch_nb
+from integration.kernels import kernel_manager
 from integration.live import Gate
 from monarch_nb.panel.forms.forms import HERE
 from told import view_after
@@ -33,7 +33,7 @@ class FrontEnd:
     """A notebook's front end that has a widget manager: cells and comms."""
 
     def __init__(self, notebook: Path) -> None:
-        self._manager = KernelManager(kernel_name="python3")
+        self._manager = kernel_manager()
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._client = self._manager.client()
         self._client.start_channels()

@@ -294,12 +294,12 @@ def seconds(time_s: float) -> str:
     """Return "4.7 ms", "0.31 s", "12.4 s" or "2 min 10 s"."""
     if time_s >= 100:
         return duration(time_s)
-    return f"{time_s:.3g} s" if time_s >= 0.1 else f"{1000 * time_s:.2g} ms"
+    return f"{time_s:.3g} s" if time_s >= 0.0995 else f"{1000 * time_s:.2g} ms"  # not "1e+02 ms"
 
 
 def number(value: float) -> str:
     """Return "12,345", "87.2" or "0.0123"."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def dollars(amount: float) -> str:

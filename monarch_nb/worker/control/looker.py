@@ -138,7 +138,7 @@ class Looker:
         except OSError:  # it has ended
             return None
         before, self._processor = self._processor, (thread, now_s, used_s)
-        if before is None or before[0] != thread or now_s - before[1] > 4 * INTERVAL_S:
+        if before is None or before[0] != thread:
             return None
         return (used_s - before[2]) / max(now_s - before[1], 1e-6)
 

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from monarch_nb.client.scaling.report import Measured, Plan, Sample, ScalingReport, plan, report_of, sizes_of
+from monarch_nb.client.scaling.report import (
+    Measured,
+    Plan,
+    Sample,
+    ScalingReport,
+    number,
+    plan,
+    report_of,
+    seconds,
+    sizes_of,
+)
 from monarch_nb.errors import UsageError
 
 
@@ -109,3 +119,14 @@ def test_sizes_are_in_order_and_each_once() -> None:
 def test_what_can_not_be_measured(sizes: list[int], options: dict[str, object], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         plan(sizes, 8, **options)  # type: ignore[arg-type]
+
+
+def test_no_figure_is_written_as_a_power_of_ten() -> None:
+    assert [seconds(each) for each in (0.0047, 0.0994, 0.0996, 0.1, 12.42)] == [
+        "4.7 ms",
+        "99 ms",
+        "0.0996 s",
+        "0.1 s",
+        "12.4 s",
+    ]
+    assert [number(each) for each in (87.21, 999.4, 999.7, 12345.1)] == ["87.2", "999", "1,000", "12,345"]
