@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from e2e.ports import held_port
 from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
@@ -98,9 +98,8 @@ def under_way(mesh: Mesh, path: str, *arguments: str, **options: Any) -> tuple[R
 
 class TestWorld:
     def test_a_script_spawns_a_world_of_its_own(self, mesh: Mesh, write: Write) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        told = ran(mesh.select([0]), write(SPAWNS), str(port))
+        with held_port() as port:
+            told = ran(mesh.select([0]), write(SPAWNS), str(port))
         assert sorted(told.text(0).splitlines()) == ["0 of two has 3.0", "1 of two has 3.0"]
 
     def test_a_script_trains_again_and_again_and_the_live_ranks_know_nothing_of_it(
