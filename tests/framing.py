@@ -18,7 +18,7 @@ def receive_frame(connection: socket.socket) -> bytes | None:
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < size_bytes and (more := connection.recv(size_bytes - len(data))):
         data += more
-    return data
+    return bytes(data)

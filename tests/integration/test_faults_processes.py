@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, command_of, kill, lives, open_files, parent_of, pids_of, started
 from leaks import wait_for_end
+from monarch_nb.allocator.supervision.processes import identify, seconds_since_boot
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
@@ -26,6 +28,12 @@ def templates_of(mesh: Mesh) -> dict[int, int]:
     """Return the pid of each rank's template; a rank that has lost it is the allocator's child."""
     parents = {rank: parent_of(pid) for rank, pid in pids_of(mesh).items()}
     return {rank: pid for rank, pid in parents.items() if "worker.template" in command_of(pid)}
+
+
+def end_of(pid: int) -> float:
+    """Wait until a process has ended; return when that was, in seconds since boot."""
+    wait_for_end(pid, TIMEOUT_S)
+    return seconds_since_boot()
 
 
 class TestRestart:
@@ -68,8 +76,6 @@ class TestRestart:
         assert mesh.run("rank").values == list(range(8))
 
     def test_twice_at_once(self, mesh: Mesh) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda _: mesh.restart(), range(2)))
         assert mesh.run("rank").values == list(range(8))
@@ -83,9 +89,12 @@ class TestRestart:
     def test_fresh_ranks_answer_while_those_before_them_end(self, mesh: Mesh) -> None:
         old = pids_of(mesh)
         os.kill(old[3], signal.SIGSTOP)  # so that it takes two seconds to end
-        mesh.restart()
-        assert mesh.run("rank").values == list(range(8))
-        assert lives(old[3])
+        with ThreadPoolExecutor() as threads:
+            ended_at = threads.submit(end_of, old[3])
+            mesh.restart()
+            assert mesh.run("rank").values == list(range(8))
+            fresh = identify(pids_of(mesh)[3])
+            assert fresh.start_ticks / os.sysconf("SC_CLK_TCK") < ended_at.result()
         for pid in old.values():
             wait_for_end(pid, 20)
         assert {info.state for info in mesh.status()} == {"idle"}, "nobody hears of their ends"

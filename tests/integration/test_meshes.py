@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, Gate, started
+from integration.live import TIMEOUT_S, Gate, eventually, started
 from monarch_nb import reserve
 from monarch_nb.errors import NoSuchMesh, RunFailed
 from monarch_nb.provision import Node
@@ -54,7 +54,7 @@ def test_cells_run_there(kernel: Kernel) -> None:
     assert "judges: 2 ranks more (%mesh status --mesh judges)" in kernel.run("%mesh status")
     assert "dev/judges · 2 of 2 ranks alive" in kernel.run("%mesh status --mesh judges")
     kernel.run("%%mesh --mesh judges\nscores = [rank]")
-    assert kernel.complete("%%mesh --mesh judges\nscor") == ["scores"]
+    eventually(lambda: kernel.complete("%%mesh --mesh judges\nscor") == ["scores"])  # a busy rank is not waited for
     assert kernel.complete("%%mesh --mesh j") == ["judges"]
     assert "rank 1 restarted" in kernel.run("%mesh restart --mesh judges -t 1")
     assert kernel.run("%mesh pull 'scores' in globals() --mesh judges") == "[True, False]"

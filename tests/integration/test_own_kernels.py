@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,20 +39,26 @@ def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Ga
     assert "Out[3]: 3" in again
 
 
-def test_a_lost_kernel_gets_everything_back(kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate) -> None:
+def test_a_lost_kernel_gets_everything_back(
+    kernel: Kernel, open_kernel: Callable[[], Kernel], gate: Gate, tmp_path: Path
+) -> None:
+    kernel.run("from monarch_nb.client.connections import connection\nconnection.SHOWN_INTERVAL_S = 0.0")
     steps = "for i in range({}):\n    print('step', i)\n    time.sleep(0.1)\n"
-    code = f"import time\n{steps.format(20)}{gate.wait}\n{steps.format('20, 30')}"
-    cell = kernel.start(f"%%mesh --noblock\n{code}")
-    kernel.wait(cell, "step 15")  # nodes hear every half second what was shown
-    kernel.kill()
-    again = open_kernel()
-    shown = again.run("%load_ext monarch_nb")
-    assert (
-        "attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [3] still running: %mesh attach follows it"
-        in shown
-    )
-    following = again.start("%mesh attach")
-    again.wait(following, "step 19")
+    with closing(Gate(tmp_path)) as first:
+        code = f"{steps.format(16)}{first.wait}\n{steps.format('16, 20')}{gate.wait}\n{steps.format('20, 30')}"
+        cell = kernel.start(f"%%mesh --noblock\nimport time\n{code}")
+        kernel.wait(cell, "step 15")
+        kernel.run("%mesh status")  # nodes answer on connections on which they have heard what was shown
+        kernel.kill()
+        first.open(4)
+        again = open_kernel()
+        shown = again.run("%load_ext monarch_nb")
+        assert (
+            "attached to dev: 2 nodes × 2 procs, 4 ranks alive, run 1, cell [4] still running: %mesh attach follows it"
+            in shown
+        )
+        following = again.start("%mesh attach")
+        again.wait(following, "step 19")
     gate.open(4)
     shown = again.wait(following)
     sets = re.findall(r"\[(.*)\] step 29$", shown, re.MULTILINE)  # ranks may be a line apart where it went on

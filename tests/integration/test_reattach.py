@@ -226,6 +226,7 @@ rank"""
     def test_a_cell_is_refused_while_one_is_down(self, mesh: Mesh) -> None:
         mesh.run("rank")
         kill(allocators()[1])
+        eventually(lambda: not mesh.core.is_node_up(1))
         for use in (lambda: mesh.submit("rank"), lambda: mesh.push({"x": 1}), lambda: mesh.pull("rank")):
             with pytest.raises(NodeUnreachable, match=r"node1 does not answer.*monarch-nb up") as raised:
                 use()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import monarch_nb
 from integration.terminals import AtTerminal
 from monarch_nb.provision import Node
+from monarch_nb.shape import Extent, parse_targets
 
 HELLO = "import os, sys\nprint('hello', sys.argv[1:], os.environ['WORLD_SIZE'], os.path.basename(os.getcwd()))\n"
 
@@ -41,6 +43,17 @@ class Terminal:
         return process.returncode, out, errors
 
 
+def rows(out: str) -> dict[str, list[int]]:
+    """Return what was printed, and by which ranks. In a pipe a line is printed soon, for the ranks that have it then:
+    equal ones may be several rows."""
+    ranks: dict[str, list[int]] = {}
+    for row in out.splitlines():
+        named = re.fullmatch(r"\[([\d,-]+)\] (.*)", row)
+        line, some = (named[2], parse_targets(named[1], Extent({"ranks": 4}))) if named else (row, [])
+        ranks[line] = sorted([*ranks.get(line, []), *some])
+    return ranks
+
+
 @pytest.fixture
 def terminal(shared_pool: list[Node], tmp_path: Path) -> Iterator[Terminal]:
     (tmp_path / "hello.py").write_text(HELLO)
@@ -52,7 +65,7 @@ def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     name = terminal.directory.name
     shape = ("--nodes", "2", "--procs", "2")
     status, out, errors = terminal.run(*shape, "--nproc_per_node=auto", "hello.py", "--lr", "3e-4")
-    assert (status, out) == (0, f"[0-3] hello ['--lr', '3e-4'] 4 {name}\n"), errors
+    assert (status, rows(out)) == (0, {f"hello ['--lr', '3e-4'] 4 {name}": [0, 1, 2, 3]}), errors
     assert "--nproc-per-node auto: 2 CPU ranks on each node" in errors
     status, out, errors = terminal.run(*shape, "hello.py", PET_NNODES="4")
     assert status == 2
@@ -75,7 +88,11 @@ def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal, number: sig
     (terminal.directory / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
     process = terminal.start("--procs", "2", "endless.py")
     assert process.stdout is not None
-    assert process.stdout.readline() == "[0-1] under way\n"
+    out = process.stdout.readline()
+    while rows(out) != {"under way": [0, 1]}:
+        more = process.stdout.readline()
+        assert more, out
+        out += more
     process.send_signal(number)
     process.communicate(timeout=100)
     assert process.returncode == 128 + number
@@ -85,19 +102,21 @@ def test_on_what_is_held(terminal: Terminal) -> None:
     dev = monarch_nb.reserve("dev", nodes=2, procs=2, directory=terminal.directory)
     try:
         name = terminal.directory.name
-        assert terminal.run("hello.py")[:2] == (0, f"[0-3] hello [] 4 {name}\n")
-        ranks = "ranks 2-3 of the mesh are the script's ranks 0-1"
-        shown = f"{ranks}\n[2-3] hello ['dev'] 2 {name}\n"
-        assert terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")[:2] == (0, shown)
+        status, out, _ = terminal.run("hello.py")
+        assert (status, rows(out)) == (0, {f"hello [] 4 {name}": [0, 1, 2, 3]})
+        status, out, _ = terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")
+        shown = {"ranks 2-3 of the mesh are the script's ranks 0-1": [], f"hello ['dev'] 2 {name}": [2, 3]}
+        assert (status, rows(out)) == (0, shown)
         (terminal.directory / "part").mkdir()
         (terminal.directory / "part" / "there.py").write_text(HELLO)
         inside = Terminal(terminal.directory / "part")
-        assert inside.run("dev", "there.py") == (0, "[0-3] hello [] 4 part\n", ""), "where the terminal is"
+        status, out, errors = inside.run("dev", "there.py")
+        assert (status, rows(out), errors) == (0, {"hello [] 4 part": [0, 1, 2, 3]}, ""), "where the terminal is"
         (terminal.directory / "fails.py").write_text("1 / 0\n")
         assert "../" not in inside.run("dev", str(terminal.directory / "fails.py"))[1]
         assert f"there is no {inside.directory}/nope.py" in inside.run("dev", "nope.py")[2]
         status, out, errors = inside.run("dev", "-i", "there.py")
-        assert (status, out) == (0, f"[0-3] hello [] 4 {name}\n")
+        assert (status, rows(out)) == (0, {f"hello [] 4 {name}": [0, 1, 2, 3]})
         assert f"it runs in {terminal.directory}, where the ranks of dev work" in errors
         assert terminal.run("dve", "hello.py")[0] == 1
         terminal.run("-i", "hello.py")

@@ -20,6 +20,7 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.errors import NodeUnreachable, RunFailed
+from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.slow
@@ -119,11 +120,17 @@ def test_where_ranks_are_is_asked_through_the_tree(mesh: Mesh, gate: Gate, monke
         return {}
 
     run, _ = started(mesh, f"{gate.wait}\nrank")
+    where: dict[int, Where] = {}
+
+    def all_answer() -> bool:
+        """On a busy machine not always in the time that they get."""
+        asked.clear()
+        where.update(call(mesh.core.where(range(NODES), run.id)))
+        return sorted(where) == list(range(NODES)) and not asked
+
     with monkeypatch.context() as patch:
         patch.setattr(mesh.core, "control", control)  # what a node is asked directly
-        where = call(mesh.core.where(range(NODES), run.id))
-    assert asked == []
-    assert sorted(where) == list(range(NODES))
+        eventually(all_answer)
     assert {(at.run_id, at.line) for at in where.values()} == {(run.id, where[0].line)}
     gate.open(NODES)
     assert run.result() == list(range(NODES))
@@ -133,11 +140,11 @@ def test_ranks_below_a_silent_allocator_are_asked_directly(mesh: Mesh, gate: Gat
     """It neither passes the question on nor answers it; it is not found to be away yet."""
     run, _ = started(mesh, f"{gate.wait}\nrank")
     os.kill(allocator_of(INNER), signal.SIGSTOP)
+    others = [rank for rank in range(NODES) if rank != INNER]
     try:
-        where = call(mesh.core.where(range(NODES), run.id))
+        eventually(lambda: sorted(call(mesh.core.where(range(NODES), run.id))) == others)
     finally:
         os.kill(allocator_of(INNER), signal.SIGCONT)
-    assert sorted(where) == [rank for rank in range(NODES) if rank != INNER]
     gate.open(NODES)
     assert run.result() == list(range(NODES))
 

@@ -85,8 +85,10 @@ def test_all_ranks_of_a_data_parallel_training_stop(fresh_mesh: Mesh) -> None:
 
     with pytest.raises(RunFailed) as raised:  # one rank alone knows of its loss; the others wait for it in backward
         mesh.run(code.replace("7)", "2)"), instruments={"watch": {"what": ["loss"]}}, on_breakpoint="go-on")
-    kinds = [failure.name for failure in raised.value.failures.values()]
-    assert kinds == ["NotFinite" if rank == 3 else "KeyboardInterrupt" for rank in range(8)]
+    names = {rank: failure.name for rank, failure in raised.value.failures.items()}
+    assert names.pop(3) == "NotFinite"
+    assert sorted(names) == [rank for rank in range(8) if rank != 3]
+    assert set(names.values()) <= {"KeyboardInterrupt", "ProcessGroupAborted"}, "the latter lost a peer first"
     assert "rank 3: NotFinite: the loss of step 2 is nan" in str(raised.value)
     assert mesh.run(HOOKS).values == before
 

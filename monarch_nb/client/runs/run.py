@@ -466,6 +466,7 @@ class Run(PrintedOfRun):
         self.stops.forget([packed.rank])
         host = "" if packed.outcome == run_pb2.OUTCOME_OK else self._nodes.name_of(packed.rank)
         result = result_event(packed, host, of_script=self.is_script, of_node=self.is_of_nodes)
+        result = self._freeing.seen(result)
         self.results[packed.rank] = result
         self.emit(result)
         if packed.notice:

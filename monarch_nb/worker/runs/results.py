@@ -99,7 +99,7 @@ def send_all(connection: socket.socket, data: bytes, timeout_s: float) -> None:
     """Send `data` on a non-blocking socket.
 
     Raises:
-        OSError: the peer is gone, or did not read in time (TimeoutError).
+        OSError: the peer is gone, or has read nothing for `timeout_s` (TimeoutError).
     """
     view, deadline = memoryview(data), time.monotonic() + timeout_s
     poll = select.poll()  # not `select`, which knows no descriptor above 1023
@@ -107,6 +107,7 @@ def send_all(connection: socket.socket, data: bytes, timeout_s: float) -> None:
     while view:
         try:
             view = view[connection.send(view, socket.MSG_NOSIGNAL) :]
+            deadline = time.monotonic() + timeout_s
         except BlockingIOError:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1000):

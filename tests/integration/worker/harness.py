@@ -327,11 +327,18 @@ class RankProcess:
     # ---- control ----
 
     def ask(self, timeout_s: float = TIMEOUT_S, **message: Any) -> ControlReply:
+        return self.answer(self.question(**message), timeout_s)
+
+    def question(self, **message: Any) -> int:
+        """Ask without waiting; return the number of the question, for `answer`."""
         request = ControlRequest(request=next(self._requests), **message)
-        self.control.settimeout(timeout_s)
         send_frame(self.control, ToRank(control=request).SerializeToString())
+        return request.request
+
+    def answer(self, question: int, timeout_s: float = TIMEOUT_S) -> ControlReply:
+        self.control.settimeout(timeout_s)
         reply = self.receive_from(self.control).control
-        assert reply.request == request.request
+        assert reply.request == question
         return reply
 
     def interrupt(self, run_id: str = "") -> bool:

@@ -11,6 +11,7 @@ import pytest
 from e2e.ports import held_port
 from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec
+from monarch_nb.proto.worker_pb2 import InterruptRun
 
 SWALLOWING = """\
 import time
@@ -279,8 +280,8 @@ def test_equal_tracebacks_of_an_interrupted_collective(template: TemplateProcess
         rank.submit("dist.all_reduce(torch.ones(1))", cell_number=5)
     for rank in ranks[:2]:
         rank.wait_hung()
-    for rank in ranks[:2]:
-        rank.interrupt()
+    asked = [(rank, rank.question(interrupt=InterruptRun())) for rank in ranks[:2]]  # else one loses its peer first
+    assert all(rank.answer(question).ok for rank, question in asked)
     results = [rank.result() for rank in ranks[:2]]
     assert len({result.failure.traceback for result in results}) == 1
     assert results[0].failure.where == "Cell In[5]:1"

@@ -35,6 +35,10 @@ from integration.worker.groups import (
     wrap,
 )
 from monarch_nb.errors import GROUP_ABORTED
+from monarch_nb.worker.groups import breaking
+
+PEER_WAS_FIRST = " (a peer was interrupted or died)"
+"""What a rank adds that has lost a peer before its own interrupt came."""
 
 # ---- hangs
 
@@ -46,7 +50,7 @@ def test_a_hung_operation_is_freed_and_the_next_group_works(grouped: ForkedRanks
     grouped.wait_until_in(name, ALL_BUT_0)
     for failure in free(grouped, ALL_BUT_0):
         assert failure.name == "ProcessGroupAborted"
-        assert failure.text == f"interrupted in {name}; {GROUP_ABORTED}"
+        assert failure.text in (f"interrupted in {name}{lost}; {GROUP_ABORTED}" for lost in ("", PEER_WAS_FIRST))
     assert_works(grouped)
     assert grouped.run(lambda space: space["kept"].tolist()) == [[7.0] * 3] * WORLD
 
@@ -69,7 +73,7 @@ def test_a_backward_that_waits_for_gradients_is_freed(grouped: ForkedRanks) -> N
     grouped.submit(lambda space: space["loss"].backward(), ALL_BUT_0)
     grouped.wait_until_in("backward", ALL_BUT_0)
     for failure in free(grouped, ALL_BUT_0):
-        assert failure.text.startswith("interrupted in backward; ")
+        assert failure.text.startswith(tuple(f"interrupted in backward{lost}; " for lost in ("", PEER_WAS_FIRST)))
     assert_works(grouped)
     grouped.submit(train)
     for failure in grouped.collect():
@@ -208,7 +212,7 @@ def test_a_rank_whose_peer_was_interrupted_first_gets_a_readable_error(grouped: 
     one, *others = grouped.collect(ALL_BUT_0)
     assert one.text == f"interrupted in recv; {GROUP_ABORTED}"
     for failure in others:
-        assert failure.text == f"interrupted in recv (a peer was interrupted or died); {GROUP_ABORTED}"
+        assert failure.text == f"interrupted in recv{PEER_WAS_FIRST}; {GROUP_ABORTED}"
     assert_works(grouped)
 
 
@@ -227,6 +231,8 @@ def test_an_error_caught_by_the_user_leaves_a_cell_that_can_go_on(grouped: Forke
         try:
             dist.barrier()
         except RuntimeError:
+            while breaking.state.broken is None:  # it may have lost a peer before it was told itself
+                time.sleep(0.01)
             dist.destroy_process_group()
         dist.init_process_group("gloo")
         return total(space)
@@ -378,7 +384,7 @@ def test_a_rank_that_dies_in_a_group_and_is_forked_again(grouped: ForkedRanks, d
     grouped.wait_until_in("recv", others)
     grouped.kill(dead)
     for failure in grouped.collect(others):  # their connections to it are gone
-        assert failure.text == f"interrupted in recv (a peer was interrupted or died); {GROUP_ABORTED}"
+        assert failure.text == f"interrupted in recv{PEER_WAS_FIRST}; {GROUP_ABORTED}"
     grouped.fork(dead)
     assert_works(grouped)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from monarch_nb.client.connections import events
@@ -183,6 +184,14 @@ class Freeing:
     async def abort_groups(self) -> None:
         """Let all ranks of the mesh forget the groups that the interrupt broke, but not what a queued run has made."""
         await self._run.mesh.core.abort_groups("a run was interrupted in a collective", last_run=self._run.number)
+
+    def seen(self, result: events.Result) -> events.Result:
+        """Return the result of a rank as its run has it: who lost the group while all were interrupted, before the
+        interrupt came there, was interrupted."""
+        failure = result.failure
+        if failure is None or not (self._run.is_interrupted and _is_torn(failure)):
+            return result
+        return replace(result, outcome="interrupted", failure=replace(failure, kind="interrupted"))
 
     def finds_torn_group(self) -> bool:
         """Return whether a further rank has died, or its code has failed because a peer left its group: others may wait

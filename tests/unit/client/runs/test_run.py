@@ -351,6 +351,15 @@ class TestResults:
         assert await asyncio.to_thread(harness.run.wait, 10)
         assert len(harness.core.aborted) == 1
 
+    async def test_who_loses_its_peers_before_its_interrupt_comes_was_interrupted(self, harness: Harness) -> None:
+        torn = run_pb2.Failure(name=ProcessGroupAborted.__name__, message="interrupted in barrier")
+        harness.finished(0, outcome=run_pb2.OUTCOME_ERROR, failure=torn)
+        harness.run.send_interrupt()
+        harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=torn)
+        harness.finished(2, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
+        assert [failure.kind for failure in harness.run.failures] == ["error", "interrupted", "error"]
+        assert [result.outcome for result in harness.of(events.Result)] == ["error", "interrupted", "error"]
+
     async def test_an_interrupt_comes_after_the_run_on_every_node(self, harness: Harness) -> None:
         harness.start()
         harness.run.send_interrupt()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,32 @@ def test_a_peer_that_hung_up_costs_nothing(pair: tuple[socket.socket, socket.soc
 def test_a_peer_that_does_not_read_is_given_up(pair: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(TimeoutError):
         send_all(pair[0], bytes(10_000_000), timeout_s=0.05)
+
+
+def test_a_peer_that_reads_slowly_gets_everything(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a reader gets in the time that it has is a matter of the frame, and of the machine."""
+    ours, theirs = pair
+    theirs.setblocking(False)
+    now_s, read = [0.0], bytearray()
+
+    class Ours(socket.socket):
+        def send(self, data: Any, flags: int = 0, /) -> int:
+            now_s[0] += 0.6
+            try:
+                return super().send(data, flags)
+            except BlockingIOError:
+                read.extend(theirs.recv(1 << 20))
+                raise
+
+    monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    sent = bytes(range(250)) * 10_000
+    with Ours(fileno=os.dup(ours.fileno())) as connection:
+        send_all(connection, sent, timeout_s=1.0)
+    while len(read) < len(sent):
+        read.extend(theirs.recv(1 << 20))
+    assert read == sent
 
 
 def test_a_peer_that_does_not_read_is_hung_up_on(
