@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from monarch_nb.errors import WardenRefused
 from monarch_nb.warden.client import Opened, Warden
 from monarch_nb.warden.command import command
 from monarch_nb.warden.groups import end_group
@@ -29,6 +31,7 @@ _MOUNTED = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text()
 UNIFIED = Path(*_MOUNTED[:1] or ["/sys/fs/cgroup/unified"])
 """The root of cgroup v2, if there is one."""
 TIMEOUT_S = 60.0
+T = TypeVar("T")
 
 GATEWAY = """
 import socket, sys
@@ -174,6 +177,18 @@ class RealWarden:
                     end_group(group, TIMEOUT_S)
             end_group(self.cgroup, TIMEOUT_S)
         shutil.rmtree(self.directory)
+
+
+def finished(end: Callable[..., T], *arguments: str) -> T:
+    """Ask a warden to end something until it has ended, as a gateway does: it waits for half a second each time, and on
+    a busy machine what was killed takes longer."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return end(*arguments)
+        except WardenRefused as refused:
+            if not refused.is_unfinished or time.monotonic() > deadline:
+                raise
 
 
 def uid(name: str) -> int:

@@ -332,6 +332,8 @@ def _listen(server: grpc.aio.Server, network: Network) -> None:
         listen(server, network.listen, lambda: network.identity)
     except RuntimeError as error:
         raise PoolError(f"can not listen on {network.listen}: {error}") from error
+    if network.kept_port:
+        network.kept_port.close()
 
 
 def _log_limit_bytes(options: argparse.Namespace, paths: config.NodePaths) -> int:

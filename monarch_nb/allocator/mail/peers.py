@@ -24,8 +24,9 @@ from monarch_nb.rpc.status import translate
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 2.0
-"""So long a node may be away before letters for it are given up: its allocator is being started again."""
+PATIENCE_S = 5.0
+"""So long a node may be away before letters for it are given up: its allocator is being started again, or its machine
+is busy, and a fresh connection with TLS takes seconds."""
 BATCH_BYTES = 1 << 20
 BROKEN = "its allocator ended, or the network to it broke, while the call waited"
 _AWAY = "it does not answer; its ranks are as they were"

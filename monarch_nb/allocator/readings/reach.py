@@ -22,7 +22,10 @@ from monarch_nb.rpc.status import translate
 
 LISTEN_S = 10.0
 """So long a probe has time to come, and to end."""
+ANSWER_S = 10.0
+"""So long another allocator may take to answer: a fresh connection with TLS takes a busy machine seconds."""
 CONNECT_S = 3.0
+"""So long the kernel may take to connect: a firewall that swallows everything is told soon."""
 MOST_BYTES = 256 << 20
 MOST_PEERS = 64
 MOST_LISTENING = 64
@@ -88,7 +91,7 @@ class Reach:
         channel = self._open_channel(peer.address)
         try:
             stub = AllocatorStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
-            there: pb.ListenReply = await stub.Listen(pb.ListenRequest(), timeout=CONNECT_S)
+            there: pb.ListenReply = await stub.Listen(pb.ListenRequest(), timeout=ANSWER_S)
         except grpc.aio.AioRpcError as error:
             return pb.PeerProbe(unreachable=str(translate(error, peer.node_id)))
         finally:

@@ -41,6 +41,7 @@ class Network:
         certificate: the node's, read again when it was renewed.
         limits: where limits of fairness are, if there are any: beside that.
         trust: the pool's own directory, where this host has it.
+        kept_port: keeps from others the port that was chosen for it, until it listens there; None where one was said.
     """
 
     listen: str
@@ -51,6 +52,7 @@ class Network:
     certificate: IdentityFile
     limits: Path
     trust: TrustPaths | None
+    kept_port: socket.socket | None
 
     @property
     def identity(self) -> Identity:
@@ -84,6 +86,7 @@ def network_of(options: argparse.Namespace) -> Network:
         certificate=IdentityFile(path),
         limits=TrustPaths(path.absolute().parent).limits,
         trust=paths_of(options.pool) if options.pool and is_pool(options.pool) else None,
+        kept_port=place.kept_port,
     )
 
 
@@ -95,6 +98,7 @@ class Place:
     advertised: str
     address: str
     interface: str
+    kept_port: socket.socket | None
 
 
 def place_of(options: argparse.Namespace) -> Place:
@@ -104,8 +108,9 @@ def place_of(options: argparse.Namespace) -> Place:
         UsageError: an address that can not be.
     """
     host, port = _split(options.listen, "--listen")
-    if port == "0":
-        port = str(_free_port(host))
+    kept_port = _free_port(host) if port == "0" else None
+    if kept_port:
+        port = str(kept_port.getsockname()[1])
     is_any = host in ("", "0.0.0.0", "::", "[::]", "*")
     own = f"{socket.gethostname() if is_any else host}:{port}"
     advertised = ":".join(_split(options.advertise, "--advertise")) if options.advertise else own
@@ -117,7 +122,7 @@ def place_of(options: argparse.Namespace) -> Place:
             "listen on one: name it, as in --interface eth0 or --interface 10.0.0.7"
         )
     address, name = interface_of(interface)
-    return Place(f"{'0.0.0.0' if host in ('', '*') else host}:{port}", advertised, address, name)
+    return Place(f"{'0.0.0.0' if host in ('', '*') else host}:{port}", advertised, address, name, kept_port)
 
 
 def check_free(listen: str) -> None:
@@ -238,11 +243,13 @@ def _addresses() -> dict[str, list[str]]:
     return {name: addresses for name, addresses in found.items() if addresses}
 
 
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((host.strip("[]"), 0))
-        return int(listener.getsockname()[1])
+def _free_port(host: str) -> socket.socket:
+    """Return a socket that has a port and does not listen: nobody is given that port, and gRPC, which reuses addresses
+    as this one does, can listen there."""
+    keeper = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind((host.strip("[]"), 0))
+    return keeper
 
 
 def _split(address: str, flag: str) -> tuple[str, str]:

@@ -80,7 +80,7 @@ class AllocatorService(service.AllocatorServicer):
         self._node, self._description = node, description
         self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
         self._looks: set[asyncio.Future[None]] = set()
-        self._claims = Claims()
+        self._claims, self._changes = Claims(), Claims()
 
     @translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
@@ -156,14 +156,17 @@ class AllocatorService(service.AllocatorServicer):
         is_news = await self._node.members.change(request)
         if request.makes:
             self._node.undertakings.mesh_is_whole(request.makes)
-        await self._node.resizing.settle()
-        if is_news and request.reason:
-            meshes = self._node.state.meshes.items()
-            of_reservation = [(key, mesh) for key, mesh in meshes if mesh.spec.reservation_id == request.reservation_id]
-            for mesh_id, mesh in of_reservation:
-                abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S)
-                abort.abort_groups = request.reason
-                await control_ranks(self._node, abort)
+        async with self._changes.of(request.reservation_id, ""):  # who brings no news waits for who did
+            await self._node.resizing.settle()
+            if is_news and request.reason:
+                await self._abort_groups(request.reservation_id, request.reason)
+
+    async def _abort_groups(self, reservation_id: str, reason: str) -> None:
+        meshes = self._node.state.meshes.items()
+        of_reservation = [(key, mesh) for key, mesh in meshes if mesh.spec.reservation_id == reservation_id]
+        for mesh_id, mesh in of_reservation:
+            abort = pb.ControlRanksRequest(mesh_id=mesh_id, ranks=mesh.ranks, timeout_s=ABORT_S, abort_groups=reason)
+            await control_ranks(self._node, abort)
 
     @translated
     async def Undertake(self, request: pb.UndertakeRequest, context: Any) -> pb.UndertakeReply:

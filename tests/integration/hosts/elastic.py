@@ -41,6 +41,11 @@ def start_again(lab: Lab, allocator: Allocator) -> None:
     lab.start(procs=1, number=int(allocator.node_id[-1]), directory=allocator.paths.directory, flags=at)
 
 
+def times_told(allocator: Allocator, node_id: str) -> int:
+    """Return how often an allocator has told another node which nodes a reservation has."""
+    return allocator.log.read_text().count(f"{node_id} has been told: ChangeMembers")
+
+
 def kill(allocator: Allocator) -> None:
     """End an allocator, and leave its ranks."""
     allocator.process.kill()

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import SUM, WORLD, all_are_new, free, kill, start_again, stops_after, stops_before
+from integration.hosts.elastic import (
+    SUM,
+    WORLD,
+    all_are_new,
+    free,
+    kill,
+    start_again,
+    stops_after,
+    stops_before,
+    times_told,
+)
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from lab import Lab
@@ -183,8 +193,10 @@ for _ in range(2):
     def test_a_client_dies_when_it_is_so(self, three: Lab) -> None:
         """The nodes tell each other, also those that are restarted."""
         reserve("dev", nodes=2, procs=1).mesh.run("kept = rank + 3")
+        first, before = three.allocators[0], times_told(three.allocators[0], "host3")
         with client(stops_after("ChangeMembers", GROWS)) as other:
             assert other.line() == "there"
+            eventually(lambda: times_told(first, "host3") > before)
             other.process.kill()
         for one in three.allocators:
             kill(one)

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import SUM, WORLD, all_are_new, free, kill, start_again, stops_after, stops_before
+from integration.hosts.elastic import (
+    SUM,
+    WORLD,
+    all_are_new,
+    free,
+    kill,
+    start_again,
+    stops_after,
+    stops_before,
+    times_told,
+)
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of
 from lab import Lab
@@ -113,8 +123,11 @@ class TestOnThisMachine:
         dev.grow(2)
         dev.stop_mesh("grown")
         dev.mesh.run("kept = 3")
+        first, before = three.allocators[0], times_told(three.allocators[0], "host3")
         with client(stops("ChangeMembers", "grow(3, into='main')")) as other:
             assert other.line() == "there"
+            if stops is stops_after:
+                eventually(lambda: times_told(first, "host3") > before)
             other.process.kill()
         if stops is stops_before:
             eventually(lambda: sorted(free()) == [0, 0, 1])

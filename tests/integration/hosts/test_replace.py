@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before
+from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before, times_told
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from lab import Lab
@@ -193,12 +193,14 @@ print(dev.mesh.run("globals().get('kept')").values, dev.node_names)
         dev = reserve("dev", nodes=2, procs=1)
         dev.mesh.run("kept = rank + 3")
         pids = pids_of(dev.mesh)
-        kill(three.allocators[1])
+        first, lost, new = three.allocators
+        kill(lost)
+        before = times_told(first, "host3")
         with client(stops_after("ChangeMembers", "replace()")) as other:
             assert other.line() == "there"
+            eventually(lambda: times_told(first, "host3") > before)
             other.process.kill()
         eventually(lambda: attach("dev").node_names == ["host1", "host3"])
-        first, lost, new = three.allocators
         for one in (first, new):
             kill(one)
             start_again(three, one)

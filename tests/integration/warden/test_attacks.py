@@ -20,7 +20,7 @@ import pytest
 from integration.live import eventually
 from monarch_nb.errors import WardenRefused
 from monarch_nb.warden.starting import fork, read_answer
-from wardens import TIMEOUT_S, RealWarden, gone, uid
+from wardens import TIMEOUT_S, RealWarden, finished, gone, uid
 
 MALFORMED = 20_000
 FLIPS, STEPS = 300, 200
@@ -107,7 +107,7 @@ def test_a_log_that_is_a_link_is_not_followed(start: Start, people: list[str]) -
     alice, bob, *_ = people
     warden = start()
     warden.open(alice)
-    warden.client.close_room(alice)
+    finished(warden.client.close_room, alice)
     log = warden.directory / "state" / "rooms" / alice / "room.log"
     log.unlink()
     log.symlink_to(f"/home/{alice}/.bashrc")
@@ -220,10 +220,10 @@ def test_requests_in_any_order_do_what_they_say(start: Start, people: list[str],
                 warden.client.reserve_group(account, reservation)
                 rooms[account].add(reservation)
             elif do == "end_group":
-                warden.client.end_group(account, reservation)
+                finished(warden.client.end_group, account, reservation)
                 rooms[account].remove(reservation)
             else:
-                warden.client.close_room(account)
+                finished(warden.client.close_room, account)
                 del rooms[account]
         except WardenRefused:
             assert not may, (step, do)
@@ -317,7 +317,7 @@ def test_who_has_no_account_that_may_gets_no_room(start: Start, people: list[str
     with pytest.raises(WardenRefused, match="others than root may write it"):
         warden.client.open_room(bob)
     assert connected(warden, alice) == uid(alice)
-    assert warden.client.close_room(alice) is None
+    assert finished(warden.client.close_room, alice) is None
 
 
 def test_an_account_that_was_closed_gets_no_room(start: Start, people: list[str]) -> None:

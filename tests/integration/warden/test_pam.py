@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.errors import WardenRefused
-from wardens import RealWarden, gone
+from wardens import RealWarden, finished, gone
 
 SERVICE, LIMITS = Path("/etc/pam.d/monarch-nb"), Path("/etc/security/limits.d")
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy" / "monarch-nb.pam"
@@ -48,7 +48,7 @@ def test_pam_gives_limits_and_refuses(
     mapped = Path(f"/proc/{warden.process.pid}/maps").read_text()
     assert "libpam" not in mapped
     assert "/security/" not in mapped
-    warden.client.close_room(alice)
+    finished(warden.client.close_room, alice)
     assert gone(opened.pid)
     subprocess.run(["chage", "--lastday", "0", bob], check=True)
     try:

@@ -12,7 +12,7 @@ from monarch_nb.config import CGROUP_VARIABLE
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.provision.local import LocalProvisioner
 from monarch_nb.warden.groups import Groups, end_group
-from wardens import gone, skip_unless_possible
+from wardens import TIMEOUT_S, gone, skip_unless_possible
 
 KILLED = """
 import os, pathlib, signal
@@ -39,13 +39,13 @@ def test_ranks_are_in_their_reservations_group(pool_home: Path, cgroup: Path, mo
             "child = subprocess.run(['setsid', '--fork', 'sh', '-c', 'echo $$; exec sleep 1000 >&- 2>&-'], stdout=-1)\n"
             "int(child.stdout)"
         )
-        end_group(group)
+        end_group(group, TIMEOUT_S)
         assert all(gone(pid) for pid in daemons.values)
         mine.release()
     finally:
         LocalProvisioner().down(force=True)
         for each in (room, cgroup / "rooms", cgroup):
-            end_group(each)
+            end_group(each, TIMEOUT_S)
 
 
 def test_what_dies_by_its_reservations_limit_is_said_to(

@@ -18,7 +18,7 @@ from monarch_nb.warden import groups
 from monarch_nb.warden.command import TOLD
 from monarch_nb.warden.requests import Refused, Unfinished
 from monarch_nb.warden.rooms import Room, Rooms
-from wardens import TIMEOUT_S, RealWarden, gone, skip_unless_possible, uid, wait_for_end
+from wardens import TIMEOUT_S, RealWarden, finished, gone, skip_unless_possible, uid, wait_for_end
 
 LISTEN = """
 import os, socket, sys
@@ -113,7 +113,7 @@ def test_daemons_end_with_their_room(start: Start, people: list[str], cgroup: Pa
     warden.open(alice)
     warden.open(bob)
     hers, his = daemon(warden, alice), daemon(warden, bob)
-    warden.client.close_room(alice)
+    finished(warden.client.close_room, alice)
     assert gone(hers)
     assert not gone(his)
     with pytest.raises(WardenRefused, match="has no room"):
@@ -171,7 +171,7 @@ def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path)
         assert warden.run(alice, moved) == {"error": "PermissionError"}
     assert warden.run(alice, f"open({group!r} + '/pids.max', 'w').write('1')") == {"error": "PermissionError"}
     assert warden.run(alice, f"import os; os.mkdir({group!r} + '/own')") == {"error": "PermissionError"}
-    assert warden.client.end_group(alice, RESERVATION) == 0
+    assert finished(warden.client.end_group, alice, RESERVATION) == 0
     assert gone(first)
     assert not gone(second)
     assert not gone(own)
@@ -182,7 +182,7 @@ def test_a_reservation_ends_alone(start: Start, people: list[str], cgroup: Path)
         warden.client.end_group(bob, OTHER)
     with pytest.raises(WardenRefused, match="can not limit memory or CPUs"):
         warden.client.reserve_group(alice, RESERVATION, memory_bytes=1 << 30)
-    warden.client.close_room(alice)
+    finished(warden.client.close_room, alice)
     assert gone(second)
     assert gone(own)
 
@@ -264,7 +264,7 @@ def test_the_next_warden_adopts_rooms(start: Start, people: list[str], cgroup: P
     again = warden.open(alice)
     assert again.pid != opened.pid
     assert not gone(rank)
-    assert warden.client.end_group(alice, RESERVATION) == 0
+    assert finished(warden.client.end_group, alice, RESERVATION) == 0
     assert gone(rank)
     assert warden.stop() == 0
     assert gone(again.pid)

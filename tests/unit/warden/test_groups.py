@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.warden.groups import Groups, end_group, memory_deaths
+from monarch_nb.warden import groups
+from monarch_nb.warden.groups import Groups, end_group, end_tree, memory_deaths, start_ticks
 from monarch_nb.warden.requests import Refused, Unfinished
 
 
@@ -69,3 +72,23 @@ def test_deaths_by_the_limit_are_counted(base: Path) -> None:
     assert memory_deaths(base) == 0
     (base / "memory.events").write_text("oom 4\noom_kill 3\n")
     assert memory_deaths(base) == 3
+
+
+def test_what_is_killed_just_before_the_deadline_has_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one_more(*of_room: int) -> dict[int, int]:
+        started.append(subprocess.Popen(["sleep", "1000"]))
+        return {started[-1].pid: start_ticks(started[-1].pid)}
+
+    times_s = iter([0.0, 59.0, 61.0])
+    monkeypatch.setattr(groups, "_descendants", one_more)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times_s, 61.0))
+    try:
+        with pytest.raises(Unfinished, match="faster than they are ended"):
+            end_tree(os.getuid(), 0, patience_s=60.0)
+    finally:
+        monkeypatch.undo()
+        for process in started:
+            process.kill()
+            process.wait()

@@ -78,20 +78,21 @@ class Members:
             await self._move_to(await self.held())
 
     async def _move_to(self, held: HeldReservation) -> None:
-        """Know the nodes that have places of it now. On the background loop."""
+        """Know the nodes that have places of it now. On the background loop. Others see them when meshes and files
+        know them."""
         if held.revision <= self._revision:
             return
-        self._revision, self.count = held.revision, held.facts.nodes
-        before, self.connections = self.connections, held.connections
-        was, now = set(before.values()), set(self.connections.values())
+        before, after = self.connections, held.connections
+        was, now = set(before.values()), set(after.values())
         copied, had_copies = copied_nodes(held), self._files.connections.keys()
-        for node, new in self.connections.items():
+        for node, new in after.items():
             old = before.get(node)
             if old is not None and old not in now and new not in was:
                 MeshCore.replace(self._id, old, new)
             if old is not new or (node in had_copies) != (node in copied):
                 self._files.put_node(node, new, copied=node in copied)
-        for node in before.keys() - self.connections.keys():
+        for node in before.keys() - after.keys():
             self._files.drop_node(node)
         self._meshes.move_to(held)
-        self.attachment.move_to(self.connections)
+        self._revision, self.count, self.connections = held.revision, held.facts.nodes, after
+        self.attachment.move_to(after)

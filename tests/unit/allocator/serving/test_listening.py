@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.__main__ import main
-from monarch_nb.allocator.serving.network import network_of
+from monarch_nb.allocator.serving.network import check_free, network_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import UsageError
+from monarch_nb.rpc.channel import listen, make_server
 from monarch_nb.trust.membership import invite, make_pool
 from monarch_nb.trust.pools import paths_of
 
@@ -47,6 +48,23 @@ def said(listen: str, advertise: str | None = None, interface: str | None = None
 def test_the_port_is_7878_where_none_is_said(listen: str, advertise: str | None, address: str, advertised: str) -> None:
     network = network_of(said(listen, advertise, "lo"))
     assert (network.listen, network.advertised) == (address, advertised)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "[::1]", "[::]"])
+async def test_a_port_that_is_chosen_is_nobody_elses_until_the_allocator_listens(host: str) -> None:
+    network = network_of(said(f"{host}:0", interface="lo"))
+    port = int(network.listen.rpartition(":")[2])
+    with (
+        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other,
+        pytest.raises(OSError, match="use"),
+    ):
+        other.bind((host.strip("[]"), port))
+    check_free(network.listen)
+    server = make_server()
+    assert listen(server, network.listen, lambda: network.identity) == port
+    await server.stop(None)
+    assert network.kept_port
+    network.kept_port.close()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0", ":7878", "[::]"])

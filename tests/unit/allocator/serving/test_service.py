@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import AsyncMock
 
+import pytest
+
+from monarch_nb.allocator.serving import service
 from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import run_pb2, state_pb2
+from monarch_nb.proto import files_pb2, run_pb2, state_pb2
 from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn
 
 
@@ -35,3 +39,28 @@ class TestSession:
         context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
         await AllocatorService(node, nothing, nothing, nothing, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])
+
+
+async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_are_aborted(
+    node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cell that a client runs when it has replaced a node loses its new groups."""
+
+    async def control_ranks(_: object, request: pb.ControlRanksRequest) -> None:
+        aborted.append(request.abort_groups)
+        begun.set()
+        await may_go_on.wait()
+
+    await spawn(node)
+    monkeypatch.setattr(service, "control_ranks", control_ranks)
+    aborted, begun, may_go_on = list[str](), asyncio.Event(), asyncio.Event()
+    nothing: Any = None
+    told = AllocatorService(node, nothing, nothing, nothing, Access("node0", "", node.state, node.records))
+    here = files_pb2.Peer(node_id="node0", address=node.identity.address)
+    change = pb.ChangeMembersRequest(reservation_id="r", revision=1, nodes=[here], reason="host2 has gone")
+    first, second = (asyncio.create_task(told.ChangeMembers(change, AsyncMock())) for _ in range(2))
+    await begun.wait()
+    assert await asyncio.wait([first, second], timeout=0.05) == (set(), {first, second})
+    may_go_on.set()
+    await asyncio.gather(first, second)
+    assert aborted == ["host2 has gone"], "once, and for whom it was news"
