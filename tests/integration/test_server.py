@@ -234,7 +234,7 @@ async def test_a_server_that_was_restarted_finds_all_again(shared_pool: list[Nod
     second = Server(tmp_path)
     try:
         browser = await second.browser()
-        await browser.until(lambda told: told.view is not None)
+        await browser.until(lambda told: told.view and told.view["reservations"])
         assert list(browser.view["reservations"]) == [reservation]
         await browser.finish("release", reservation=reservation)
         browser.close()
