@@ -14,6 +14,9 @@ from jupyter_client.manager import KernelManager, _ShutdownStatus
 from integration.live import TIMEOUT_S
 from integration.notebooks import keep
 
+PATIENT = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
+"""In a kernel that is restarted while a cell waits: it hears of that in time on any loaded machine."""
+
 
 class Kernel:
     """A kernel, and what its cells show in the end.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import Kernel
+from integration.kernels import PATIENT, Kernel
 from integration.live import TIMEOUT_S, eventually
 from integration.stopped import DBG, PDB, all_asked, all_listed, type_in
 from integration.terminals import AtTerminal
@@ -122,6 +122,7 @@ def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None
 
 
 def test_a_kernel_that_is_restarted_finds_what_has_stopped(kernel: Kernel) -> None:
+    kernel.run(PATIENT)
     cell = kernel.start(STEPS)
     all_asked(kernel, cell, 4)
     kernel.restart()
