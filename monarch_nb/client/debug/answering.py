@@ -64,7 +64,10 @@ class Answering:
         if self._settle():
             return
         stops = {(stop.rank, stop.number) for stop in self._debugger.stops()}
-        if not stops or stops & self._left:
+        if not stops:  # they go on, and their mark is on its way; or they do not answer yet
+            self._run.stops.remind()
+            return
+        if stops & self._left:
             return
         if not can_answer():
             if choice(self._said) != "stop":

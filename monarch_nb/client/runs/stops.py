@@ -51,6 +51,11 @@ class RunStops:
         if self._is_over:
             self.news.set()
 
+    def remind(self) -> None:
+        """Let who waits hear again of what has stopped, if anything has: it could not be answered."""
+        if self._open:
+            self.news.set()
+
     @property
     def text(self) -> str:
         """What people are told; empty when nothing has stopped."""

@@ -33,11 +33,16 @@ class FakeRun:
             return
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, run: Any) -> tuple[list[list[int]], list[str]]:
-    """Leave every prompt; return who had stopped when they opened, and what was said."""
+def answer(monkeypatch: pytest.MonkeyPatch, run: Any, *, silent: bool = False) -> tuple[list[list[int]], list[str]]:
+    """Leave every prompt; return who had stopped when they opened, and what was said.
+
+    Args:
+        silent: no rank answers the question where it has stopped.
+    """
 
     def debugger(_: Any) -> Any:
-        return SimpleNamespace(stops=lambda: [SimpleNamespace(rank=rank, number=1) for rank in run.stopped])
+        there = [] if silent else run.stopped
+        return SimpleNamespace(stops=lambda: [SimpleNamespace(rank=rank, number=1) for rank in there])
 
     monkeypatch.setattr(answering, "Debugger", debugger)
     monkeypatch.setattr(answering, "can_answer", lambda: True)
@@ -73,3 +78,14 @@ def test_the_prompt_opens_when_no_more_ranks_stop(monkeypatch: pytest.MonkeyPatc
 def test_ranks_that_go_on_stopping_do_not_keep_it_from_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     [asked], _ = answer(monkeypatch, FakeRun(list(range(100))))
     assert asked == list(range(SETTLES + 1))
+
+
+def test_a_stop_of_a_rank_that_does_not_answer_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun([0])
+    run.stops.take_news()
+    assert answer(monkeypatch, run, silent=True) == ([], [])
+    assert run.stops.news.is_set(), "who waits for the run asks again"
+    run.stops.note(0, 1, on=False)
+    run.stops.take_news()
+    assert answer(monkeypatch, run, silent=True) == ([], [])
+    assert not run.stops.news.is_set(), "it goes on"
