@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 ANSWER_S = 0.5
 """How long a refresh waits for nodes; who answers later is in the next one."""
 SILENT_AFTER_S = 3.0
+"""So long it waits for those that have never answered: without them, what they hold looks as if it were released."""
 BETWEEN_DELIVERIES_S = 0.125
 """A log that grows and the pool that changes are then fewer than ten messages a second."""
 NODES_A_SECOND = 64
@@ -280,9 +281,8 @@ class Live:
             if found.alive and (node.asked is None or node.asked.done()):
                 node.asked_at = now
                 node.asked = asyncio.create_task(self._ask_one(node))
-        waiting = [node.asked for node in self._nodes.values() if node.asked is not None and not node.asked.done()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=ANSWER_S)
+        await self._wait(now + ANSWER_S, lambda _: True)
+        await self._wait(now + SILENT_AFTER_S, lambda answer: answer.is_starting)
         for node in self._nodes.values():
             late_s = time.monotonic() - node.asked_at if node.asked and not node.asked.done() else 0.0
             node.answer.silent_s = late_s if late_s >= SILENT_AFTER_S else 0.0
@@ -292,6 +292,12 @@ class Live:
                 node.answer.away_since = time.time() - late_s
             if node.answer.reply and not node.answer.answers:
                 node.answer.reply = self.pool.late_releases.without(node.connection, node.answer.reply)
+
+    async def _wait(self, until_s: float, is_meant: Callable[[NodeAnswer], bool]) -> None:
+        nodes = (node for node in self._nodes.values() if is_meant(node.answer))
+        asked = [node.asked for node in nodes if node.asked is not None and not node.asked.done()]
+        if asked:
+            await asyncio.wait(asked, timeout=max(0.0, until_s - time.monotonic()))
 
     async def _ask_one(self, node: _Node) -> None:
         try:

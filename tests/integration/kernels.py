@@ -15,6 +15,9 @@ from jupyter_client.manager import KernelManager, _ShutdownStatus
 from integration.live import TIMEOUT_S
 from integration.notebooks import keep
 
+PATIENT = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
+"""In a kernel that is restarted while a cell waits: it hears of that in time on any loaded machine."""
+
 
 def kernel_manager() -> KernelManager:
     """Return what starts a kernel, on sockets that no other program can be given: a port that is free when it is chosen

@@ -9,28 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import Kernel
+from integration.kernels import PATIENT, Kernel
 from integration.live import TIMEOUT_S, eventually
+from integration.stopped import DBG, PDB, all_asked, all_listed, type_in
 from integration.terminals import AtTerminal
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import RunFailed, UsageError
 
-DBG, PDB = "monarch_dbg> ", "(Pdb) "
 STEPS = "%%mesh\ndef f(x):\n    breakpoint()\n    return x + 1\nprint('begin')\ny = f(rank * 10)\nprint('end', y)"
-
-
-def type_in(kernel: Kernel, cell: str, line: str, prompt: str) -> str:
-    """Answer a prompt, and wait for the next; return what that shows."""
-    before = len(kernel.text(cell))
-    kernel.answer(line)
-    return kernel.asked(cell, prompt)[before:]
 
 
 def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
     cell = kernel.start(STEPS)
-    shown = kernel.asked(cell, DBG)
-    assert "[0-3] begin" in shown
+    shown = all_asked(kernel, cell, 4)
+    assert "[0-3] begin" in kernel.text(cell)
     assert "| Actor Name | Rank | Coords" in shown
     assert shown.count("| cell ") == 4
     assert "{'hosts': 1, 'procs': 1}" in shown
@@ -52,7 +45,7 @@ def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
 
 def test_a_newcomer_types_little(kernel: Kernel) -> None:
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "p x", DBG)
     assert "[0-3] 1\n" in type_in(kernel, cell, "x - rank * 10 + 1", DBG), "Python, equal answers once"
     assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast hosts=1 p x", DBG)
@@ -75,7 +68,7 @@ def test_a_newcomer_types_little(kernel: Kernel) -> None:
 def test_a_line_that_takes_long_is_not_waited_for(kernel: Kernel) -> None:
     kernel.run("%%mesh\nimport threading\ngo_on = threading.Event()")
     cell = kernel.start("%%mesh\ndef f():\n    breakpoint()\n    go_on.wait()\n    return 'done'\nf()")
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     type_in(kernel, cell, "n", DBG)
     assert "[0] (still executes it)" in type_in(kernel, cell, "cast 0 n", DBG)
     assert type_in(kernel, cell, "list", DBG).count("(running)") == 1
@@ -90,7 +83,7 @@ def test_a_line_that_takes_long_is_not_waited_for(kernel: Kernel) -> None:
 
 def test_tab_completes_in_a_terminal(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     kernel.answer("quit")
     kernel.wait(cell, "stay where they are")
     terminal = AtTerminal([sys.executable, "-m", "monarch_nb.cli.main", "debug", "dev"], tmp_path)
@@ -106,7 +99,7 @@ def test_tab_completes_in_a_terminal(kernel: Kernel, tmp_path: Path) -> None:
 
 def test_who_leaves_the_prompt_can_come_back(kernel: Kernel) -> None:
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     kernel.answer("quit")
     kernel.wait(cell, "stay where they are, and this cell waits for them: monarch-nb debug dev")
     typed = "cast cell ranks(:) p x\nattach cell 1\nw\nc\ncontinue\n"
@@ -120,7 +113,7 @@ def test_who_leaves_the_prompt_can_come_back(kernel: Kernel) -> None:
 
 def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None:
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     kernel.interrupt()
     kernel.wait(cell, "stay where they are")
     kernel.interrupt()
@@ -129,8 +122,9 @@ def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None
 
 
 def test_a_kernel_that_is_restarted_finds_what_has_stopped(kernel: Kernel) -> None:
+    kernel.run(PATIENT)
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     kernel.restart()
     assert "still running" in kernel.run("%load_ext monarch_nb")
     cell = kernel.start("%mesh debug -t 3")
@@ -138,7 +132,7 @@ def test_a_kernel_that_is_restarted_finds_what_has_stopped(kernel: Kernel) -> No
     kernel.answer("quit")
     kernel.wait(cell)
     cell = kernel.start("%mesh attach")
-    assert kernel.asked(cell, DBG).count("| cell ") == 4
+    assert all_asked(kernel, cell, 4).count("| cell ") == 4
     kernel.answer("c")
     assert "[1] end 11" in kernel.wait(cell)
 
@@ -155,11 +149,12 @@ def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
 def test_ranks_at_different_lines_and_the_next_breakpoint(kernel: Kernel) -> None:
     code = "%%mesh -t 0,3\nif rank == 0:\n    breakpoint()\nelse:\n    z = 5\n    breakpoint()\nbreakpoint()\nrank"
     cell = kernel.start(code)
-    shown = kernel.asked(cell, DBG)
+    shown = all_asked(kernel, cell, 2)
     assert "|        2 |" in shown
     assert "|        5 |" in shown
-    again = type_in(kernel, cell, "continue", DBG)
-    assert again.count("|        6 |") == 2
+    at_next = "|        6 |"
+    again = all_listed(kernel, cell, type_in(kernel, cell, "continue", DBG), 2, at_next)
+    assert again.count(at_next) == 2
     kernel.answer("continue")
     kernel.wait(cell)
 
@@ -180,7 +175,7 @@ def test_after_an_error(kernel: Kernel) -> None:
 
 def test_quitting_in_pdb_fails_that_rank(kernel: Kernel) -> None:
     cell = kernel.start(STEPS)
-    kernel.asked(cell, DBG)
+    all_asked(kernel, cell, 4)
     type_in(kernel, cell, "attach cell 1", PDB)
     type_in(kernel, cell, "q", DBG)
     kernel.answer("continue")

@@ -12,8 +12,8 @@ import pytest
 
 from integration.kernels import Kernel
 from integration.pools import PoolOfMany
+from integration.stopped import DBG, PDB, all_asked, type_in
 
-DBG, PDB = "monarch_dbg> ", "(Pdb) "
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "debugging.ipynb"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -32,12 +32,7 @@ def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 def typed(kernel: Kernel, cell: str, *lines: tuple[str, str]) -> list[str]:
     """Type lines, each at the prompt before, and wait for the prompt that follows; return what each shows."""
-    shown = []
-    for line, prompt in lines:
-        before = len(kernel.text(cell))
-        kernel.answer(line)
-        shown.append(kernel.asked(cell, prompt)[before:])
-    return shown
+    return [type_in(kernel, cell, line, prompt) for line, prompt in lines]
 
 
 def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> None:
@@ -49,7 +44,7 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     kernel.run(define)
 
     cell = kernel.start(work)
-    table = kernel.asked(cell, DBG)
+    table = all_asked(kernel, cell, 16)
     lines = dict(re.findall(r"\| cell +\| +(\d+) \|.*\| +(\d+) \|", table))
     assert len(lines) == 16
     assert [lines[str(rank)] == lines["0"] for rank in range(4)] == [True, False, False, False]
@@ -89,7 +84,7 @@ def test_ranks_of_a_mesh_that_stop_at_different_lines(own_kernel: Kernel) -> Non
     kernel.wait(cell)
     assert "passed: nobody can answer here" in kernel.run(go_on)
     cell = kernel.start(endpoint)
-    assert kernel.asked(cell, DBG).count("| counters ") == 16
+    assert all_asked(kernel, cell, 16, "| counters ").count("| counters ") == 16
     totals, *_ = typed(
         kernel,
         cell,

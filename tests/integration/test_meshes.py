@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import Kernel
+from integration.kernels import PATIENT, Kernel
 from integration.live import TIMEOUT_S, Gate, eventually, started
 from monarch_nb import reserve
 from monarch_nb.errors import NoSuchMesh, RunFailed
@@ -79,6 +79,7 @@ def test_a_dead_rank_is_restarted_there(kernel: Kernel) -> None:
 
 
 def test_a_new_kernel_follows_what_runs_there(kernel: Kernel, gate: Gate) -> None:
+    kernel.run(PATIENT)
     slow = kernel.start(f"%%mesh --mesh judges\nprint('begun', flush=True)\n{gate.wait}\nprint('late')")
     kernel.wait(slow, "begun")
     kernel.restart()

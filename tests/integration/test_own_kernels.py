@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import monarch_nb
-from integration.kernels import Kernel
+from integration.kernels import PATIENT, Kernel
 from integration.live import Gate, leave
 from monarch_nb.shape import Extent, parse_targets
 
@@ -19,10 +19,9 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
     """Jupyter interrupts a kernel before it tells it to shut down."""
-    patience = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOTICE_S = 60.0"
     code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
     for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
-        kernel.run(patience)
+        kernel.run(PATIENT)
         cell = kernel.start(start)
         kernel.wait(cell, "[0-3] begun" if start.startswith("%") else "joins")
         kernel.restart()

@@ -96,8 +96,9 @@ class Reading:
         """Read what was written since, as long as there is time; return whether that is all."""
         self.version += 1
         self.read_bytes = self.size_bytes = self.ranks_read = 0
-        late = False
+        late, is_all = False, True
         for one in files:
+            is_read = True
             for kind in ("out", "err"):
                 position = self.positions.setdefault((one.output, one.rank, kind), _Position())
                 lines = _Lines(one, kind, position, is_over=is_over)
@@ -108,8 +109,10 @@ class Reading:
                 self.size_bytes += lines.size_bytes
                 self.read_bytes += position.offset
                 late = late or (is_over and position.offset < lines.size_bytes)
-            self.ranks_read += not late
-        return not late
+                is_read = is_read and (not late or position.offset >= lines.size_bytes)
+            self.ranks_read += is_read
+            is_all = is_all and is_read
+        return is_all
 
     def _take(self, rank: int, lines: bytes) -> None:
         ordered: dict[tuple[str, str, str], list[tuple[int, float]]] = {}

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from monarch_nb.config import OnBreakpoint
 
 SETTLE_S = 0.3
-"""Ranks that stop at the same time are in the same table."""
+"""Ranks that stop less than this apart are in the same table."""
+SETTLES = 7
+"""So often more ranks are waited for: some that go on stopping do not keep people from the prompt."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,13 @@ class Answering:
         Raises:
             KeyboardInterrupt: Jupyter ends the kernel at the prompt.
         """
-        if self._run.wait(SETTLE_S):
+        if self._settle():
             return
         stops = {(stop.rank, stop.number) for stop in self._debugger.stops()}
-        if not stops or stops & self._left:
+        if not stops:  # they go on, and their mark is on its way; or they do not answer yet
+            self._run.stops.remind()
+            return
+        if stops & self._left:
             return
         if not can_answer():
             if choice(self._said) != "stop":
@@ -77,6 +82,16 @@ class Answering:
             left = "quit"
         if left == "quit":
             self._leave()
+
+    def _settle(self) -> bool:
+        """Wait until no more ranks stop; return whether the run is over."""
+        for _ in range(SETTLES):
+            known = self._run.stops.count
+            if self._run.wait(SETTLE_S):
+                return True
+            if self._run.stops.count == known:
+                break
+        return False
 
     def _pass(self) -> None:
         """Nobody can answer: this run must not wait for ever."""

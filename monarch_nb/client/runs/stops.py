@@ -16,10 +16,12 @@ class RunStops:
 
     Attributes:
         news: set when something has stopped since `take_news`, and when the run is over.
+        count: how often something has stopped so far.
     """
 
     def __init__(self) -> None:
         self.news = Flag()
+        self.count = 0
         self._open: set[tuple[int, int]] = set()
         self._is_over = False
 
@@ -27,6 +29,7 @@ class RunStops:
         """A thread of a rank has stopped, or goes on."""
         if on:
             self._open.add((rank, stop))
+            self.count += 1
             self.news.set()
         else:
             self._open.discard((rank, stop))
@@ -46,6 +49,11 @@ class RunStops:
         """Wait for what comes from now on."""
         self.news.clear()
         if self._is_over:
+            self.news.set()
+
+    def remind(self) -> None:
+        """Let who waits hear again of what has stopped, if anything has: it could not be answered."""
+        if self._open:
             self.news.set()
 
     @property

@@ -70,16 +70,18 @@ def wait_for(
                         report = InterruptReport(free=tuple(sorted(run.results.keys() | run.finished_before)))
                     report = report.then(_interrupt(run, notify))
                 wait = run.wait_news if report is None else run.wait_freed
-                if wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    if report is None and not run.done:
-                        run.stops.take_news()
-                        answer()
-                        continue
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                is_news = wait(left_s)
+                if is_news and (report is not None or run.done):
                     if report is not None:
                         notify(Notice("", key="stuck"))
                         notify(Notice("", key="interrupt"))
                         report = report.as_of(run.results)
                     return report
+                if is_news and left_s != 0.0:
+                    run.stops.take_news()
+                    answer()
+                    continue
                 raise RunTimeout(
                     f"not finished after {duration(timeout_s or 0)}; the run goes on, and its output keeps arriving "
                     "here. %mesh attach follows it, %mesh interrupt stops it"

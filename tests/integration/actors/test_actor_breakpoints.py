@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from integration.kernels import Kernel
+from integration.stopped import DBG, PDB, all_asked, all_listed, type_in
 
-DBG, PDB = "monarch_dbg> ", "(Pdb) "
+ROW = "| trainers "
 ACTORS = """
 import asyncio
 import monarch_nb
@@ -40,17 +41,10 @@ def trainers(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def type_in(kernel: Kernel, cell: str, line: str, prompt: str) -> str:
-    """Answer a prompt, and wait for the next; return what that shows."""
-    before = len(kernel.text(cell))
-    kernel.answer(line)
-    return kernel.asked(cell, prompt)[before:]
-
-
 def test_a_cell_that_waits_for_a_call_asks(trainers: Kernel) -> None:
     cell = trainers.start("print(list(trainers.step.call(10).get().values()))")
-    shown = trainers.asked(cell, DBG)
-    assert shown.count("| trainers ") == 4
+    shown = all_asked(trainers, cell, 4, ROW)
+    assert shown.count(ROW) == 4
     assert shown.count("| Cell In[3].step ") == 4
     assert "-> breakpoint()" in type_in(trainers, cell, "attach trainers 2", PDB)
     type_in(trainers, cell, "loss = 50", PDB)
@@ -68,16 +62,14 @@ def test_a_name_can_be_left_out_while_no_other_has_stopped(trainers: Kernel) -> 
     trainers.run('others = mesh.spawn("others", Trainer)')
     trainers.start("first = trainers.step.call(10)")
     cell = trainers.start("print(list(first.get().values()))")
-    trainers.asked(cell, DBG)
+    all_asked(trainers, cell, 4, ROW)
     assert "[0] 10\n[1] 11\n" in type_in(trainers, cell, "p loss", DBG)
     trainers.answer("continue")
     assert "[10, 11, 12, 13]" in trainers.wait(cell)
     cell = trainers.start(
         "print([list(call.get().values()) for call in [trainers.step.call(10), others.step.call(20)]])"
     )
-    trainers.asked(cell, DBG)
-    while type_in(trainers, cell, "list", DBG).count("| others ") < 4:
-        pass
+    all_listed(trainers, cell, all_asked(trainers, cell, 4, ROW), 4, "| others ")
     several = "stopped are others, trainers: name one, as in "
     assert f"{several}cast others all p loss\n" in type_in(trainers, cell, "p loss", DBG)
     assert f"{several}attach others 2\n" in type_in(trainers, cell, "attach 2", DBG)
@@ -92,11 +84,11 @@ def test_a_cell_that_awaits_asks_too(trainers: Kernel) -> None:
         "steps = [trainers.slice(hosts=host, procs=0).step.call_one(host) for host in (0, 1)]\n"
         "print(await asyncio.gather(*steps))"
     )
-    trainers.asked(cell, DBG)
+    all_asked(trainers, cell, 2, ROW)
     trainers.answer("continue")
     assert "[0, 1]" in trainers.wait(cell)
     cell = trainers.start("print(list((await trainers.step.call(1)).values()))")
-    trainers.asked(cell, DBG)
+    all_asked(trainers, cell, 4, ROW)
     trainers.interrupt()
     trainers.wait(cell, "stay where they are")
     trainers.interrupt()
@@ -119,14 +111,14 @@ def test_what_has_stopped_before_is_asked_by_who_waits_then(trainers: Kernel) ->
     cell = trainers.start("later = trainers.step.call(1)")
     trainers.wait(cell, "stopped at a breakpoint")
     cell = trainers.start("print(list(later.get().values()))")
-    assert trainers.asked(cell, DBG).count("| trainers ") == 4
+    assert all_asked(trainers, cell, 4, ROW).count(ROW) == 4
     trainers.answer("continue")
     assert "[1, 2, 3, 4]" in trainers.wait(cell)
 
 
 def test_ctrl_c_leaves_the_prompt_and_another_interrupts(trainers: Kernel) -> None:
     cell = trainers.start("trainers.step.call(1).get()")
-    trainers.asked(cell, DBG)
+    all_asked(trainers, cell, 4, ROW)
     trainers.interrupt()
     trainers.wait(cell, "stay where they are, and this cell waits for them: monarch-nb debug dev")
     trainers.interrupt()

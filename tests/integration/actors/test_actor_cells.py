@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from integration.kernels import Kernel
+from integration.kernels import PATIENT, Kernel
 from integration.live import eventually
 
 TRAINER = """
@@ -144,6 +144,7 @@ def test_a_new_kernel_finds_them(trainers: Kernel) -> None:
 
 
 def test_a_kernel_that_is_restarted_leaves_endpoints_at_work(trainers: Kernel) -> None:
+    trainers.run(PATIENT)
     cell = trainers.start("trainers.wait.call(1000).get()")
     trainers.wait(cell, "[0-3] waits")
     trainers.restart()

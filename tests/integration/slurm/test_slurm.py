@@ -305,7 +305,7 @@ def test_nodes_that_came_when_their_client_was_gone_go_by_themselves_and_the_oth
 ) -> None:
     dev = reserve("dev", procs=1, preload=[], on="slurm")
     [first] = jobs.jobs()
-    monkeypatch.setattr(launchers, "UNHELD_S", 2.0)
+    monkeypatch.setattr(launchers, "UNHELD_S", 10.0)
     jobs.add(first, 1, 0.0, None, lambda _: None)
     eventually(lambda: squeue("--format=%i") == first.id)
     eventually(lambda: jobs.jobs() == [first])

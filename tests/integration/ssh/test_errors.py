@@ -131,7 +131,7 @@ def test_whoever_prepares_can_be_killed(
     held.touch()
     waits = f'while [ -e {held} ]; do sleep 0.1; done; exec /usr/bin/setsid "$@"'
     lab = make_lab(1, environment={"PATH": stand_in("setsid", waits)})
-    monkeypatch.setattr(launchers, "UNHELD_S", 2.0)
+    monkeypatch.setattr(launchers, "UNHELD_S", 10.0)
 
     def hear(text: str) -> None:
         if text == "lab-1 starts an allocator":

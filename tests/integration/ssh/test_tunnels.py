@@ -54,7 +54,7 @@ def test_cells_run_through_ssh_and_the_way_comes_back(
     assert dev.mesh.run("rank").values == [0, 1]
     assert attach("dev").mesh.run("rank").values == [0, 1]
     dev.release()
-    assert tunnels() == []
+    eventually(lambda: tunnels() == [])
 
 
 FROM_A_MAC = """

@@ -32,12 +32,13 @@ class FakeNode:
         reply: what it says. asked: how often.
         found: as what it is found.
         alive: whether its allocator lives. hangs: it does not answer. refuses: it can not be reached, for a reason.
+        late_s: after how long it answers.
     """
 
     def __init__(self, reply: pb.StatusReply) -> None:
         self.name = self.found = self.address = self.node_address = reply.node.node_id
         self.reply, self.asked = reply, 0
-        self.alive, self.hangs, self.refuses = True, False, False
+        self.alive, self.hangs, self.refuses, self.late_s = True, False, False, 0.0
         self.reason = f"{self.name} does not answer"
         self.up, self.client_id, self.identity = True, "client", None
 
@@ -64,6 +65,7 @@ class FakeNode:
             raise NodeUnreachable(self.reason, self.name)
         if self.hangs:
             await asyncio.sleep(TIMEOUT_S * 10)
+        await asyncio.sleep(self.late_s)
         return pb.StatusReply.FromString(self.reply.SerializeToString())
 
 

@@ -273,6 +273,19 @@ def test_a_node_that_hangs_holds_nobody_up(live: Live, pool: FakePool, monkeypat
     assert (pool.fakes[0].asked, pool.fakes[1].asked) == (2, 1)
 
 
+def test_a_node_that_has_never_answered_is_waited_for(
+    live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first view would say that what it holds has been released."""
+    monkeypatch.setattr(live_module, "ANSWER_S", 0.0)
+    monkeypatch.setattr(live_module, "SILENT_AFTER_S", 60.0)
+    pool.fakes[1].late_s = 0.05
+    assert [each["state"] for each in call(live.fresh())["nodes"].values()] == ["ok", "ok"]
+    pool.fakes[1].hangs = True
+    call(live.refresh())
+    assert pool.fakes[1].asked == 2, "and not for one that has"
+
+
 def test_a_node_that_died_is_told_and_comes_back(live: Live, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "NodePaths", lambda _: Served())
     hold([fake.reply for fake in pool.fakes], procs=2)

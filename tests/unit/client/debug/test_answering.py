@@ -1,12 +1,60 @@
-"""What is said to those who leave the debugger's prompt."""
+"""When the debugger's prompt opens, and what is said to those who leave it."""
+
+from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.client.debug import terminal
-from monarch_nb.client.debug.answering import Answering, Screen
+from monarch_nb.client.debug import answering, terminal
+from monarch_nb.client.debug.answering import SETTLES, Answering, Screen
+from monarch_nb.client.runs.stops import RunStops
+
+
+class FakeRun:
+    """One of whose ranks another stops whenever somebody has waited for a moment, as long as there are some."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        self.mesh = SimpleNamespace(reservation=SimpleNamespace(name="dev"))
+        self.stops = RunStops()
+        self.stopped: list[int] = []
+        self._ranks = iter(ranks)
+        self._stop_next()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._stop_next()
+        return False
+
+    def _stop_next(self) -> None:
+        for rank in self._ranks:
+            self.stopped.append(rank)
+            self.stops.note(rank, 1, on=True)
+            return
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, run: Any, *, silent: bool = False) -> tuple[list[list[int]], list[str]]:
+    """Leave every prompt; return who had stopped when they opened, and what was said.
+
+    Args:
+        silent: no rank answers the question where it has stopped.
+    """
+
+    def debugger(_: Any) -> Any:
+        there = [] if silent else run.stopped
+        return SimpleNamespace(stops=lambda: [SimpleNamespace(rank=rank, number=1) for rank in there])
+
+    monkeypatch.setattr(answering, "Debugger", debugger)
+    monkeypatch.setattr(answering, "can_answer", lambda: True)
+    asked: list[list[int]] = []
+    said: list[str] = []
+
+    def prompt(_: Any) -> Any:
+        asked.append(run.stopped.copy())
+        return "quit"
+
+    Answering(run, Screen(prompt, said.append, terminal.SCREEN.stays))()
+    return asked, said
 
 
 @pytest.mark.parametrize(
@@ -17,14 +65,27 @@ from monarch_nb.client.debug.answering import Answering, Screen
     ],
 )
 def test_who_leaves_the_prompt_is_told_who_stays(monkeypatch: pytest.MonkeyPatch, ranks: list[int], said: str) -> None:
-    stops = [SimpleNamespace(rank=rank, number=1) for rank in ranks]
-    monkeypatch.setattr("monarch_nb.client.debug.answering.Debugger", lambda _: SimpleNamespace(stops=lambda: stops))
-    monkeypatch.setattr("monarch_nb.client.debug.answering.can_answer", lambda: True)
-    run: Any = SimpleNamespace(
-        mesh=SimpleNamespace(reservation=SimpleNamespace(name="dev")), wait=lambda timeout_s: False
-    )
-    lines: list[str] = []
-    Answering(run, Screen(lambda _: "quit", lines.append, terminal.SCREEN.stays))()
-    [line] = lines
+    _, [line] = answer(monkeypatch, FakeRun(ranks))
     assert line.startswith(said)
     assert line.endswith("interrupts it" if len(ranks) == 1 else "interrupts them")
+
+
+def test_the_prompt_opens_when_no_more_ranks_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    [asked], _ = answer(monkeypatch, FakeRun([3, 0, 1, 2]))
+    assert asked == [3, 0, 1, 2]
+
+
+def test_ranks_that_go_on_stopping_do_not_keep_it_from_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    [asked], _ = answer(monkeypatch, FakeRun(list(range(100))))
+    assert asked == list(range(SETTLES + 1))
+
+
+def test_a_stop_of_a_rank_that_does_not_answer_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun([0])
+    run.stops.take_news()
+    assert answer(monkeypatch, run, silent=True) == ([], [])
+    assert run.stops.news.is_set(), "who waits for the run asks again"
+    run.stops.note(0, 1, on=False)
+    run.stops.take_news()
+    assert answer(monkeypatch, run, silent=True) == ([], [])
+    assert not run.stops.news.is_set(), "it goes on"
