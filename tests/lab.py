@@ -11,9 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import close_all
-from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.config import NodePaths
 from monarch_nb.provision.daemons import daemon_environment, shut_down
 from monarch_nb.trust.authority import Authority
@@ -133,11 +130,3 @@ class Lab:
             assert shut_down(one.address, START_S, identity), f"{one.node_id} does not answer"
         for one in living:
             one.process.wait(START_S)
-        self._ask_no_more()
-
-    def _ask_no_more(self) -> None:
-        """This process connects to the nodes no more: for those that did not release what they held it would do so for
-        ever, also when other programs have their ports."""
-        known = pool_named(self.name).connections
-        ended = [known.pop(one.address) for one in self.allocators if one.address in known]
-        call(close_all(ended))
