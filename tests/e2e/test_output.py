@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from e2e.lab import OpenNotebook
 from integration.live import Gate
 
-RESPONSIVE_MS = 10_000
+RESPONSIVE_MS = 2_000
 """How long the page may take to draw a frame at any time (a frozen page takes tens of seconds)."""
 MAX_STORED_BYTES = 200_000
 

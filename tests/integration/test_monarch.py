@@ -175,6 +175,10 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node[01]: pids? \d+", shown)
+    kernel.run("from monarch_nb.client.monarch.engine import _said")
+    both = r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node0: pids \d+, \d+; node1: pids"
+    # ■ does not wait for who is slow to answer: asked again, all say so.
+    eventually(lambda: re.search(both, kernel.run("print(_said(lambda one: one.said_of_running()))")))
     row = r"trainers +Trainer +monarch +0-3 +hang .* Cell In\[\d+\]:\d+"
     eventually(lambda: re.search(row, kernel.run("%mesh actors")))
     for _ in range(2):  # neither kills a worker
