@@ -14,10 +14,15 @@ SKY := $(VENV)/sky/.installed
 # torchmonarch brings a top-level package called `tests`: so does it, on top of everything of ours.
 MONARCH := $(VENV)/monarch/.installed
 PYTEST := $(BIN)/python -m pytest
+# What failed runs once more, alone. NIGHT says which tests of the night are added; by itself, those of what has changed.
+AGAIN := $(BIN)/python scripts/again.py
+NIGHT ?= $$($(BIN)/python scripts/groups.py $(1))
 # Compiled when first imported: most modules never are, and that is a third of an installation's work.
 export PIP_NO_COMPILE := 1
 # Builds and tests the panel; node is among the tools in the virtual environment.
 JLPM := cd labextension && PATH="$(abspath $(BIN)):$$PATH" jlpm
+NOTEBOOKS := $(wildcard tests/integration/test_*notebook*.py tests/integration/night/test_*notebook*.py) \
+    tests/integration/test_resume.py tests/integration/night/slurm/test_notebook.py
 NODE_MODULES := labextension/node_modules/.installed
 PANEL := monarch_nb/labextension/package.json
 PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find labextension/src labextension/style labextension/schema -type f)
@@ -25,7 +30,7 @@ PANEL_SOURCES := $(wildcard labextension/*.json labextension/*.mjs) $(shell find
 say = printf '\n\033[1m==> %s\033[0m\n'
 
 .NOTPARALLEL:
-.PHONY: help install panel demo lab format check test quick unit ui itest gpu e2e notebooks executed bench proto docs release-check site clean
+.PHONY: help install panel demo lab format check test test-all quick unit ui itest gpu e2e notebooks executed bench proto docs release-check site clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 15
@@ -102,8 +107,12 @@ check: install $(NODE_MODULES)  ## Lint, types, layers, protos, stubs
 	@$(say) 'TypeScript'
 	@$(JLPM) check
 
-test: check unit ui itest e2e  ## Everything (about 35 minutes on 2 cores)
+test: check unit ui itest e2e  ## What every change must pass (about 20 minutes on 2 cores)
 	@$(say) 'All passed'
+
+test-all: NIGHT := --night tests
+test-all: test  ## The tests of the night, too: every engine, kills, other notebooks (about 35 minutes); is recorded
+	@$(BIN)/python scripts/groups.py --record
 
 quick: check unit ui panel  ## Lint, types, unit tests and one test of each other kind (under 3 minutes)
 	@$(say) 'One test of each kind'
@@ -121,7 +130,7 @@ ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 
 itest: install panel  ## Tests against real allocators and ranks, the notebooks among them
 	@$(say) 'Integration tests'
-	@$(PYTEST) -n 3 tests/integration  # on 2 cores: a test waits for half of its time
+	@$(AGAIN) -n 3 tests/integration $(call NIGHT,integration)  # on 2 cores: a test waits for half of its time
 
 gpu: install  ## Tests on a real GPU of this machine; skipped where there is none
 	@$(say) 'Tests on a GPU'
@@ -129,11 +138,11 @@ gpu: install  ## Tests on a real GPU of this machine; skipped where there is non
 
 e2e: install panel  ## Tests in a real browser
 	@$(say) 'End-to-end tests in JupyterLab'
-	@$(PYTEST) -n 2 --dist loadfile tests/e2e
+	@$(AGAIN) -n 2 tests/e2e $(call NIGHT,e2e)
 
 notebooks: install  ## Execute the notebooks headlessly, without the other integration tests
 	@$(say) 'Notebooks'
-	@$(PYTEST) tests/integration/test_notebooks.py
+	@$(PYTEST) $(NOTEBOOKS)
 
 site: install $(NODE_MODULES)  ## Build the site in build/site; warnings and dead links inside are errors
 	@$(say) 'The site'
@@ -146,10 +155,7 @@ release-check: install panel  ## Build what a release would publish and use it w
 
 executed: install  ## Execute the notebooks and keep them with their outputs in docs/notebooks, for the site
 	@$(say) 'Notebooks, kept as they were executed'
-	@KEEP_NOTEBOOKS=$(abspath docs/notebooks) $(PYTEST) tests/integration/test_notebooks.py \
-	    tests/integration/test_titan_notebook.py tests/integration/test_debugging_notebook.py \
-	    tests/integration/test_grpo_notebook.py tests/integration/test_inside_notebook.py \
-	    tests/integration/test_resume.py tests/integration/slurm/test_notebook.py
+	@KEEP_NOTEBOOKS=$(abspath docs/notebooks) $(PYTEST) $(NOTEBOOKS)
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
@@ -18,6 +20,38 @@ from leaks import leaks_of
 from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--night",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="a folder or file of the night that is collected, too; `tests` for all of them",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What lies in a folder `night` is collected when it is named, or with --night."""
+    if "night" not in collection_path.relative_to(config.rootpath).parts:
+        return None
+    chosen = [config.rootpath / each for each in config.getoption("night")]
+    if any(each in (collection_path, *collection_path.parents) or collection_path in each.parents for each in chosen):
+        return None
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _refused_if_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _refused_if_skipped((yield))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,3 +131,13 @@ def _assert_nothing_left(homes: list[Path]) -> None:
     for home in homes:
         shutil.rmtree(home, ignore_errors=True)
     assert not leaks, "left behind:\n" + "\n".join(leaks)
+
+
+def _refused_if_skipped(report: _Report) -> _Report:
+    """Have what was skipped fail where nothing may be skipped: nobody looks at green skips."""
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("MONARCH_NB_NO_SKIPS"):
+        allowed = tomllib.loads((Path(__file__).parent / "skips.toml").read_text())
+        if not any(each in str(report.longrepr) for each in allowed):
+            report.outcome = "failed"
+            report.longrepr = f"{report.longrepr}\nNothing is skipped here but what tests/skips.toml allows."
+    return report

@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 import monarch_nb
+from e2e.axe import serious_findings
 from e2e.conftest import PICTURES
 from e2e.lab import DARK, LIGHT, Desk, Lab, NotebookPage
-from e2e.test_access import serious_findings
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from as_users import Node, node_of_people
+from integration.night.warden.as_users import Node, node_of_people
 
 OPENED = """
 import errno, glob

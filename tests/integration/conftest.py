@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from gpus import FAKE_NVML, FakeGpus
 from integration.kernels import Kernel
@@ -21,28 +19,9 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
+from scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
 
 POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
-
-
-TOGETHER = ("notebook", "tree")
-"""In the names of files of few tests, which take long."""
-
-
-class ByPlace(LoadScopeScheduling):
-    """The tests of a file run in one process, and so do those of a folder: they share what takes long to start. What
-    has most tests begins first. So files of few long tests are together: alone they would begin last, and the other
-    processes would wait for them."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.partition("::")[0])
-        if file.parent.name != "integration":
-            return str(file.parent)
-        return next((each for each in TOGETHER if each in file.stem), str(file))
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByPlace:
-    return ByPlace(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

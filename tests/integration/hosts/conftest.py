@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from integration.faults.patched import patch_allocators
 from integration.hosts.elastic import free, start_again
+from integration.hosts.lab import Lab
+from integration.hosts.network import Network, why_no_hosts
 from integration.live import eventually
+from integration.patched import patch_allocators
 from integration.pools import release_all
-from lab import Lab
 from leaks import leaks_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
-from network import Network, why_no_hosts
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from integration.hosts.lab import Allocator, Lab
 from integration.live import TIMEOUT_S
-from lab import Allocator, Lab
 from monarch_nb import Reservation
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lab import Lab
+from integration.hosts.lab import Lab
 from monarch_nb.config import CONFIG_VARIABLE
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import USER, Identity

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from integration.hosts.lab import Lab
+from integration.hosts.network import Network
 from integration.live import Recorder, eventually, started
-from lab import Lab
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections import tree
 from monarch_nb.errors import NodeUnreachable, SharedStorageError
 from monarch_nb.trust.published import published
-from network import Network
 
 ALL_REDUCE = """import torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from integration.hosts.lab import Allocator, Lab
 from integration.hosts.people import TIMEOUT_S, Person
 from integration.live import eventually
-from lab import Allocator, Lab
 from monarch_nb import Reservation, list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.config import PROTOCOL

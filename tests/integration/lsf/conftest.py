@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import lsf
 from integration.live import eventually
+from integration.lsf import stand_in as lsf
 from leaks import processes_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.provision import jobs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
-from syncing import Client, open_workspaces
+from unit.allocator.files.workspace.syncing import Client, open_workspaces
 
 ID = "reservation-1"
 

@@ -13,8 +13,8 @@ from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.chunks import hash_of, pack
 from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry
-from syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
 from unit.allocator.files.workspace.conftest import ID, listing
+from unit.allocator.files.workspace.syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
 
 
 def test_a_tree_arrives_as_it_is(client: Client, tree: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from monarch_nb.allocator.files.workspace import journal as journal_module
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.files.chunks import pack
-from syncing import Client, Made, directory, file, link, node_paths, open_workspaces
+from unit.allocator.files.workspace.syncing import Client, Made, directory, file, link, node_paths, open_workspaces
 
 ID = "reservation-1"
 CHANGING_CALLS = ("rename", "link", "rmdir", "mkdir", "unlink", "chmod", "utime")

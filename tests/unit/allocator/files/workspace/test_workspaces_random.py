@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncing import Client, Made, directory, file, link, open_workspaces
+from unit.allocator.files.workspace.syncing import Client, Made, directory, file, link, open_workspaces
 
 ID = "r"
 NAMES = (b"a", b"a.py", b"A", b"b")

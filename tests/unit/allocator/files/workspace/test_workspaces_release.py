@@ -9,8 +9,8 @@ import pytest
 
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import ReservationNotFound
-from syncing import Client, directory, file, link, node_paths, open_workspaces
 from unit.allocator.files.workspace.conftest import ID, listing
+from unit.allocator.files.workspace.syncing import Client, directory, file, link, node_paths, open_workspaces
 
 
 def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""Several people of a pool: what each may hold of all its nodes, whose turn it is, and what is written down of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.hosts.elastic import kill, start_again
+from integration.hosts.lab import Lab
+from integration.hosts.people import Person
+from integration.live import Client, client, eventually
+from monarch_nb import reserve
+from monarch_nb.cli.main import main
+from monarch_nb.errors import LimitReached
+from monarch_nb.trust.pools import paths_of
+
+LIMITS = """contact = "carol"
+
+[people."*"]
+nodes = 1
+
+[people.alice]
+nodes = 3
+
+[groups.vision]
+members = ["alice", "bob"]
+nodes = 2
+"""
+TRY = (
+    "import monarch_nb\n"
+    "try:\n"
+    "    held = monarch_nb.reserve({name!r}, nodes={nodes}, procs=1, preload=[])\n"
+    "    print('has it')\n"
+    "except monarch_nb.errors.MonarchNbError as error:\n"
+    "    print(type(error).__name__, error)\n"
+)
+WAIT = (
+    "import monarch_nb\n"
+    "def say(text):\n"
+    "    print(text, flush=True)\n"
+    "monarch_nb.reserve({name!r}, nodes=1, procs=2, preload=[], wait=True, progress=say)\n"
+    "say('has it')\n"
+    "input()\n"
+)
+
+
+@pytest.fixture
+def limits(lab: Lab) -> Path:
+    path = paths_of("lab").limits
+    path.write_text(LIMITS)
+    path.chmod(0o600)
+    return path
+
+
+def shown_to(person: Person, *words: str) -> str:
+    """Return what `monarch-nb pool ...` prints for somebody."""
+    return "\n".join(person.run(f"from monarch_nb.cli.main import main\nmain(['pool', *{list(words)!r}])"))
+
+
+def read_until(reader: Client, pattern: str) -> None:
+    while not re.fullmatch(pattern, line := reader.line()):
+        print("READ", line)
+
+
+def line_of(process: subprocess.Popen[str], pattern: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.fullmatch(pattern, line.rstrip()):
+            return
+    raise AssertionError(f"no line like {pattern!r}")
+
+
+def record_of(lab: Lab) -> list[dict[str, Any]]:
+    told = [one.paths.record.read_text() for one in lab.allocators if one.paths.record.exists()]
+    return [json.loads(line) for text in told for line in text.splitlines()]
+
+
+def test_limits_count_over_all_nodes_of_the_pool(
+    two_nodes: Lab, limits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bob = Person(two_nodes, "bob", tmp_path)
+    (why,) = bob.run(TRY.format(name="two", nodes=2))
+    assert why.startswith('LimitReached bob may have 1 node at most, as the limit of "*" says, and two takes 2 nodes: ')
+    assert why.endswith(f"; carol can raise the limit, in {limits} on host1")
+    assert bob.run(TRY.format(name="one", nodes=1))[-1] == "has it"
+    (why,) = bob.run(TRY.format(name="another", nodes=1))
+    assert "holds 1 node (one 1 node), and another takes 1 node" in why
+    dev = reserve("dev", nodes=1, procs=1, preload=[])
+    with pytest.raises(LimitReached, match=r"the group vision may have 2 nodes at most, holds 2 nodes \(") as error:
+        reserve("more", nodes=1, procs=1, preload=[])
+    dev.release()
+    assert (error.value.who, error.value.limit, error.value.most, error.value.held) == ("vision", "nodes", 2, 2)
+    capsys.readouterr()
+    assert main(["pool", "limits", "lab"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^bob +nodes +1 +1 +at the limit", told, re.MULTILINE)
+    assert re.search(r"^group vision +nodes +1 +2", told, re.MULTILINE)
+    (line,) = re.findall("^(?:alice|bob).*", shown_to(bob, "limits", "lab"), re.MULTILINE)
+    assert line.startswith("bob"), "alice's are not his affair"
+    limits.write_text(LIMITS + "gpu = 3\n")
+    assert main(["pool", "limits", "lab"]) == 1
+    assert "limits.toml, line 12: there is no 'gpu'" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_who_holds_more_waits_longer(two_nodes: Lab, tmp_path: Path) -> None:
+    """Alice holds half of the pool and waits for the rest; bob, who holds nothing, comes after her and is first."""
+    for name in ("bob", "carol"):
+        (tmp_path / name).mkdir()
+    bob, carol = (Person(two_nodes, name, tmp_path / name) for name in ("bob", "carol"))
+    alices = reserve("alices", nodes=1, procs=2, preload=[])
+    carol.run("import monarch_nb; monarch_nb.reserve('carols', nodes=1, procs=2, preload=[])")
+    with client(WAIT.format(name="more")) as alice:
+        read_until(alice, "1st in line: .*")
+        with bob.begin(WAIT.format(name="bobs")) as waiting:
+            try:
+                line_of(waiting, "1st in line: .*")
+                read_until(alice, "2nd in line: .*")
+                carol.run("import monarch_nb; monarch_nb.attach('carols').release()")
+                line_of(waiting, "has it")
+                read_until(alice, "1st in line: .*")
+            finally:
+                waiting.kill()
+    bob.run("import monarch_nb; monarch_nb.attach('bobs').release()")
+    alices.release()
+
+
+def test_the_record_says_who_did_what_and_not_what_it_was(
+    two_nodes: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bob = Person(two_nodes, "bob", tmp_path)
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
+    dev.mesh.run("secret_sauce = 42")
+    dev.share("bob", "run")
+    bob.run("import monarch_nb; monarch_nb.attach('alice/dev').mesh.run('his_own = 1')")
+    first, second = two_nodes.allocators
+    kill(second)
+    start_again(two_nodes, second)
+    dev.release()
+    eventually(lambda: [line["event"] for line in record_of(two_nodes)].count("released") == 2)
+    told = record_of(two_nodes)
+    assert {line["owner"] for line in told if line["event"] == "reserved"} == {"alice"}
+    assert all(line["from"].startswith("ipv4:127.0.0.1:") for line in told if line["event"] == "reserved")
+    assert {line["by"] for line in told if line["event"] == "run"} == {"alice", "bob"}
+    assert [(line["to"], line["right"]) for line in told if line["event"] == "shared"] == [("bob", "run")] * 2
+    assert "secret_sauce" not in json.dumps(told)
+    assert stat.S_IMODE(first.paths.record.stat().st_mode) == 0o600
+    capsys.readouterr()
+    assert main(["pool", "usage", "lab", "--json"]) == 0
+    usage = json.loads(capsys.readouterr().out)
+    (person,) = usage["people"]
+    held_s = sum(line["held_s"] for line in told if line["event"] == "released")
+    assert person["name"] == "alice"
+    assert person["node_hours"] == pytest.approx(held_s / 3600, abs=0.01)
+    assert [node["name"] for node in usage["nodes"]] == ["host1", "host2"]
+    assert "nobody has held anything" in shown_to(bob, "usage", "lab"), "what alice held is not his affair"

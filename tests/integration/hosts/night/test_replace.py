@@ -1,0 +1,271 @@
+"""A node never comes back: a free one takes its place, with new ranks of the same numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before, times_told
+from integration.hosts.lab import Lab
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
+from monarch_nb import attach, list_reservations, reserve
+from monarch_nb.actor import Actor, ActorError, endpoint
+from monarch_nb.cli.main import main
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.errors import CapacityError, NodeUnreachable, RunFailed, UsageError
+from monarch_nb.trust.pools import change_hosts, make_paths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_free_node_takes_the_place_of_a_lost_one(apart: Lab, project: Path, number: int) -> None:
+    """Whose network swallows everything, whether it hosts the store or not; and then it comes back."""
+    lost, new = (apart.allocators[place].host for place in (number, 2))
+    assert lost is not None
+    assert new is not None
+    ranks, others = ([0, 1], [2, 3]) if number == 0 else ([2, 3], [0, 1])
+    dev = reserve("dev", nodes=2, procs=2, directory=project, files=project)
+    newest = dev.mesh.run(f"from model import width\nkept = rank + width\n{SUM}").number
+    pids = pids_of(dev.mesh)
+    cut_off, _ = started(dev.mesh.select(ranks), "import time\nwhile True: time.sleep(0.01)")
+    lost.swallow()
+    eventually(lambda: not dev.mesh.core.is_node_up(number))
+    with pytest.raises(NodeUnreachable, match="%mesh replace puts a free node in its place"):
+        dev.mesh.run("1")
+
+    [replaced] = dev.replace()
+
+    assert str(replaced).startswith(f"{new.name} has the place of {lost.name}: ranks {ranks[0]}-{ranks[1]} are new")
+    with pytest.raises(RunFailed, match=f"{new.name} has the place of its node, {lost.name}"):
+        cut_off.result(TIMEOUT_S)
+    run = dev.mesh.run(SUM)
+    assert run.number > newest
+    assert run.values == [(6, None if rank in ranks else rank + 8) for rank in range(4)], "the others keep their memory"
+    assert dev.mesh.run("from model import width; width").values == [8] * 4, "the new node has the files"
+    after = pids_of(dev.mesh)
+    assert [after[rank] for rank in others] == [pids[rank] for rank in others]
+
+    lost.pass_on()
+    eventually(lambda: not any(lives(pids[rank]) for rank in ranks))
+    eventually(lambda: sorted(free()) == [0, 0, 2])
+    more = reserve("more", nodes=1, procs=2)
+    assert more.mesh.run("rank").values == [0, 1], "it can be reserved again"
+    assert dev.mesh.run(SUM).values[others[0]] == (6, others[0] + 8), "and is not in the way"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("three")
+class TestOnThisMachine:
+    """Nodes without a network between them: an allocator that is killed does not answer either."""
+
+    def test_nothing_is_free(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=2, procs=1, preload=[])
+        dev.mesh.run("kept = 3")
+        with pytest.raises(UsageError, match=r"all nodes answer .*--node NAME"):
+            dev.replace()
+        with pytest.raises(UsageError, match="no node host9 in this reservation: it has host1, host2"):
+            dev.replace("host9")
+        with client("""
+other = monarch_nb.reserve("other", nodes=1, procs=1)
+print("taken")
+input()
+other.release()
+""") as other:
+            assert other.line() == "taken"
+            kill(three.allocators[1])
+            with pytest.raises(
+                CapacityError, match=r"(?s)no free node for the place of host2: .*other .* holds 1 proc"
+            ):
+                dev.replace()
+            assert dev.mesh.select(0).run("kept").values == [3]
+            told: list[str] = []
+
+            def say(text: str) -> None:
+                if "in line" in text and not told:
+                    other.tell()
+                    told.append(text)
+
+            [replaced] = dev.replace(wait=True, progress=say)
+        assert (replaced.old, replaced.new, replaced.ranks) == ("host2", "host3", (1,))
+        assert dev.mesh.run("globals().get('kept')").values == [3, None]
+
+    def test_a_node_that_answers_is_replaced_by_its_name(self) -> None:
+        dev = reserve("dev", nodes=2, procs=1)
+        beside = dev.spawn_procs({"procs": 2}, name="beside")
+        beside.initialized.get(timeout=TIMEOUT_S)
+        old = pids_of(dev.mesh)
+        dev.mesh.run("kept = rank + 3")
+        [replaced] = dev.replace("host1")
+        assert (replaced.old, replaced.new, replaced.ranks) == ("host1", "host3", (0,))
+        assert not lives(old[0])
+        assert dev.mesh.run(SUM).values == [(1, None), (1, 4)]
+        assert sorted(free()) == [0, 0, 1]
+        _, more = call(dev.all_meshes())
+        assert [info.host for info in more.status()] == ["host3", "host3", "host2", "host2"]
+        assert more.run("rank").values == [0, 1, 2, 3], "what was spawned beside is there again"
+        [back] = dev.replace("0")
+        assert (back.old, back.new) == ("host3", "host1"), "a node may come again"
+        assert dev.mesh.run(SUM).values == [(1, None), (1, 4)]
+
+    def test_a_held_node_that_no_list_has_any_more_is_not_lost(
+        self, three: Lab, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nor are its ranks ended by who looks for lost nodes."""
+        dev = reserve("dev", nodes=2, procs=1, preload=[])
+        dev.mesh.run("kept = rank + 3")
+        _, second, third = (one.address for one in three.allocators)
+        assert main(["pool", "remove", "lab", second]) == 1
+        assert "you hold dev on host2: release that first" in capsys.readouterr().err
+        try:
+            assert main(["pool", "remove", "lab", second, "--force"]) == 0
+            assert main(["pool", "remove", "lab", third]) == 0, "nothing is held there"
+            [info] = list_reservations()
+            assert (info.nodes_answering, info.absences) == (2, ())
+            with pytest.raises(UsageError, match="all nodes answer"):
+                dev.replace()
+            with client("print(monarch_nb.attach('dev').mesh.run('kept').values)") as other:
+                assert other.line() == "[3, 4]"
+            dev.release()
+            with pytest.raises(CapacityError, match="only 1 of 1 node"):
+                reserve("dev", nodes=2, procs=1, preload=[])
+        finally:
+            change_hosts(make_paths("lab"), lambda hosts: hosts.added(second).added(third))
+
+    def test_actors_of_lost_ranks_are_dead(self, three: Lab) -> None:
+        class Counter(Actor):
+            def __init__(self) -> None:
+                self.count = 0
+
+            @endpoint
+            async def add(self) -> int:
+                self.count += 1
+                return self.count
+
+        dev = reserve("dev", nodes=2, procs=1, preload=[])
+        counters = dev.mesh.procs.spawn("counters", Counter)
+        assert counters.add.call().get(timeout=TIMEOUT_S).values() == [1, 1]
+        kill(three.allocators[1])
+        dev.replace()
+        with pytest.raises(ActorError, match=r"host2|rank 1"):
+            counters.add.call().get(timeout=TIMEOUT_S)
+        assert counters.slice(hosts=0).add.call_one().get(timeout=TIMEOUT_S) >= 2
+        again = dev.mesh.procs.spawn("again", Counter)
+        assert again.add.call().get(timeout=TIMEOUT_S).values() == [1, 1]
+
+    def test_other_clients_go_on_with_the_new_node(self, three: Lab) -> None:
+        dev = reserve("dev", nodes=2, procs=1, preload=[])
+        dev.mesh.run("kept = rank + 3")
+        with client("""
+dev = monarch_nb.attach("dev")
+print(dev.mesh.run("kept").values)
+input()
+print(dev.mesh.run("globals().get('kept')").values, dev.node_names)
+""") as other:
+            assert other.line() == "[3, 4]"
+            kill(three.allocators[0])
+            with client("print(*monarch_nb.attach('dev').replace())") as third:
+                assert third.line().startswith("host3 has the place of host1: rank 0 is new there")
+            eventually(lambda: dev.node_names == ["host3", "host2"])
+            other.tell()
+            assert other.line() == "[None, 4] ['host3', 'host2']"
+        assert dev.mesh.run("globals().get('kept')").values == [None, 4]
+
+    @pytest.mark.parametrize("method", ["Spawn", "ChangeMembers"])
+    def test_a_client_dies_before_it_is_so(self, three: Lab, method: str) -> None:
+        """In the middle of the new node's start, and just before the others are told."""
+        dev = reserve("dev", nodes=2, procs=1)
+        dev.mesh.run("kept = rank + 3")
+        kill(three.allocators[1])
+        with client(stops_before(method, "replace()")) as other:
+            assert other.line() == "there"
+            assert sorted(free()) == [0, 0]
+            other.process.kill()
+        eventually(lambda: sorted(free()) == [0, 1])
+        assert dev.node_names == ["host1", "host2"]
+        [replaced] = dev.replace()
+        assert replaced.new == "host3"
+        assert dev.mesh.run(SUM).values == [(1, 3), (1, None)]
+
+    def test_a_client_dies_when_it_is_so(self, three: Lab) -> None:
+        """The nodes tell each other, one that was away and one that is restarted too."""
+        dev = reserve("dev", nodes=2, procs=1)
+        dev.mesh.run("kept = rank + 3")
+        pids = pids_of(dev.mesh)
+        first, lost, new = three.allocators
+        kill(lost)
+        before = times_told(first, "host3")
+        with client(stops_after("ChangeMembers", "replace()")) as other:
+            assert other.line() == "there"
+            eventually(lambda: times_told(first, "host3") > before)
+            other.process.kill()
+        eventually(lambda: attach("dev").node_names == ["host1", "host3"])
+        for one in (first, new):
+            kill(one)
+            start_again(three, one)
+        again = attach("dev")
+        assert again.node_names == ["host1", "host3"]
+        assert again.mesh.run(SUM).values == [(1, 3), (1, None)]
+        assert lives(pids[1])
+        start_again(three, lost)
+        eventually(lambda: not lives(pids[1]))
+        eventually(lambda: sorted(free()) == [0, 0, 1])
+        assert [one.name for one in list_reservations()] == ["dev"]
+
+
+@pytest.mark.slow
+def test_two_clients_that_reach_different_nodes_both_replace_the_others(lab: Lab) -> None:
+    """When all nodes answer again, they keep one of both lists, and give back what the other one had."""
+    first, second, third, fourth = (lab.start(procs=1) for _ in range(4))
+    dev = reserve("dev", nodes=2, procs=1, preload=[])
+    pids = [*pids_of(dev.mesh).values()]
+    replaces = "dev = monarch_nb.attach('dev')\nprint(*dev.replace(), dev.mesh.pids)"
+    replaces = "print(*monarch_nb.attach('dev').replace())"
+    for away, back, said in (
+        ((second, fourth), (), "host3 has the place of host2"),
+        ((first, third), (second, fourth), "host4 has the place of host1"),
+    ):
+        for one in away:
+            kill(one)
+        for one in back:
+            start_again(lab, one)
+        with client(replaces) as other:
+            assert other.line().startswith(said)
+    for one in (first, third):
+        start_again(lab, one)
+    eventually(lambda: sorted(free()) == [0, 0, 1, 1])
+    assert [one.name for one in list_reservations()] == ["dev"]
+    again = attach("dev")
+    assert again.node_names in (["host1", "host3"], ["host4", "host2"])
+    assert again.mesh.run(SUM).values == [(1, None), (1, None)]
+    assert sum(map(lives, pids)) == 1, "of the first ranks those are left whose node is"
+
+
+@pytest.mark.slow
+def test_in_a_notebook(three: Lab, tmp_path: Path) -> None:
+    """A cell runs on a node that is lost; another node takes its place; the kernel is restarted."""
+    kernel = Kernel(tmp_path / "train.ipynb")
+    try:
+        kernel.run("%load_ext monarch_nb.notebook")
+        assert "2 nodes × 1 proc" in kernel.run("%mesh reserve dev --nodes 2 --procs 1")
+        kernel.run("%%mesh\nkept = rank + 3")
+        lost = three.allocators[1]
+        kill(lost)
+        said = kernel.run("%mesh replace")
+        assert "dev: replaced in " in said
+        assert "host3 has the place of host2: rank 1 is new there, run the cells that define their variables" in said
+        assert "[1, 1]" in kernel.run(f"%%mesh -o sums\n{SUM}") + kernel.run("[total for total, _ in sums]")
+        assert "all nodes answer (host1, host3)" in kernel.run("%mesh replace")
+        kernel.restart()
+        assert "attached to dev: 2 nodes × 1 proc, 2 ranks alive" in kernel.run("%load_ext monarch_nb.notebook")
+        assert "host1" in (status := kernel.run("%mesh status"))
+        assert "host3" in status
+        assert "host2" not in status
+        assert "rank 0 3, rank 1 None" in kernel.run("%%mesh -o kept --no-stream\nglobals().get('kept')") + kernel.run(
+            "'rank 0 {}, rank 1 {}'.format(*kept)"
+        )
+        start_again(three, lost)
+        kernel.run("%mesh release")
+    finally:
+        kernel.kill()

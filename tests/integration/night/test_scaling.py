@@ -1,0 +1,199 @@
+"""One cell on more and more ranks: what it sees, what is shown of it, and that everything is as before afterwards."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, Gate, client, eventually
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.client.scaling.report import ScalingReport
+from monarch_nb.provision import Node
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
+WORLD = "import os\n(rank, world_size, *(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')))"
+WHOLE = [(0, 4, 0, 4, 2), (1, 4, 1, 4, 2), (2, 4, 2, 4, 2), (3, 4, 3, 4, 2)]
+MEET = "dist.init_process_group('gloo')\nwhole = dist.get_world_size()\ndist.barrier()"
+
+
+@pytest.fixture(scope="module")
+def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
+    """2 nodes × 2 ranks."""
+    reservation = reserve("dev", nodes=2, procs=2)
+    yield reservation
+    reservation.release()
+
+
+@pytest.fixture(scope="module")
+def kernel(dev: Reservation, shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One that has attached to it."""
+    opened = Kernel(tmp_path_factory.mktemp("scaling") / "a.ipynb")
+    try:
+        opened.run("%load_ext monarch_nb\n%mesh attach dev")
+        yield opened
+    finally:
+        opened.kill()
+        shutil.rmtree(shared_home / "notebooks")  # what is remembered of the notebook
+
+
+def printed(mesh: Mesh, run: int) -> list[str]:
+    return sorted(record.text.strip() for record in mesh.logs(run=run))
+
+
+def failures(report: ScalingReport) -> list[str]:
+    return [row.failure for row in report.rows]
+
+
+class TestWorlds:
+    def test_each_size_is_a_world_and_afterwards_the_mesh_is(self, mesh: Mesh) -> None:
+        code = f"{WORLD.replace('(rank', 'seen = (rank')}\nprint(seen)\n{{'tokens': 100 * (rank + 1)}}"
+        report = mesh.scale(code, [4, 1, 3, 2, 2], repeat=2, per="tokens")
+        assert [row.ranks for row in report.rows] == [1, 2, 3, 4]
+        assert [row.nodes for row in report.rows] == [1, 1, 2, 2]
+        assert [len(row.throughputs) for row in report.rows] == [2, 2, 2, 2]
+        amounts = [row.throughputs[0] * row.times_s[0] for row in report.rows]
+        assert amounts == pytest.approx([100, 300, 600, 1000])
+        assert printed(mesh, report.rows[2].runs[1]) == ["(0, 3, 0, 3, 2)", "(1, 3, 1, 3, 2)", "(2, 3, 2, 3, 1)"]
+        assert mesh.run(WORLD).values == WHOLE
+        assert mesh.pull("seen[1]") == [4, 4, 4, 4]  # variables are those of the last run
+
+    def test_a_part_of_the_mesh_is_where_ranks_are_taken_from(self, mesh: Mesh) -> None:
+        report = mesh.slice(hosts=1).scale(f"print({WORLD.splitlines()[1]})", [2])
+        assert printed(mesh, report.rows[0].runs[0]) == ["(0, 2, 0, 2, 2)", "(1, 2, 1, 2, 2)"]
+        assert mesh.run(WORLD).values == WHOLE
+
+    def test_a_failure_and_a_time_that_is_up_are_rows(self, mesh: Mesh) -> None:
+        code = """
+            import threading
+            if world_size == 2:
+                1 / (1 - rank) and threading.Event().wait()
+            if world_size == 3:
+                threading.Event().wait()
+        """
+        report = mesh.scale(code, [1, 2, 3, 4], repeat=2, timeout_s=5.0)
+        assert [len(row.times_s) for row in report.rows] == [2, 0, 0, 2]
+        assert failures(report)[1].startswith("run 1 of 2: rank 1 failed: ZeroDivisionError: division by zero")
+        assert failures(report)[2] == "run 1 of 2: not finished after 5 s: interrupted"
+        assert report.rows[3].efficiency is not None
+        assert mesh.run(WORLD).values == WHOLE
+
+    def test_a_rank_that_is_dead(self, mesh: Mesh) -> None:
+        report = mesh.scale("import os\nif world_size == 2 and rank: os._exit(3)", [1, 2, 4])
+        assert "rank 1 died" in failures(report)[1]
+        assert "rank 1" in failures(report)[2]
+        mesh.restart([1])
+        assert mesh.run(WORLD).values == WHOLE
+
+    def test_numbers_that_ranks_tell(self, mesh: Mesh) -> None:
+        def throughputs(code: str, **options: str) -> list[float]:
+            of = mesh.scale(code, [2], **options)
+            [row] = of.rows
+            return [*row.throughputs, *(note.startswith("no tokens in what") for note in of.notes)][:1]
+
+        assert throughputs("print('tokens: 1,000 of', 10)\nprint('tokens=2000')", rate="tokens") == [4000]
+        assert throughputs("if rank == 0: print('tokens: 7')\n3", rate="tokens") == [7]
+        assert throughputs("rank + 1", rate="tokens") == [3]
+        assert throughputs("print('tokens: 1')\n{'tokens': 2.5}", rate="tokens") == [5]
+        flood = "print('tokens: 3')\nfor i in range(3000): print('line', i)"
+        assert throughputs(flood, rate="tokens") == [6]
+        assert throughputs("print('token: 5')", rate="tokens") == [True]
+
+    def test_ctrl_c_ends_the_series_and_says_what_was_measured(self, mesh: Mesh, gate: Gate) -> None:
+        program = f"""
+            import textwrap
+            mesh = monarch_nb.attach("dev").mesh
+            code = textwrap.dedent('''
+                print("under way", world_size)
+                if world_size == 2:
+                    {gate.wait}
+            ''')
+            try:
+                mesh.scale(code, [1, 2, 4], progress=lambda report: print(len(report.rows)))
+            except KeyboardInterrupt as interrupt:
+                print(interrupt)
+        """
+        with client("\n".join(line[12:] for line in program.splitlines())) as process:
+            assert process.line() == "1"
+            eventually(lambda: any(info.ranks == (0, 1) and not info.done for info in mesh.runs()))
+            process.interrupt()
+            said = process.finish()
+        assert "interrupted ranks 0-1" in said
+        assert re.search(r"^  2 +interrupted$", said, re.MULTILINE), said
+        assert mesh.run(WORLD).values == WHOLE
+
+
+class TestGroups:
+    def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
+        mesh.run(f"import torch\nimport torch.distributed as dist\n{MEET}")
+        code = f"there = dist.is_initialized()\n{MEET}\nprint(there, whole)"
+        report = mesh.scale(code, [1, 2, 4], repeat=2, timeout_s=TIMEOUT_S)
+        assert failures(report) == ["", "", ""]
+        for row in report.rows:
+            assert [printed(mesh, run) for run in row.runs] == [[f"False {row.ranks}"] * row.ranks] * 2
+        assert report.notes[0].startswith("the process group of 4 ranks was ended for this")
+        assert mesh.run("dist.is_initialized()").values == [False] * 4
+        assert mesh.run(f"{MEET}\nwhole").values == [4] * 4
+
+    def test_a_collective_that_a_failure_leaves_hanging(self, mesh: Mesh) -> None:
+        code = f"{MEET}\nif world_size == 2 and rank: raise OSError('no')\nif world_size > 1: dist.barrier()"
+        report = mesh.scale(code, [1, 2, 4], timeout_s=TIMEOUT_S)
+        assert [len(row.times_s) for row in report.rows] == [1, 0, 1]
+        assert failures(report)[1].startswith("rank 1 failed: OSError: no")
+        assert mesh.run(f"{MEET}\nwhole").values == [4] * 4
+
+    def test_a_group_that_its_client_has_left(self, mesh: Mesh) -> None:
+        """As after the end of a kernel in the middle of a series: the next cell is of the whole mesh."""
+        mesh.select([0, 1]).submit(MEET, own_world=True).result(60)
+        assert mesh.run(f"{MEET}\nwhole").values == [4] * 4
+
+
+class TestNotebook:
+    def test_the_example_of_the_docs(self, mesh: Mesh, kernel: Kernel) -> None:
+        mesh.end_groups()  # else it says that it did
+        [cell, shown] = re.findall(r"^```\w+\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[:2]
+        got = kernel.run(cell, headless=True)
+        assert without_figures(got) == without_figures(shown)
+
+    def test_what_failed_is_shown_and_what_succeeded_is_not(self, kernel: Kernel) -> None:
+        shown = kernel.run("%%mesh --scale 1-2,4 -o report\nprint('on', world_size)\nif world_size == 2: 1 / 0")
+        assert "[0-1] on 2" in shown
+        assert "on 1\n" not in shown
+        assert "ZeroDivisionError" in shown
+        assert "2 runs measured" in shown
+        assert kernel.run("[row.ranks for row in report.rows if not row.failure]") == "[1, 4]"
+        assert kernel.run("report").startswith("on 1, 2, 4 ranks\n")
+
+    def test_an_interrupt_ends_the_series(self, kernel: Kernel, gate: Gate) -> None:
+        waits = f"if world_size == 2:\n    {gate.wait}"
+        cell = kernel.start(f"%%mesh --scale 1,2,4 --repeat 2\nprint('at', world_size)\n{waits}")
+        kernel.wait(cell, "[0-1] at 2")
+        assert "size 2, repeat 1 of 2" in kernel.text(cell)
+        kernel.interrupt()
+        shown = kernel.wait(cell)
+        assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-1; not run on 4 ranks" in shown
+        assert re.search(r"^  2 +interrupted$", shown, re.MULTILINE), shown
+        assert "Out[3]: (3, 4" in kernel.run(f"%%mesh\n{WORLD}")
+
+    def test_what_makes_no_sense_runs_nothing(self, kernel: Kernel) -> None:
+        for flags, says in {
+            "--scale 1,8": "can not run on 8 ranks: there are 4 ranks; nothing was run",
+            "--scale 1 --noblock": "--scale does not go with --noblock",
+            "--repeat 2": "--repeat belongs to --scale",
+            "--scale 2-": "--scale is numbers of ranks",
+        }.items():
+            assert says in kernel.run(f"%%mesh {flags}\nran = True")
+        assert "NameError" in kernel.run("%mesh pull ran")
+        assert kernel.complete("%%mesh --scale 1 --re") == ["--repeat"]
+
+
+def without_figures(shown: str) -> str:
+    """Return the form of a table: what differs from run to run left out."""
+    lines = [re.sub(r"[█░]+", "█", line).rstrip() for line in shown.strip().splitlines()]
+    return "\n".join(re.sub(r"\s+", " ", re.sub(r"\d[\d.,]* ?(ms|s|%)|\d[\d,.]*", "N", line)) for line in lines)

@@ -1,0 +1,91 @@
+"""Which tests run, and what becomes of one that fails: scripts/groups.py, scripts/again.py and tests/scheduling.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduling import scope_of
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import again  # noqa: E402
+import groups  # noqa: E402
+
+
+def test_what_has_changed_adds_its_groups_and_nothing_else() -> None:
+    page = "docs/magics.md"
+    assert groups.chosen_groups([page, "monarch_nb/client/runs/run.py"]) == {"e2e/night/test_site.py": page}
+    assert list(groups.chosen_groups(["monarch_nb/provision/slurm.py"])) == ["integration/night/slurm"]
+    own = "tests/integration/night/slurm/controller.py"
+    assert groups.chosen_groups([own]) == {"integration/night/slurm": own}
+
+
+def test_without_a_record_everything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(groups, "RECORD", tmp_path / "full_run.toml")
+    assert groups.changed_files() is None
+    groups.RECORD.write_text(f'commit = "{"0" * 40}"')
+    assert groups.changed_files() is None, "no such commit"
+
+
+def test_every_test_of_the_night_belongs_to_a_group_and_every_group_to_files() -> None:
+    tests = ROOT / "tests"
+    night = [str(file.relative_to(tests)) for file in tests.rglob("night/**/test_*.py")]
+    assert night
+    assert [file for file in night if not any(file.startswith(group) for group in groups.GROUPS)] == []
+    assert [group for group in groups.GROUPS if not (tests / group).exists()] == []
+    patterns = {pattern for patterns in groups.GROUPS.values() for pattern in patterns}
+    assert [pattern for pattern in patterns if not any(ROOT.glob(pattern))] == []
+
+
+def test_a_failure_runs_once_more_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    file = tmp_path / "test_by_chance.py"
+    file.write_text(
+        "from pathlib import Path\nMARK = Path('failed_before')\n"
+        "def test_once():\n    before = MARK.exists()\n    MARK.touch()\n    assert before\n"
+        "def test_good(): pass\n"
+    )
+    assert again.main([file.name]) == 0
+    assert "passed only alone: test_by_chance.py::test_once" in capfd.readouterr().out
+    assert "test_by_chance.py::test_once" in (tmp_path / "build" / "flaky.txt").read_text()
+    file.write_text("def test_always(): assert False\n")
+    assert again.main([file.name]) == 1, "it fails twice"
+    file.write_text("import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_many(n): assert False\n")
+    assert again.main([file.name]) == 1
+    assert capfd.readouterr().out.count("Once more, alone") == 1, "five failures are no accident"
+
+
+def test_tests_of_a_folder_share_a_process() -> None:
+    assert scope_of("tests/integration/hosts/night/test_grow.py::test_a") == "tests/integration/hosts"
+    assert scope_of("tests/integration/night/slurm/test_slurm.py::test_a") == "tests/integration/night/slurm"
+    assert scope_of("tests/integration/night/test_room.py::test_a") == "tests/integration/night/test_room.py"
+    assert scope_of("tests/e2e/night/test_site.py::test_a") == "tests/e2e/night/test_site.py"
+    assert scope_of("tests/integration/night/test_grpo_notebook.py::test_a") == "notebook"
+
+
+def test_a_skip_fails_where_nothing_may_be_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "test_skips.py"
+    skips = "def test_a(): pytest.skip('no such tool')\ndef test_b(): pytest.skip('root reads everything')\n"
+    file.write_text(f"import pytest\n{skips}")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(file)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "MONARCH_NB_NO_SKIPS": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 failed, 1 skipped" in run.stdout, run.stdout + run.stderr
