@@ -22,7 +22,12 @@ from leaks import GRACE_S, processes_of, wait_for_end
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
-from scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
+from scheduling import (  # noqa: F401 (hooks)
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_xdist_make_scheduler,
+)
 
 PICTURES = Path(__file__).parents[2] / "build" / "e2e"
 """Where a failed test leaves what the page looked like."""

@@ -19,7 +19,12 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import attach, reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
-from scheduling import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
+from scheduling import (  # noqa: F401 (hooks)
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_xdist_make_scheduler,
+)
 
 POOLS_OF_MANY = {"shared_pool", "module_pool", "isolated_pool"}
 

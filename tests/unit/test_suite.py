@@ -68,7 +68,7 @@ def test_tests_of_a_folder_share_a_process() -> None:
     assert scope_of("tests/integration/night/slurm/test_slurm.py::test_a") == "tests/integration/night/slurm"
     assert scope_of("tests/integration/night/test_room.py::test_a") == "tests/integration/night/test_room.py"
     assert scope_of("tests/e2e/night/test_site.py::test_a") == "tests/e2e/night/test_site.py"
-    assert scope_of("tests/integration/night/test_grpo_notebook.py::test_a") == "notebook"
+    assert scope_of("tests/integration/night/test_grpo_notebook.py::test_a") == "tests/integration/notebook"
 
 
 def test_a_skip_fails_where_nothing_may_be_skipped(tmp_path: Path) -> None:
