@@ -1,0 +1,43 @@
+"""Nodes come, go and are replaced, and the ranks of the others keep everything: what hosts/night does in every way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.live import kill
+from monarch_nb.client.reservations.reservation import Reservation
+from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.errors import UsageError
+from monarch_nb.provision import Node
+
+WORLD = "import os\nfrom model import width\n(rank, int(os.environ['WORLD_SIZE']), globals().get('kept'), width)"
+
+
+@pytest.fixture
+def dev(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
+    """A rank on each of 3 nodes, which have copies of a module; a fourth node is free."""
+    (project / "model.py").write_text("width = 8\n")
+    reservation = reserve("dev", nodes=3, procs=1, preload=[])
+    reservation.mesh.run("kept = rank + 5")
+    yield reservation
+    reservation.release()
+
+
+def test_more_nodes_come_and_go_and_main_stays_as_it_is(dev: Reservation) -> None:
+    assert dev.grow(4).joined == ("node3",)
+    assert dev.meshes["grown"].run(WORLD).values == [(rank, 4, None, 8) for rank in range(4)]
+    with pytest.raises(UsageError, match=r"node3 would .* grown has ranks there"):
+        dev.shrink(3)
+    dev.stop_mesh("grown")
+    assert dev.shrink(3).left == ("node3",)
+    assert dev.mesh.run(WORLD).values == [(rank, 3, rank + 5, 8) for rank in range(3)]
+
+
+def test_a_free_node_takes_the_place_of_a_lost_one(dev: Reservation, isolated_pool: list[Node]) -> None:
+    kill(isolated_pool[1].pid)
+    [replaced] = dev.replace()
+    assert (replaced.old, replaced.new, replaced.ranks) == ("node1", "node3", (1,))
+    assert dev.mesh.run(WORLD).values == [(0, 3, 5, 8), (1, 3, None, 8), (2, 3, 7, 8)]
