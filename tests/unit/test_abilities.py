@@ -49,7 +49,7 @@ def is_there(typed: str) -> bool:
 
 
 @cache
-def tests_of(path: Path) -> set[str]:
+def named_in(path: Path) -> set[str]:
     """The tests of a file as pytest names them; those that a class inherits from another file's are its own, too."""
     module = ast.parse(path.read_text())
     homes = {
@@ -63,7 +63,7 @@ def tests_of(path: Path) -> set[str]:
     for each in (each for each in module.body if isinstance(each, ast.ClassDef)):
         found |= {f"{each.name}::{name}" for name in functions(each.body)}
         for base in homes.keys() & {ast.unparse(base) for base in each.bases}:
-            found |= {name.replace(f"{base}::", f"{each.name}::") for name in tests_of(homes[base])}
+            found |= {name.replace(f"{base}::", f"{each.name}::") for name in named_in(homes[base])}
     return found
 
 
@@ -73,7 +73,7 @@ def functions(body: list[ast.stmt]) -> Iterator[str]:
 
 def exists(named: str) -> bool:
     path, _, test = named.partition("::")
-    return (ROOT / path).exists() and (not test or test in tests_of(ROOT / path))
+    return (ROOT / path).exists() and (not test or test in named_in(ROOT / path))
 
 
 def is_of_the_night(named: str) -> bool:

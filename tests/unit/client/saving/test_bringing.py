@@ -33,6 +33,8 @@ class Nodes:
         self.core = SimpleNamespace(by_node=lambda ranks: {rank: [rank] for rank in ranks})
         self.reservation = self.one_per_node = self
         self._pushed: dict[str, Any] = {}
+        for node in self.ranks:
+            (home / f"node{node}").mkdir()
 
     def on(self, node: int, path: str) -> Path:
         return self.home / f"node{node}" / path.lstrip("/")
