@@ -151,14 +151,14 @@ site: install $(NODE_MODULES)  ## Build the site in build/site; warnings and dea
 
 release-check: install panel  ## Build what a release would publish and use it with every Python that is here; ARGS="--python 3.12"
 	@$(say) 'What a release would publish'
-	@PYTHONPATH=tests $(BIN)/python -m e2e.release $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python scripts/release.py $(ARGS)
 
 executed: install  ## Execute the notebooks and keep them with their outputs in docs/notebooks, for the site
 	@$(say) 'Notebooks, kept as they were executed'
 	@KEEP_NOTEBOOKS=$(abspath docs/notebooks) $(PYTEST) $(NOTEBOOKS)
 
 bench: install  ## Measure against torchrun, ipyparallel and Monarch; ARGS="--quick --only fresh"
-	@$(BIN)/python -m tests.bench $(ARGS)
+	@$(BIN)/python -m bench $(ARGS)
 
 proto: install  ## Generate the stubs in monarch_nb/proto
 	@$(BIN)/python scripts/stubs.py

@@ -38,7 +38,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """What lies in a folder `night` is collected when it is named, or with --night."""
     if "night" not in collection_path.relative_to(config.rootpath).parts:
         return None
-    chosen = [config.rootpath / each for each in config.getoption("night")]
+    named = [arg.partition("::")[0] for arg in config.args if "night" in Path(arg).parts]
+    chosen = [(config.invocation_params.dir / each).resolve() for each in (*named, *config.getoption("night"))]
     if any(each in (collection_path, *collection_path.parents) or collection_path in each.parents for each in chosen):
         return None
     return True

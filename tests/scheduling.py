@@ -56,7 +56,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write down how long scopes took, where everything ran."""
-    if session.config.getoption("night") == ["tests"] and not hasattr(session.config, "workerinput"):
+    if _took_s and session.config.getoption("night") == ["tests"] and not hasattr(session.config, "workerinput"):
         kind = str(session.config.args[0])
         others = {scope: s for scope, s in tomllib.loads(DURATIONS.read_text()).items() if not scope.startswith(kind)}
         rows = others | {scope: round(s) for scope, s in _took_s.items() if s >= 5}

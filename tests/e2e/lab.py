@@ -22,8 +22,8 @@ import nbformat
 from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from .lighter import lighter_path  # noqa: TID252 (the bench imports this as tests.e2e.lab)
-from .ports import held_port  # noqa: TID252
+from e2e.lighter import lighter_path
+from e2e.ports import held_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from conftest import pytest_ignore_collect
 from scheduling import scope_of
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,23 @@ def test_every_test_of_the_night_belongs_to_a_group_and_every_group_to_files() -
     assert [group for group in groups.GROUPS if not (tests / group).exists()] == []
     patterns = {pattern for patterns in groups.GROUPS.values() for pattern in patterns}
     assert [pattern for pattern in patterns if not any(ROOT.glob(pattern))] == []
+
+
+def test_the_night_is_collected_when_it_is_named() -> None:
+    def collected(file: str, *args: str, night: tuple[str, ...] = ()) -> bool:
+        config = SimpleNamespace(
+            rootpath=ROOT, args=args, getoption={"night": night}.get, invocation_params=SimpleNamespace(dir=ROOT)
+        )
+        return all(not pytest_ignore_collect(ROOT / each, config) for each in (*Path(file).parents, file))  # type: ignore[arg-type]
+
+    slurm = "tests/integration/night/slurm/test_slurm.py"
+    assert collected("tests/integration/test_kernel.py", "tests/integration")
+    assert not collected(slurm, "tests/integration")
+    assert not collected(slurm, "tests/integration", night=("tests/integration/night/ray",))
+    assert collected(slurm, "tests/integration", night=("tests/integration/night/slurm",))
+    assert collected(slurm, "tests/integration", night=("tests",))
+    assert collected(slurm, "tests/integration/night/slurm")
+    assert collected(slurm, f"{slurm}::test_a")
 
 
 def test_a_failure_runs_once_more_alone(

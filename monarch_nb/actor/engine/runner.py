@@ -364,15 +364,12 @@ class Runner:
                         f"{message.endpoint} is an async def method, but its actor's endpoints are all def, so it has "
                         "no event loop to run on"
                     )
-            if not is_explicit:
-                self._answer(message, step.rank, result)
         except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
             self._over(step)
             self._raised(step, is_explicit, error)
         else:
             self._over(step)
-            if self.sets_up is not None:
-                self.sets_up.end()
+            self._returned(step, is_explicit, result)
 
     async def _take(self, message: Message) -> None:
         """Execute a message in this task, or in one of its own when its endpoint is concurrent."""
@@ -406,15 +403,12 @@ class Runner:
                 result = method.method(self.instance, *values, **named)
                 if isinstance(result, Coroutine):
                     result = await result
-            if not is_explicit:
-                self._answer(message, step.rank, result)
         except BaseException as error:  # noqa: BLE001 -- whatever the user's endpoint raises
             self._over(step)
             self._raised(step, is_explicit, error)
         else:
             self._over(step)
-            if self.sets_up is not None:
-                self.sets_up.end()
+            self._returned(step, is_explicit, result)
         finally:
             task = step.execution.task
             while task is not None and task.cancelling() and not is_concurrent:
@@ -438,6 +432,17 @@ class Runner:
             message.port.at(rank).exception(self.process.error_of(title, rank, self._place(message.place)[1], failed))
         elif message.call:
             self.process.reply_to(message.sender, message.call, rank, FAILED, failed)
+
+    def _returned(self, step: Step, is_explicit: bool, result: Any) -> None:
+        """Answer when the step is over: whoever has the answer finds the actor idle."""
+        try:
+            if not is_explicit:
+                self._answer(step.message, step.rank, result)
+        except BaseException as error:  # noqa: BLE001 -- whatever the user's result raises when it is pickled
+            self._raised(step, is_explicit, error)
+        else:
+            if self.sets_up is not None:
+                self.sets_up.end()
 
     def _raised(self, step: Step, is_explicit: bool, error: BaseException) -> None:
         message = step.message

@@ -1,6 +1,6 @@
 """The panel at 256 nodes × 8 ranks: what is in trouble comes first, all is a few steps away, the page stays small.
 
-The nodes are made up: tests/bench/programs/busy_nodes.py.
+The nodes are made up: bench/programs/busy_nodes.py.
 """
 
 from __future__ import annotations

@@ -97,6 +97,23 @@ def test_a_sync_endpoint_is_interrupted_and_its_actor_lives(network: Network) ->
     assert busy.counted.call_one().get(TIMEOUT_S) == 0
 
 
+def test_who_has_an_answer_finds_the_actor_idle(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = network.mesh(gpus=1)
+    busy = mesh.spawn("busy", Busy)
+    [rank] = network.ranks(mesh)
+    running: list[int] = []
+    carry = network.carry
+
+    def looked(*message: Any) -> None:
+        if message[-1]:  # it answers
+            running.extend(len(actor.running) for actor in rank.actors())
+        carry(*message)
+
+    monkeypatch.setattr(network, "carry", looked)
+    assert busy.count.call_one(7).get(TIMEOUT_S) == 7
+    assert running == [0]
+
+
 def test_an_actor_that_stops_itself(network: Network) -> None:
     ends = network.mesh(gpus=1).spawn("ends", Ends)
     assert ends.leave.call_one().get(TIMEOUT_S) is None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from tests.bench.harness import Bench, Outcome, Row, Shape, program
+from bench.harness import Bench, Outcome, Row, Shape, program
 
 STEPS = 2
 _MOST = 0.03
@@ -42,7 +42,7 @@ ROWS = [
         f"at most {_MOST:.0%}",
         f"A GPT of 3.5 million parameters, 1,024 tokens a step, one rank with one thread. 40 turns of {STEPS} steps, "
         "with and without it: the median of what the faster step of a turn takes more, in seconds of a processor. The "
-        "program is `tests/bench/programs/small_gpt.py`.",
+        "program is `bench/programs/small_gpt.py`.",
         watch,
         Shape(1, 1),
     ),

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import psutil
 
+from bench.harness import RANKS, Bench, Outcome, Row, duration, median, seconds
+from integration.hosts.lab import Allocator, Lab
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
-from tests.bench.harness import RANKS, Bench, Outcome, Row, duration, median, seconds
-from tests.lab import Allocator, Lab
 
 CELLS = 25
 """In a turn: so the other load of the machine is the same for both."""

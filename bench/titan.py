@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
+from bench.scale import allocators
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.ground import escapes
-from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
-from tests.bench.scale import allocators
 
 NODES, PROCS = 16, 8
-RECORDED = Path(__file__).parents[1] / "recorded" / "titan.json"
+RECORDED = Path(__file__).parents[1] / "tests" / "recorded" / "titan.json"
 
 
 def measure(bench: Bench) -> Outcome:
@@ -49,7 +49,7 @@ ROWS = [
         "as many rows as one rank prints, and a rank without a loss is named",
         "TorchTitan 0.2.2 trained its debug model on 8 real CPU ranks, and what each of them printed is in "
         f"`tests/recorded/titan.json`. {NODES} real allocators with {PROCS} stand-ins for ranks each "
-        "(`tests/bench/programs/many_nodes.py`) print it again: each line of a recorded rank on "
+        "(`bench/programs/many_nodes.py`) print it again: each line of a recorded rank on "
         f"{NODES} of them, a step about every 0.2 s, each rank up to a tenth sooner or later, with the present time of "
         "day. Rank 77 has nan as its loss of step 13. The client is real, and shows what comes as a notebook does "
         "(`many_titans.py`).",

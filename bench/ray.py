@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from monarch_nb.config import CONFIG_VARIABLE
-from tests.bench.harness import (
+from bench.harness import (
     PROGRAMS,
     Bench,
     CannotRun,
@@ -25,7 +24,8 @@ from tests.bench.harness import (
     first_and_second_s,
     median,
 )
-from tests.bench.rivals import rival_python
+from bench.rivals import rival_python
+from monarch_nb.config import CONFIG_VARIABLE
 
 NODES, PROCS = 4, 2
 PROGRAM = "first_all_reduce.py"
@@ -102,7 +102,7 @@ ROWS = [
         '`reserve(..., on="ray")`, in a process that is not connected to Ray, to the end of `mesh.run(program)`. Then '
         "the same program runs again in the same ranks. Ray Train: the time from the call of `TorchTrainer.fit`, in a "
         "driver that is connected already, to the end of the all-reduce on the last rank, and then of a second call. "
-        f"All are medians of 3. The program is `tests/bench/programs/{PROGRAM}`, and the same in a loop of "
+        f"All are medians of 3. The program is `bench/programs/{PROGRAM}`, and the same in a loop of "
         "`TorchTrainer`.",
         programs,
     )

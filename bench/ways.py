@@ -9,10 +9,10 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
+from bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration, median
+from bench.scale import allocators
 from monarch_nb.client.connections import tree
 from monarch_nb.config import HOME_VARIABLE
-from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration, median
-from tests.bench.scale import allocators
 
 SIZES = (8, 16, 32, 64)
 _MOST_NODES = 1024

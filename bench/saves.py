@@ -7,8 +7,8 @@ import shutil
 import time
 from functools import partial
 
+from bench.harness import Bench, Outcome, Row, alternately, compared, duration
 from monarch_nb.client.meshes.mesh import Mesh
-from tests.bench.harness import Bench, Outcome, Row, alternately, compared, duration
 
 RANKS = 4
 SHARDED = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 
-from monarch_nb.client.connections.events import Event, Text
-from tests.bench.harness import (
+from bench.harness import (
     PROGRAMS,
     Bench,
     CannotRun,
@@ -20,6 +19,7 @@ from tests.bench.harness import (
     program,
     seconds,
 )
+from monarch_nb.client.connections.events import Event, Text
 
 RANKS = 4
 
@@ -108,7 +108,7 @@ ROWS = [
         "at most 1%",
         f"The time of {STEPS} steps of DDP with Adam (25 MB with the optimizer's state), fastest of 7 without saves, "
         "of 7 with saves armed, and of 7 with one save among them. What a save costs is divided by 10 minutes. The "
-        "program is `tests/bench/programs/saved_training.py`.",
+        "program is `bench/programs/saved_training.py`.",
         saved,
         Shape(1, RANKS),
     ),
@@ -118,7 +118,7 @@ ROWS = [
         "at least 10 times faster",
         "Ours: the time from the call of `mesh.run_script()`, which forks fresh processes, to the end of the first "
         "optimizer step on the last rank, as the ranks print it, median of 9. torchrun: the time from its start to the "
-        "same moment, median of 3. The script is `tests/bench/programs/ddp.py`: DDP with Gloo.",
+        "same moment, median of 3. The script is `bench/programs/ddp.py`: DDP with Gloo.",
         script,
         Shape(1, RANKS),
     ),
@@ -128,7 +128,7 @@ ROWS = [
         "at least 20 times faster",
         "Ours: the time of `mesh.run(program)` where the same cell was run before, median of 9. The cell makes the "
         "module, the data and the `Trainer` again, and calls `fit`. torchrun: the time from its start to the end of "
-        "`fit` on the last rank, median of 3. The program is `tests/bench/programs/fit.py`: one epoch of 4 steps with "
+        "`fit` on the last rank, median of 3. The program is `bench/programs/fit.py`: one epoch of 4 steps with "
         "DDP.",
         second_fit,
         Shape(1, RANKS),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from bench.harness import RANKS, Bench, Outcome, Row
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.meshes.mesh import Mesh
@@ -17,7 +18,6 @@ from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.run import Run
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
-from tests.bench.harness import RANKS, Bench, Outcome, Row
 
 FILES_AT_MOST = 20_000
 GROWTH_BYTES = 8 << 20

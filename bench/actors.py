@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from tests.bench.harness import ONE_NODE, RANKS, Bench, Outcome, Row, Shape, compared, duration, median
+from bench.harness import ONE_NODE, RANKS, Bench, Outcome, Row, Shape, compared, duration, median
 
 MANY_RANKS = 32
 CALLS = {1: (2000, 500), RANKS: (1000, 200), MANY_RANKS: (200, 50)}
@@ -74,7 +74,7 @@ def _round_trip_row(ranks: int) -> Row:
         f"actors: round trip of an empty endpoint on {which}, against Monarch 0.7",
         "not slower",
         f"The median of {3 * CALLS[ranks][0]} calls of `ranks.nothing.call().get()`, one after the other, in three "
-        "programs. They alternate with the same program with Monarch (`tests/bench/programs/actors.py`).",
+        "programs. They alternate with the same program with Monarch (`bench/programs/actors.py`).",
         functools.partial(round_trip, ranks=ranks),
         ONE_NODE if ranks <= RANKS else Shape(1, ranks),
     )

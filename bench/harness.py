@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from bench.rivals import rival_python
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
-from tests.bench.rivals import rival_python
 
 PROGRAMS = Path(__file__).parent / "programs"
 RANKS = 8
@@ -191,7 +191,7 @@ class Bench:
         return self._told(package, rival_python(self.say), program, *arguments)
 
     def actors(self, package: str, what: str, ranks: int, times: int) -> list[float]:
-        """Return what `tests/bench/programs/actors.py` measures; on the warm pool, if `package` uses one."""
+        """Return what `bench/programs/actors.py` measures; on the warm pool, if `package` uses one."""
         python = Path(sys.executable) if package == "monarch_nb" else rival_python(self.say)
         pool = _pool_name(self._shape) if package in ("monarch_nb", "held") and self._shape is not None else "-"
         seconds_: list[float] = self._told(package, python, "actors.py", package, pool, what, ranks, times)

@@ -15,8 +15,8 @@ import nbformat
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
+from bench.harness import PROGRAMS, RANKS, Bench, Outcome, Row, median, program
 from monarch_nb.client.meshes.mesh import Mesh
-from tests.bench.harness import PROGRAMS, RANKS, Bench, Outcome, Row, median, program
 
 LINES = 200_000
 _TIMEOUT_S = 300
@@ -108,7 +108,7 @@ ROWS = [
         "no rank slower than 1.5 times a plain redirect to a file; at most 15 display updates a second; the cell's "
         "stored output under 200 kB; every line in the logs, in order",
         "nbclient runs a `%%mesh` cell in a real kernel, as a notebook would. The cell alternates with 8 plain "
-        "processes that run the same program (`tests/bench/programs/print_lines.py`) line-buffered into files. The "
+        "processes that run the same program (`bench/programs/print_lines.py`) line-buffered into files. The "
         "slowdown is the slowest rank's time divided by the slowest process's, median of 5 rounds. Both share this "
         "machine's cores; our ranks also share them with the allocator and the kernel. Updates are the most messages "
         "to be shown in any one second. Stored is the size of the cell's outputs as JSON. Then the bench reads "

@@ -1,4 +1,4 @@
-"""Draws docs/images/tour.gif anew: `PYTHONPATH=tests .venv/bin/python -m e2e.movie`.
+"""Draws docs/images/tour.gif anew: `PYTHONPATH=tests .venv/bin/python scripts/pictures/movie.py`.
 
 A real JupyterLab on a real local pool: reserve, train, a hang that is freed, a breakpoint. Only waiting is shortened,
 and a line below says what is being done.
@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pictures import IMAGES
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 from playwright.sync_api import Browser, Locator, Page
 
 from e2e.answers import answer, prompt
 from e2e.lab import LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
 from e2e.panel import PanelPage
-from e2e.pictures import IMAGES
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
 

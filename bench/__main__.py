@@ -1,4 +1,4 @@
-"""`python -m tests.bench`: measure every row, print the table, and write docs/performance.md after a whole run.
+"""`python -m bench`: measure every row, print the table, and write docs/performance.md after a whole run.
 What people wrote there stays."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench import (
+from bench import (
     actors,
     browser,
     calls,
@@ -36,9 +36,9 @@ from tests.bench import (
     watching,
     ways,
 )
-from tests.bench.harness import Bench, Outcome, Row
+from bench.harness import Bench, Outcome, Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 _ORDER = (
     *(
         "fresh",
@@ -99,7 +99,7 @@ ROWS = sorted(
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "--only",
         metavar="NAME",

@@ -15,12 +15,12 @@ from unittest import mock
 import psutil
 from playwright.sync_api import Browser, Locator, Page, WebSocket
 
+from bench.flood import most_in_a_second
+from bench.harness import RANKS, Bench, Outcome, Row, duration, median
+from bench.panel import busy_nodes
+from e2e.lab import Lab, home_variables, running_browser, running_lab
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.config import DEFAULT_POOL
-from tests.bench.flood import most_in_a_second
-from tests.bench.harness import RANKS, Bench, Outcome, Row, duration, median
-from tests.bench.panel import busy_nodes
-from tests.e2e.lab import Lab, home_variables, running_browser, running_lab
 
 LINES = 1_000_000
 FLOOD_LINES_PER_S = 100_000

@@ -1,4 +1,4 @@
-"""Draws the pictures in docs/images anew: `PYTHONPATH=tests .venv/bin/python -m e2e.pictures`."""
+"""Draws the pictures in docs/images anew: `PYTHONPATH=tests .venv/bin/python scripts/pictures/pictures.py`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import panel_pictures
 from PIL import Image
 from playwright.sync_api import Browser, Locator, expect
 
-from e2e import panel_pictures
 from e2e.answers import answer, prompt
 from e2e.lab import DARK, LIGHT, Lab, NotebookPage, home_variables, running_browser, running_lab
 from e2e.panel import LogPage, PanelPage

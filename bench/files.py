@@ -16,9 +16,9 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+from bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
 from monarch_nb.client.files.sync_report import SyncReport
 from monarch_nb.client.reservations.reserve import reserve
-from tests.bench.harness import Bench, CannotRun, Outcome, Row, Shape, compared, duration, median, seconds
 
 FILES = 10_000
 TYPICAL_BYTES = 14_500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.harness import Bench, Outcome, Row
+from bench.harness import Bench, Outcome, Row
 
 RANKS = 2
 """As many as the machine has processors: threads that wait for one would be slower, too."""

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.bench import rivals
-from tests.bench.harness import Outcome, Row
+from bench import rivals
+from bench.harness import Outcome, Row
 
 Measured = list[tuple[Row, Outcome | str]]
 """By row; a text says why it could not be measured."""

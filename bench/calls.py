@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy
 
+from bench.harness import RANKS, Bench, Outcome, Row, Shape, compared, duration, median, seconds
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.ground.rank_sets import counted
-from tests.bench.harness import RANKS, Bench, Outcome, Row, Shape, compared, duration, median, seconds
 
 ARRAY_BYTES = 64 << 20
 NODES = 16

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import time
 
-from monarch_nb.config import CONFIG_VARIABLE
-from tests import slurm
-from tests.bench.harness import (
+from bench.harness import (
     PROGRAM_TIMEOUT_S,
     PROGRAMS,
     Bench,
@@ -24,6 +22,8 @@ from tests.bench.harness import (
     median,
     numbers_after,
 )
+from integration.night.slurm import controller as slurm
+from monarch_nb.config import CONFIG_VARIABLE
 
 NODES, PROCS = 4, 2
 PROGRAM = "first_all_reduce.py"
@@ -95,7 +95,7 @@ ROWS = [
         "runs again in the same ranks. torchrun: the time from `srun torchrun`, one per node, to the end of the "
         "all-reduce on the last rank; a second program takes as long. ipyparallel: the time from the start of a "
         '`Cluster(engines="slurm")` to the end of the program on the last engine, and then of the program again. '
-        f"All are medians of 3. The program is `tests/bench/programs/{PROGRAM}`.",
+        f"All are medians of 3. The program is `bench/programs/{PROGRAM}`.",
         programs,
     )
 ]

@@ -7,13 +7,13 @@ import time
 
 import psutil
 
+from bench.harness import RANKS, Bench, Outcome, Row
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.curves.drawing import Drawing
 from monarch_nb.client.curves.svg import svg
 from monarch_nb.client.curves.words import RunPictures
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.config import home_directory
-from tests.bench.harness import RANKS, Bench, Outcome, Row
 
 LINES = 12_800_000
 """Of 128 ranks with 100,000 each; here 8 ranks print them."""

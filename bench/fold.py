@@ -6,12 +6,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from bench.harness import RANKS, Bench, Outcome, Row
 from monarch_nb.branches.alike import pack
 from monarch_nb.branches.folding import fold, joined_alike
 from monarch_nb.client.connections.decoding import OutputDecoder
 from monarch_nb.notebook.output.view import RunView
 from monarch_nb.proto import allocator_pb2 as pb
-from tests.bench.harness import RANKS, Bench, Outcome, Row
 
 MANY_RANKS, LINES = 128, 10_000
 TREE_RANKS, TREE_LINES = (8, 128, 1024), 200

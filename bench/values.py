@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 
+from bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
+from bench.scale import allocators
 from monarch_nb.config import HOME_VARIABLE
-from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
-from tests.bench.scale import allocators
 
 SIZES = (128, 1024)
 PROCS = 8
@@ -52,7 +52,7 @@ ROWS = [
         "a number of 128 and of 1,024 ranks: what the client spends",
         f"at most {_MOST_ROWS} rows, and {_MOST_STORED_BYTES // 1000} kB in the notebook",
         f"Stand-ins for ranks, {PROCS} on each of many real allocators in one process "
-        "(`tests/bench/programs/many_nodes.py`); the client is real, and shows what comes as a notebook does "
+        "(`bench/programs/many_nodes.py`); the client is real, and shows what comes as a notebook does "
         "(`many_values.py`). Processor time of the client, all threads, median of the cells.",
         measure,
     )

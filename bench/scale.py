@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
 from monarch_nb.config import HOME_VARIABLE
-from tests.bench.harness import PROGRAMS, Bench, CannotRun, Outcome, Row, duration
 
 SIZES = (64, 256, 1024)
 _GOALS_S = {64: 0.003, 256: 0.003, 1024: 0.006}
@@ -69,7 +69,7 @@ ROWS = [
         f"an empty cell at most {duration(_GOALS_S[nodes])}, of an allocator {duration(_ALLOCATOR_GOAL_S)}; a flood no "
         f"more than on 8 ranks; idle at most {_IDLE_GOAL:.0%} of a core",
         f"{nodes} real allocators with their own servers (Unix sockets), databases and files, but in two processes, "
-        "the first node in one of its own (`tests/bench/programs/many_nodes.py`). Each has one rank, a stand-in that "
+        "the first node in one of its own (`bench/programs/many_nodes.py`). Each has one rank, a stand-in that "
         "answers at once. The client is real (`many_cells.py`). Everything is processor time, of all threads: of the "
         "client for a cell, a reservation or while it does nothing; of an allocator for an empty cell.",
         partial(measure, nodes=nodes),

@@ -17,7 +17,7 @@ import psutil
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from tests.bench.harness import Bench, Outcome, Row
+from bench.harness import Bench, Outcome, Row
 
 _TOKEN = "bench"
 _GOAL, _LARGE_GOAL = 0.05, 0.1
@@ -126,7 +126,7 @@ def _bytes_heard(socket: WebSocketClientConnection) -> int:
 
 _HOW = (
     "A real Jupyter server has the extension, and a client opens a compressed WebSocket as a browser does. The {} "
-    "nodes are made up (`tests/bench/programs/busy_nodes.py`): each answers every request over gRPC with new figures "
+    "nodes are made up (`bench/programs/busy_nodes.py`): each answers every request over gRPC with new figures "
     "for its 8 ranks and 8 GPUs. The bench measures the processor time of the server's process over half a minute."
 )
 ROWS = [

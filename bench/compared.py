@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench.harness import Bench, Outcome, Row, duration, median, seconds
+from bench.harness import Bench, Outcome, Row, duration, median, seconds
 
 RANKS, TENSORS, TENSOR_ELEMENTS = 4, 64, 1 << 22
 _MOST = 2.0

@@ -7,10 +7,7 @@ import signal
 import threading
 import time
 
-from monarch_nb.client.connections.events import Event, Text
-from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reserve import reserve
-from tests.bench.harness import (
+from bench.harness import (
     RANKS,
     Bench,
     CannotRun,
@@ -24,6 +21,9 @@ from tests.bench.harness import (
     program,
     seconds,
 )
+from monarch_nb.client.connections.events import Event, Text
+from monarch_nb.client.meshes.mesh import Mesh
+from monarch_nb.client.reservations.reserve import reserve
 
 IDLE_RANKS = 32
 NODES = 16
@@ -154,7 +154,7 @@ ROWS = [
         "Ours: the time from the call of `reserve()` on a warm pool that holds nothing to the return of "
         "`mesh.run(program)`, median of 9. It includes leasing, the store, forking and the ranks' first cell. "
         "torchrun: the time from its start to the end of the all-reduce on the last rank, as the ranks print it, "
-        "median of 3. The program is `tests/bench/programs/first_all_reduce.py`.",
+        "median of 3. The program is `bench/programs/first_all_reduce.py`.",
         fresh_ranks,
     ),
     Row(
@@ -189,7 +189,7 @@ ROWS = [
         f"{RANKS} ranks hung in `all_reduce`, from interrupt to the next all-reduce on the same live model (torchrun: "
         "kill and start again)",
         "at most 1 s",
-        "Every rank hangs in an `all_reduce`, rank 0 in one of another group (`tests/bench/programs/hang.py`). Ours: "
+        "Every rank hangs in an `all_reduce`, rank 0 in one of another group (`bench/programs/hang.py`). Ours: "
         "the time from the call of `run.interrupt()` until a cell has initialised the group again, reduced, and found "
         "the same model with the same weights, median of 9. torchrun: SIGTERM, wait until it has ended, start it "
         "again, up to the end of the first all-reduce, without the model, median of 3.",

@@ -1,1 +1,0 @@
-"""`make bench`: how fast monarch_nb is, beside torchrun, ipyparallel, Monarch and a plain redirect, in one run."""
