@@ -17,27 +17,27 @@ WORLD = "import os\nfrom model import width\n(rank, int(os.environ['WORLD_SIZE']
 
 
 @pytest.fixture
-def dev(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
+def held(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
     """A rank on each of 3 nodes, which have copies of a module; a fourth node is free."""
     (project / "model.py").write_text("width = 8\n")
-    reservation = reserve("dev", nodes=3, procs=1, preload=[])
+    reservation = reserve("held", nodes=3, procs=1, preload=[])
     reservation.mesh.run("kept = rank + 5")
     yield reservation
     reservation.release()
 
 
-def test_more_nodes_come_and_go_and_main_stays_as_it_is(dev: Reservation) -> None:
-    assert dev.grow(4).joined == ("node3",)
-    assert dev.meshes["grown"].run(WORLD).values == [(rank, 4, None, 8) for rank in range(4)]
+def test_more_nodes_come_and_go_and_main_stays_as_it_is(held: Reservation) -> None:
+    assert held.grow(4).joined == ("node3",)
+    assert held.meshes["grown"].run(WORLD).values == [(rank, 4, None, 8) for rank in range(4)]
     with pytest.raises(UsageError, match=r"node3 would .* grown has ranks there"):
-        dev.shrink(3)
-    dev.stop_mesh("grown")
-    assert dev.shrink(3).left == ("node3",)
-    assert dev.mesh.run(WORLD).values == [(rank, 3, rank + 5, 8) for rank in range(3)]
+        held.shrink(3)
+    held.stop_mesh("grown")
+    assert held.shrink(3).left == ("node3",)
+    assert held.mesh.run(WORLD).values == [(rank, 3, rank + 5, 8) for rank in range(3)]
 
 
-def test_a_free_node_takes_the_place_of_a_lost_one(dev: Reservation, isolated_pool: list[Node]) -> None:
+def test_a_free_node_takes_the_place_of_a_lost_one(held: Reservation, isolated_pool: list[Node]) -> None:
     kill(isolated_pool[1].pid)
-    [replaced] = dev.replace()
+    [replaced] = held.replace()
     assert (replaced.old, replaced.new, replaced.ranks) == ("node1", "node3", (1,))
-    assert dev.mesh.run(WORLD).values == [(0, 3, 5, 8), (1, 3, None, 8), (2, 3, 7, 8)]
+    assert held.mesh.run(WORLD).values == [(0, 3, 5, 8), (1, 3, None, 8), (2, 3, 7, 8)]
