@@ -193,21 +193,15 @@ def test_no_files() -> None:
     assert found(node(0, blind=None), directory="").notes == (NO_STORAGE,)
 
 
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
+def test_names() -> None:
+    for names, told in (
         (["node0", "node1", "node2"], "every node"),
         (["node1"], "node1"),
         (["node0", "node2"], "node[0,2]"),
         (["gpu-a", "node1", "node07"], "node1, gpu-a, node07"),
-    ],
-)
-def test_names(names: list[str], told: str) -> None:
-    assert name_nodes(names, ["node0", "node1", "node2"]) == told
-
-
-def test_the_only_node_is_called_by_its_name() -> None:
-    assert name_nodes(["node0"], ["node0"]) == "node0"
+    ):
+        assert name_nodes(names, ["node0", "node1", "node2"]) == told
+    assert name_nodes(["node0"], ["node0"]) == "node0", "not every node"
 
 
 def test_what_we_may_not_have_looked_at_is_said_and_nothing_made_up_of_it() -> None:

@@ -12,10 +12,7 @@ from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
-from unit.client.files.fake_nodes import (
-    DISK_RESERVATION,
-    DiskNode,
-)
+from unit.client.files.fake_nodes import DISK_RESERVATION, DiskNode
 
 
 def files_of(project: Path, *nodes: Any) -> SyncedFiles:

@@ -113,11 +113,6 @@ class TestReleasing:
         )
         assert not pool.late
 
-    def test_a_name_that_they_held_is_released_later(self, pool: FakePool) -> None:
-        pool.held_before = ["dev", "eval"]
-        release(SILENT)
-        assert pool.late == [LATE]
-
     @pytest.mark.parametrize(
         ("error", "name", "silent"),
         [

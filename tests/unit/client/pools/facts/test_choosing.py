@@ -36,10 +36,6 @@ class TestChooseNodes:
         assert choose_nodes(Shape(2, 4, 0), nodes) == [1, 3]
         assert choose_nodes(Shape(2, 3, 0), nodes) == [1, 2]
 
-    def test_gpus(self) -> None:
-        nodes = [node(0), node(1, gpus_free=1, gpus=2), node(2, gpus_free=2, gpus=2)]
-        assert choose_nodes(Shape(1, 0, 2), nodes) == [2]
-
     def test_too_few_says_what_is_free_and_who_holds_the_rest(self) -> None:
         held = pb.Holder(reservation="train", owner="ann", procs=3)
         with pytest.raises(CapacityError) as raised:
@@ -93,10 +89,13 @@ class TestChooseNodes:
             choose_nodes(Shape(1, 0, 2), [one], force_busy=True)
 
     def test_more_nodes_than_there_are(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
-            choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 5 adds nodes"):
-            choose_nodes(Shape(3, 1, 0), [node(0), node(1)], besides=2)
+        for wanted, procs, there, besides, more in (
+            (3, 1, [node(0), node(1)], 0, 3),
+            (3, 1, [node(0), node(1)], 2, 5),
+            (9, 4, [node(index, free=0) for index in range(3)], 0, 12),  # those that are held do not count
+        ):
+            with pytest.raises(CapacityError, match=f"monarch-nb up --nodes {more} adds nodes"):
+                choose_nodes(Shape(wanted, procs, 0), there, besides=besides)
 
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
@@ -111,10 +110,6 @@ class TestChooseNodes:
             choose_nodes(Shape(3, 1, 0), hosts)
         with pytest.raises(CapacityError, match=r"ask for less: the largest node of this pool has \d procs"):
             choose_nodes(Shape(1, 9, 0), hosts)
-
-    def test_nodes_that_are_held_do_not_count_when_others_are_added(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 12 adds nodes"):
-            choose_nodes(Shape(9, 4, 0), [node(index, free=0) for index in range(3)])
 
     def test_a_local_pool_is_not_given_gpus_by_more_nodes(self) -> None:
         with pytest.raises(CapacityError, match="ask for less: 1 node of this pool has 2 GPUs that can be used"):
@@ -133,33 +128,24 @@ class TestChooseNodes:
             choose_nodes(Shape(1, 0, 1), [node(0), node(1)])
 
 
-class TestArguments:
-    """Refused before anything is started or asked."""
-
-    @pytest.fixture(autouse=True)
-    def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
-        monkeypatch.setattr(
-            "monarch_nb.client.reservations.reserving.waiting.provisioner_of", lambda _: pytest.fail("started a pool")
-        )
-
-    @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
-    @pytest.mark.parametrize("value", [0, -1, "2", "many", 1.0, 2.5, True])
-    def test_numbers(self, option: str, value: object, tmp_path: Path) -> None:
-        options: dict[str, Any] = {"procs": 1, "nodes": 1} | {option: value}
-        with pytest.raises(UsageError, match=f"{option} must be a whole number of at least 1, not {value!r}"):
-            reserve("dev", **options)
-        assert not (tmp_path / "never-made").exists()
-
-    @pytest.mark.parametrize("options", [{}, {"procs": 1, "gpus": 1}])
-    def test_neither_or_both(self, options: dict[str, int]) -> None:
+def test_arguments_are_refused_before_anything_is_started_or_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
+    started = "monarch_nb.client.reservations.reserving.waiting.provisioner_of"
+    monkeypatch.setattr(started, lambda _: pytest.fail("started a pool"))
+    for option in ("nodes", "procs", "gpus"):
+        for value in (0, -1, "2", "many", 1.0, 2.5, True):
+            options: dict[str, Any] = {"procs": 1, "nodes": 1} | {option: value}
+            with pytest.raises(UsageError, match=f"{option} must be a whole number of at least 1, not {value!r}"):
+                reserve("dev", **options)
+    for options in ({}, {"procs": 1, "gpus": 1}):
         with pytest.raises(UsageError, match="exactly one of them"):
-            reserve("dev", **options)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("name", ["-x", " ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"])
-    def test_names(self, name: str) -> None:
+            reserve("dev", **options)
+    for name in ("-x", " ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"):
         with pytest.raises(UsageError, match="no name for a reservation"):
             reserve(name, procs=1)
+    assert not (tmp_path / "never-made").exists()
 
 
 MAIN = pb.MeshStatus(mesh_id="m", name="main", spec=pb.SpawnRequest(mesh_id="m", name="main", ranks=4, world_size=8))
@@ -176,10 +162,15 @@ class TestWhatIsHeld:
     def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("monarch_nb.client.pools.facts.held.current_owner", lambda identity: "me")
 
-    def test_complete(self) -> None:
+    def test_one_that_is_not_whole(self) -> None:
         assert held().complete
-        assert not held(answering=1).complete
-        assert not held(meshes=0).complete
+        away, being_made = held(answering=1), held(meshes=0)
+        assert not away.complete
+        assert not being_made.complete
+        assert isinstance(not_whole(away), NodeUnreachable)
+        assert "1 of its 2 nodes do not answer" in str(not_whole(away))
+        assert isinstance(not_whole(being_made), ReservationNotFound)
+        assert "is not ready" in str(not_whole(being_made))
 
     def test_not_found_lists_mine_and_no_others(self) -> None:
         text = str(not_found("dex", [held("dev"), held("eval", nodes=1), held("secret", owner="ann")]))
@@ -191,16 +182,6 @@ class TestWhatIsHeld:
         assert text.startswith("no reservation 'dev' on the nodes that answer (host1 does not); you hold none")
         assert "(host1, host2 do not)" in str(not_found("dev", [], silent=["host1", "host2"]))
 
-    def test_a_node_that_does_not_answer(self) -> None:
-        error = not_whole(held(answering=1))
-        assert isinstance(error, NodeUnreachable)
-        assert "1 of its 2 nodes do not answer" in str(error)
-
-    def test_one_that_is_being_made(self) -> None:
-        error = not_whole(held(meshes=0))
-        assert isinstance(error, ReservationNotFound)
-        assert "is not ready" in str(error)
-
 
 class TestOptions:
     def test_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,19 +191,16 @@ class TestOptions:
         assert environment_option(chosen) == {"A": "1", "EMPTY": "", "HERE": "value"}
         assert environment_option(None) == {}
 
-    @pytest.mark.parametrize(
-        ("chosen", "said"),
-        [
-            ({"OMP_NUM_THREADS": 4}, "env: OMP_NUM_THREADS is 4, which is no string: {'OMP_NUM_THREADS': '4'} is"),
+    def test_an_environment_that_no_process_can_have(self) -> None:
+        number: dict[str, Any] = {"OMP_NUM_THREADS": 4}
+        for chosen, said in (
+            (number, "env: OMP_NUM_THREADS is 4, which is no string: {'OMP_NUM_THREADS': '4'} is"),
             ({"A=B": "1"}, "no variable can be called 'A=B'"),
             ({"": "1"}, "no variable can be called ''"),
             ({"A": "\0"}, "'A' has a zero byte"),
-        ],
-        ids=["a number", "an equals sign", "no name", "a zero byte"],
-    )
-    def test_an_environment_that_no_process_can_have(self, chosen: dict[str, Any], said: str) -> None:
-        with pytest.raises(UsageError, match=re.escape(said)):
-            environment_option(chosen)
+        ):
+            with pytest.raises(UsageError, match=re.escape(said)):
+                environment_option(chosen)
 
     def test_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         notebook = tmp_path / "nb" / "a.ipynb"

@@ -85,10 +85,6 @@ class TestEverywhere:
         with pytest.raises(NodeUnreachable):
             list_everywhere()
 
-    def test_without_pools_nothing_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        given(monkeypatch)
-        assert list_everywhere().reservations == []
-
     def test_jobs_that_nobody_holds_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, lab=Held("a"), far=Dead())
         asked: list[Any] = []
