@@ -183,9 +183,7 @@ def test_a_job_whose_reservation_has_ended_is_ended(
 @pytest.mark.parametrize(
     ("words", "pool"), [(["release", "dev"], "slurm-dev"), (["release", "dev", "--pool", "lab"], "lab")]
 )
-def test_a_reservation_is_found_in_the_pool_that_has_it(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], pool: str
-) -> None:
+def test_a_reservation_is_found_in_its_pool(monkeypatch: pytest.MonkeyPatch, words: list[str], pool: str) -> None:
     asked: list[str | None] = []
 
     def attach(name: str, pool: str | None) -> SimpleNamespace:
@@ -200,9 +198,7 @@ def test_a_reservation_is_found_in_the_pool_that_has_it(
     assert asked == [pool]
 
 
-def test_who_shares_reads_what_the_other_types(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_shares_reads_what_others_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     held = SimpleNamespace(owner="alice", name="dev", pool="lab", share=lambda to, grant: "")
     monkeypatch.setattr("monarch_nb.attach", lambda name, pool: held)
     assert main(["share", "dev", "--to", "bob", "--pool", "lab"]) == 0

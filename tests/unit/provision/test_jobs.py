@@ -42,6 +42,7 @@ class Engine:
     nodes: dict[str, list[Published]] = field(default_factory=dict)
     comes_up: int = 2
     log: str = ""
+    is_busy: bool = False
 
     def ask(self, ask: Ask) -> str:
         self.asked.append(ask)
@@ -63,6 +64,8 @@ class Engine:
         raise UsageError("never")
 
     def end(self, job: Job) -> None:
+        if self.is_busy:
+            raise PoolError("busy")
         self.ended.append(job.id)
         for node in self.nodes[job.id]:
             withdraw(job.paths.published, node)
@@ -129,9 +132,7 @@ def test_a_later_process_finds_it(engine: Engine) -> None:
     assert len(engine.asked) == 1
 
 
-def test_one_whose_client_died_in_the_queue_is_waited_for_by_the_next(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_whose_client_died_in_the_queue_is_for_the_next(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupt = Interrupt()
     interrupt.set()
     with monkeypatch.context() as patch, interruptible(interrupt):
@@ -167,15 +168,13 @@ def busy(_: Job) -> NoReturn:
     raise PoolError("busy")
 
 
-def test_ctrl_c_ends_the_job_or_says_that_it_could_not_be_ended(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_the_job_or_says_that_it_could_not_be_ended(engine: Engine) -> None:
     assert interrupted_in_the_queue(engine) == "engine job 1 was cancelled"
     assert engine.ended == ["1"]
     assert nothing_is_left()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "end", busy)
-        said = interrupted_in_the_queue(engine)
+    engine.is_busy = True
+    said = interrupted_in_the_queue(engine)
+    engine.is_busy = False
     assert said == "engine job 2 could not be ended (busy): %mesh release dev ends it"
     [line] = jobs.unheld({})
     assert line == f"dev: {WAITING.text}; the same %mesh reserve waits for it, %mesh release dev ends it"
@@ -184,12 +183,12 @@ def test_ctrl_c_ends_the_job_or_says_that_it_could_not_be_ended(
     assert (again.id, again.unwanted) == ("2", False), "who asks again wants it after all"
 
 
-def test_what_could_not_be_ended_is_said_with_what_ends_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_ended_is_said_with_what_ends_it(engine: Engine) -> None:
     job, _ = have()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "end", busy)
-        with pytest.raises(PoolError, match=r"^engine job 1 could not be ended \(busy\): %mesh release dev again ends"):
-            jobs.end_all(job.pool)
+    engine.is_busy = True
+    with pytest.raises(PoolError, match=r"^engine job 1 could not be ended \(busy\): %mesh release dev again ends"):
+        jobs.end_all(job.pool)
+    engine.is_busy = False
     jobs.end_all(job.pool)
     assert nothing_is_left()
 
@@ -219,12 +218,12 @@ def test_allocators_that_do_not_come_up(engine: Engine, monkeypatch: pytest.Monk
     assert nothing_is_left()
 
 
-def test_who_waits_long_enough_gives_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_long_enough_gives_up(engine: Engine) -> None:
     engine.looks = [WAITING]
     with pytest.raises(CapacityError, match=r"without success: engine job 1 waits.*; engine job 1 was cancelled$"):
         have(longest_s=1e-9)
     assert engine.ended == ["1"]
-    monkeypatch.setattr(engine, "end", busy)
+    engine.is_busy = True
     with pytest.raises(CapacityError, match=r"without success: .*; engine job 2 could not be ended \(busy\): "):
         have(longest_s=1e-9)
 
@@ -325,9 +324,7 @@ def test_ending_is_done_once(engine: Engine) -> None:
     assert later.paths.identity.exists(), "another job of the same name goes on"
 
 
-def test_nodes_that_could_not_be_told_are_named_when_a_job_ends(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_could_not_be_told_are_named_as_a_job_ends(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = have()
     monkeypatch.setattr(jobs, "END_S", 0.0)  # who was not told never says that it has ended
     monkeypatch.setattr(engine, "end", lambda job: engine.ended.append(job.id) or ("n2",))
@@ -399,9 +396,7 @@ class TestFurtherJobs:
         assert jobs.jobs() == [first]
         assert [path.name for path in first.paths.directory.parent.iterdir()] == ["1"]
 
-    def test_one_that_there_never_is_is_named(
-        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_never_is_there_is_said(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(_: Ask) -> NoReturn:
             raise CapacityError("there are 3 nodes")
 
@@ -433,14 +428,8 @@ class TestFurtherJobs:
 
     def test_all_end_also_when_one_can_not(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         second, end = self.more(first), engine.end
-
-        def stubborn(job: Job) -> None:
-            if job.id == second.id:
-                raise PoolError("busy")
-            end(job)
-
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "end", stubborn)
+            patch.setattr(engine, "end", lambda job: busy(job) if job == second else end(job))
             with pytest.raises(PoolError, match="busy"):
                 jobs.end_all(POOL)
         assert jobs.jobs() == [replace(second, unwanted=True)]
@@ -489,14 +478,14 @@ class TestFurtherJobs:
         jobs.extend(POOL, 600.0, 3570.0)
         assert extended == [(second.id, 600.0)], "the other ends late enough"
 
-    def test_one_that_waits_or_could_not_be_ended_is_listed_while_the_others_are_held(
-        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
+    def test_one_that_waits_or_could_not_be_ended_is_listed_while_others_are_held(
+        self, engine: Engine, first: Job
     ) -> None:
         second = self.more(first)
         assert jobs.unheld({(POOL, "dev"): 2}) == []
-        with monkeypatch.context() as patch:
-            patch.setattr(engine, "end", busy)
-            said = jobs.why_not_ended(second)
+        engine.is_busy = True
+        said = jobs.why_not_ended(second)
+        engine.is_busy = False
         assert said == "engine job 2 could not be ended (busy): %mesh list says what ends it"
         [line] = jobs.unheld({(POOL, "dev"): 2})
         assert line.endswith("has its nodes, which nobody holds, %mesh shrink dev --nodes 2 ends it")

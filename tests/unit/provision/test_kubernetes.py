@@ -126,8 +126,6 @@ class TestCommand:
         assert "%mesh reserve dev --nodes 2 --gpus 8 --pool lab" in text
         assert "activeDeadlineSeconds" not in text, "it stays until it is deleted"
         assert "&id" not in text
-
-    def test_pods_of_pytorch_are_named(self) -> None:
         text = self.text("lab", "--nodes", "2", "--procs", "1", "--image", "x", "--kind", "PyTorchJob")
         assert "pool add lab lab-master-0:7878 lab-worker-0:7878" in text
 
@@ -240,11 +238,9 @@ class TestPods:
     def test_one_that_is_lost(self, phase: str, state: Manifest | None, status: Manifest, words: str) -> None:
         read = read_pod(told(phase, state, **status))
         assert (read.state, read.words) == ("lost", words)
-
-    def test_one_that_is_being_deleted_is_lost(self) -> None:
-        pod = told("Running", RUNNING)
-        pod["metadata"]["deletionTimestamp"] = "2026-11-23T01:00:00Z"
-        assert str(read_pod(pod)) == "p is being deleted"
+        deleted = told("Running", RUNNING)
+        deleted["metadata"]["deletionTimestamp"] = "2026-11-23T01:00:00Z"
+        assert str(read_pod(deleted)) == "p is being deleted"
 
     @pytest.mark.parametrize(
         ("reason", "message", "words"),
@@ -344,10 +340,7 @@ def test_refusals_say_what_to_do(status: int, message: str, kind: str, error: ty
     found = refusal(status, json.dumps(body).encode(), "https://k")
     assert type(found) is error
     assert re.search(said, str(found))
-
-
-def test_a_page_of_a_proxy_is_shown() -> None:
-    assert "<html>Bad" in str(refusal(502, b"<html>Bad gateway", "https://k"))
+    assert "<html>Bad" in str(refusal(502, b"<html>Bad gateway", "https://k")), "a page of a proxy is shown"
 
 
 class TestConnecting:
@@ -385,14 +378,8 @@ class TestConnecting:
     def test_namespaces_are_those_of_contexts(self, kubeconfig: Callable[..., None]) -> None:
         kubeconfig(one="lab", two="")
         assert (api_of("").namespace, api_of("two").namespace) == ("lab", "default")
-
-    def test_a_context_that_is_not_there(self, kubeconfig: Callable[..., None]) -> None:
-        kubeconfig(one="lab")
         with pytest.raises(UsageError, match="--on k8s:three: the kubeconfig has the contexts one"):
             api_of("three")
-
-    def test_a_cluster_that_is_away(self, kubeconfig: Callable[..., None]) -> None:
-        kubeconfig(one="lab")
         with pytest.raises(PoolError, match=r"at http://127.0.0.1:9 does not answer: .*Connection refused"):
             api_of("").get("/api/v1/namespaces/lab/pods")
 

@@ -92,9 +92,7 @@ class TestMachines:
             LightningLauncher().ask(ASK)
 
 
-def test_a_form_offers_it_to_who_is_logged_in_and_loads_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_form_offers_it_to_who_is_logged_in_and_is_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(lightning, "_package", lambda: pytest.fail("it is slow to load"))
     monkeypatch.setattr(lightning, "find_spec", lambda _: None)
     with pytest.raises(PoolError, match="not installed"):

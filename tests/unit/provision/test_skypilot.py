@@ -50,9 +50,7 @@ class TestHolding:
         monkeypatch.setattr(skypilot, "HOLD_EVERY_S", 0.01)
         return {"PATH": os.environ["PATH"], "XDG_DATA_HOME": str(tmp_path), "SKYPILOT_NODE_RANK": "0"}
 
-    def test_lasts_as_long_as_the_first_machine_has_an_allocator(
-        self, environment: dict[str, str], tmp_path: Path
-    ) -> None:
+    def test_lasts_as_long_as_the_first_has_an_allocator(self, environment: dict[str, str], tmp_path: Path) -> None:
         pid = tmp_path / "monarch-nb" / "nodes" / "sky-dev.sky-dev-1f" / "pid"
         pid.parent.mkdir(parents=True)
         pid.write_text("1")

@@ -90,13 +90,14 @@ class TestArguments:
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
 
 
-def test_an_allocation_is_used_that_has_what_is_asked_for() -> None:
-    assert _allocation_with(asked(), INSIDE) == "7"
-    assert _allocation_with(asked(gpus=0, procs=4), {"SLURM_JOB_ID": "7"}) == "7"
-    assert _allocation_with(asked(nodes=1, beside=("n1",)), INSIDE) == "7"
-    for other in ({"nodes": 3}, {"gpus": 9}, {"nodes": 1, "beside": ("n1", "n2")}, {"arguments": ("--partition=a",)}):
-        assert _allocation_with(asked(**other), INSIDE) == ""
-    assert _allocation_with(asked(), {}) == ""
+class TestAllocation:
+    def test_that_has_what_is_asked_for_is_used(self) -> None:
+        assert _allocation_with(asked(), INSIDE) == "7"
+        assert _allocation_with(asked(gpus=0, procs=4), {"SLURM_JOB_ID": "7"}) == "7"
+        assert _allocation_with(asked(nodes=1, beside=("n1",)), INSIDE) == "7"
+        for other in ({"nodes": 3}, {"gpus": 9}, {"nodes": 1, "beside": ("n1", "n2")}, {"arguments": ("--qos=a",)}):
+            assert _allocation_with(asked(**other), INSIDE) == ""
+        assert _allocation_with(asked(), {}) == ""
 
 
 def test_what_is_true_of_this_process_s_own_job_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,15 +255,10 @@ class TestForms:
     def test_partitions_are_offered_as_slurm_names_them(self, command: Callable[[str, str], None]) -> None:
         command("sbatch", "exit 1")
         command("sinfo", "echo long; echo a100; echo long")
-        partition, *others = SlurmLauncher().options()
-        assert partition.choices == (("", "the default"), ("a100", "a100"), ("long", "long"))
-        assert flags_of([partition, *others], {"partition": "a100", "account": "lab", "qos": None}) == [
-            "--partition=a100",
-            "--account=lab",
-        ]
-
-    def test_there_is_no_form_where_slurm_does_not_answer(self, command: Callable[[str, str], None]) -> None:
-        command("sbatch", "exit 1")
+        options = SlurmLauncher().options()
+        assert options[0].choices == (("", "the default"), ("a100", "a100"), ("long", "long"))
+        flags = flags_of(options, {"partition": "a100", "account": "lab", "qos": None})
+        assert flags == ["--partition=a100", "--account=lab"]
         command("sinfo", "echo 'slurm_load_partitions: Unable to contact' >&2; exit 1")
         with pytest.raises(PoolError, match="which partitions"):
             SlurmLauncher().options()

@@ -228,9 +228,7 @@ class TestTunnels:
                 with connection.makefile("rb") as file:
                     assert file.read() == b"10.0.0.1:7878 by lab-1\nhello"
 
-    def test_a_tunnel_leads_to_no_node_of_this_machine(
-        self, tunnels: Tunnels, command: Callable[[str, str], None]
-    ) -> None:
+    def test_a_tunnel_leads_to_no_node_of_ours(self, tunnels: Tunnels, command: Callable[[str, str], None]) -> None:
         command("ssh", "cat")
         address = tunnels.address("lab-1", "10.0.0.1:7878")
         assert not is_local(address), "TLS is spoken through it"
@@ -282,9 +280,7 @@ class TestTunnels:
             assert select.select([started], [], [], 60.0)[0], "it goes on"
             os.close(started)
 
-    def test_one_that_is_closed_ends_its_connections(
-        self, tunnels: Tunnels, command: Callable[[str, str], None]
-    ) -> None:
+    def test_one_that_is_closed_ends_connections(self, tunnels: Tunnels, command: Callable[[str, str], None]) -> None:
         command("ssh", "exec cat")
         with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection:
             connection.sendall(b"hello")

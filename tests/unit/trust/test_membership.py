@@ -10,7 +10,7 @@ from monarch_nb.config import CONFIG_VARIABLE, TrustPaths
 from monarch_nb.errors import TrustError, UsageError
 from monarch_nb.trust import membership
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import identity_of, load_identity, pem_blocks
+from monarch_nb.trust.identity import Identity, identity_of, load_identity, pem_blocks
 from monarch_nb.trust.pools import change_hosts, is_pool, make_paths, paths_of, pool_names, read_hosts
 from monarch_nb.trust.revocation import Revocations
 from unit.trust.handshakes import shake_hands
@@ -34,6 +34,13 @@ def as_bob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 
 
 @pytest.fixture
+def bob(invitation: Path, as_bob: Callable[[], None]) -> Identity:
+    """Who has joined; the config is his."""
+    as_bob()
+    return membership.join(invitation)
+
+
+@pytest.fixture
 def invitation(tmp_path: Path, lab: TrustPaths) -> Path:
     membership.invite("lab", "bob", 30 * DAY_S, tmp_path / "bob.pem")
     return tmp_path / "bob.pem"
@@ -52,9 +59,7 @@ class TestDoubt:
         for name in ("bob", "node"):
             assert membership.doubt("lab", name).startswith(f"no valid certificate was issued to {name!r}")
 
-    def test_others_are_told_that_it_is_not_checked(self, invitation: Path, as_bob: Callable[[], None]) -> None:
-        as_bob()
-        membership.join(invitation)
+    def test_others_are_told_that_it_is_not_checked(self, bob: Identity) -> None:
         assert membership.doubt("lab", "ada") == (
             "the name 'ada' is not checked: only the person who made the pool lab knows its names"
         )
@@ -97,9 +102,7 @@ class TestInviting:
         for person in (me, joined):
             assert shake_hands(tmp_path, person, node) == "TLSv1.3"
 
-    def test_the_file_is_for_this_user_alone_and_has_no_key_but_its_own(
-        self, invitation: Path, lab: TrustPaths
-    ) -> None:
+    def test_the_file_is_for_this_user_alone_and_has_one_key(self, invitation: Path, lab: TrustPaths) -> None:
         assert invitation.stat().st_mode & 0o777 == 0o600
         keys = pem_blocks(invitation.read_bytes(), "PRIVATE KEY")
         assert len(keys) == 1
@@ -130,25 +133,21 @@ class TestJoining:
         assert read_hosts(paths_of("lab")).nodes == ("host1:7878", "host2:7878")
 
     def test_a_pool_of_somebody_else_with_that_name_is_not_replaced(
-        self, tmp_path: Path, invitation: Path, as_bob: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, bob: Identity, as_bob: Callable[[], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        as_bob()
-        mine = membership.join(invitation)
         monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "eve"))
         membership.make_pool("lab", "eve")
         membership.invite("lab", "bob", DAY_S, tmp_path / "eves.pem")
         as_bob()
         with pytest.raises(TrustError, match="another pool lab, of somebody else"):
             membership.join(tmp_path / "eves.pem")
-        assert identity_of("lab") == mine
+        assert identity_of("lab") == bob
 
     def test_who_made_the_pool_needs_no_invitation(self, invitation: Path, lab: TrustPaths) -> None:
         with pytest.raises(TrustError, match="made the pool lab yourself"):
             membership.join(invitation)
 
-    def test_who_was_invited_makes_no_pool_of_that_name(self, invitation: Path, as_bob: Callable[[], None]) -> None:
-        as_bob()
-        membership.join(invitation)
+    def test_who_was_invited_makes_no_pool_of_that_name(self, bob: Identity) -> None:
         with pytest.raises(TrustError, match="you were invited to a pool lab"):
             membership.make_pool("lab", "bob")
 
@@ -267,16 +266,8 @@ class TestRenewing:
         assert {one.facts.name for one in membership.standings("lab")} == {"ada", "node"}
 
     def test_who_joined_before_can_join_with_a_new_authority(
-        self,
-        tmp_path: Path,
-        lab: TrustPaths,
-        invitation: Path,
-        as_bob: Callable[[], None],
-        config: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, tmp_path: Path, bob: Identity, as_bob: Callable[[], None], config: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        as_bob()
-        membership.join(invitation)
         monkeypatch.setenv(CONFIG_VARIABLE, str(config))
         membership.renew_pool("lab", authority=True)
         membership.invite("lab", "bob", DAY_S, tmp_path / "again.pem")
@@ -285,10 +276,8 @@ class TestRenewing:
 
 
 def test_a_pool_that_one_joined_is_used_and_forgotten_and_not_ruled(
-    tmp_path: Path, invitation: Path, as_bob: Callable[[], None]
+    tmp_path: Path, invitation: Path, bob: Identity
 ) -> None:
-    as_bob()
-    membership.join(invitation)
     for rule in (
         lambda: membership.invite("lab", "carl", DAY_S, tmp_path / "carl.pem"),
         lambda: membership.revoke_certificates("lab", "ada"),

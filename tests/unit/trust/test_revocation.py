@@ -63,9 +63,7 @@ def test_another_authoritys_is_refused(authority: Authority, other: Authority, a
         Revocations.verify(forged.pem + other.certificates, authority.certificates)
 
 
-def test_one_of_a_forgotten_authority_names_nobody_that_counts(
-    tmp_path: Path, authority: Authority, ada: Identity
-) -> None:
+def test_one_of_a_forgotten_authority_names_nobody(tmp_path: Path, authority: Authority, ada: Identity) -> None:
     """A node that was away while the authority was renewed and the old one forgotten must start."""
     revoke(Revocations(), authority, [ada.facts], NOW).save(tmp_path / "revoked.pem")
     renewed = authority.renewed(NOW)

@@ -89,9 +89,7 @@ async def submitted(node: Scripted, connection: Connection) -> Listener:
 
 
 class TestTheEndOfTheProcess:
-    async def test_waits_for_runs_that_the_node_has_yet_to_take_in(
-        self, node: Scripted, connection: Connection
-    ) -> None:
+    async def test_waits_for_runs_that_the_node_has_not_taken_in(self, node: Scripted, connection: Connection) -> None:
         connection.submit(Listener(), submit())
         flush = asyncio.create_task(connection.flush())
         await node.next("submit")
@@ -99,9 +97,7 @@ class TestTheEndOfTheProcess:
         assert not flush.done()
         node.say(queued=pb.Queued(run_id="a", number=3))
         await asyncio.wait_for(flush, 20)
-
-    async def test_waits_for_nothing_that_is_over(self, connection: Connection) -> None:
-        connection.submit(Listener(done=True), submit())
+        connection.submit(Listener("b", done=True), submit("b"))
         await asyncio.wait_for(connection.flush(), 20)
 
     @pytest.mark.parametrize("given_up", [TimeoutError, KeyboardInterrupt])
@@ -177,9 +173,7 @@ class TestBreaks:
         async with asyncio.timeout(LINK_PATIENCE_S + 0.4):
             assert await listener.next() == ("down", None)
 
-    async def test_an_allocator_that_forgot_the_run_gets_it_again_as_it_was(
-        self, node: Scripted, connection: Connection
-    ) -> None:
+    async def test_who_forgot_the_run_gets_it_again_as_it_was(self, node: Scripted, connection: Connection) -> None:
         """It was killed before it wrote the run down. Output that was here is not sent again."""
         listener = await submitted(node, connection)
         node.say(queued=pb.Queued(run_id="a", number=12, output=9))
@@ -208,9 +202,7 @@ class TestBreaks:
         node.hang_up()
         assert (await node.next("submit")).run.run_id == "b", "it is followed no longer"
 
-    async def test_an_interrupt_during_the_break_is_sent_once_afterwards(
-        self, node: Scripted, connection: Connection
-    ) -> None:
+    async def test_an_interrupt_during_a_break_is_sent_once_later(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
         connection.submit(listener, submit())
         connection.cancel("a")  # the stream is not even open
@@ -272,9 +264,7 @@ class TestBreaks:
         node.say(refused=UNKNOWN)
         assert await listener.until("refused") is RunNotFound
 
-    async def test_what_was_collected_meanwhile_is_told_afterwards(
-        self, node: Scripted, connection: Connection
-    ) -> None:
+    async def test_what_was_collected_meanwhile_is_told_later(self, node: Scripted, connection: Connection) -> None:
         listener = Listener()
         connection.submit(listener, submit(quiet=True))
         await node.next("submit")
@@ -364,8 +354,7 @@ class TestSession:
         assert await asyncio.wait_for(died.get(), 20) == 3
 
     async def test_events_of_unknown_runs_are_ignored(self, node: Scripted, connection: Connection) -> None:
-        listener = Listener()
-        connection.submit(listener, submit())
+        listener = await submitted(node, connection)
         node.say(finished=pb.Finished(run_id="unknown"))
         node.say(output=pb.Output(run_id="unknown"))
         node.say(finished=pb.Finished(run_id="a"))
@@ -458,10 +447,6 @@ class TestCalls:
         opened = [await asyncio.wait_for(node.mailboxes.get(), 20) for _ in range(2)]
         assert opened == ["", own_mailbox()], "a session takes no mail before it is said whose"
 
-    async def test_a_method_that_the_node_does_not_have(self, node: Scripted, connection: Connection) -> None:
-        with pytest.raises(VersionMismatch, match="another version"):
-            await connection.unary("Status", pb.StatusRequest())
-
     async def test_blobs_there_and_back(self, node: Scripted, connection: Connection) -> None:
         data = bytes(range(256)) * 20_000
         await connection.put_blob("m", "b", [b"head", memoryview(data), b""])
@@ -469,6 +454,8 @@ class TestCalls:
         node.blob = b""
         with pytest.raises(RunNotFound, match="not kept"):
             await connection.read_blob("m", "b")
+        with pytest.raises(VersionMismatch, match="another version"):
+            await connection.unary("Status", pb.StatusRequest())  # which this node does not have
 
 
 async def test_who_is_silent_long_after_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

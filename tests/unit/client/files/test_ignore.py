@@ -12,6 +12,7 @@ from monarch_nb.client.files import ignore
 from monarch_nb.client.files.ignore import Patterns, rules_of
 from monarch_nb.client.files.local_tree import LocalTree
 from monarch_nb.client.files.project import Settings
+from unit.client.files.trees import write
 
 GIT = shutil.which("git")
 needs_git = pytest.mark.skipif(GIT is None, reason="compares with git")
@@ -32,12 +33,6 @@ def files_of(root: Path) -> set[bytes]:
     finally:
         tree.close()
     return {path for path, entry in entries.items() if entry.kind != entry.KIND_DIRECTORY}
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
 
 
 NAMES = ("a", "b", "ab", "a.log", "b.log", "x.py", "build", "out", "a b", "[a]", "!x", "#y", "A", "a-b")

@@ -28,6 +28,13 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def library(tmp_path: Path) -> Path:
+    (library := tmp_path / "library").mkdir()
+    (library / "code.py").write_text("code")
+    return library
+
+
+@pytest.fixture
 def nodes() -> list[FakeNode]:
     return fake_nodes(3)
 
@@ -149,9 +156,7 @@ class TestNodesThatFail:
         assert nodes[1].content() == nodes[2].content() != {}
         assert not files.sync(lambda: ["node1", "node2"]).anything
 
-    def test_a_change_that_nobody_took_is_not_lost(
-        self, files: SyncedFiles, nodes: list[FakeNode], project: Path
-    ) -> None:
+    def test_a_change_that_nobody_took_stays(self, files: SyncedFiles, nodes: list[FakeNode], project: Path) -> None:
         files.sync()
         for node in nodes:
             node.error = DISK_FULL
@@ -215,12 +220,7 @@ class TestFilesThatChangeMeanwhile:
 
 
 class TestMore:
-    def test_a_directory_is_added_beside_the_others(
-        self, files: SyncedFiles, nodes: list[FakeNode], tmp_path: Path
-    ) -> None:
-        library = tmp_path / "library"
-        library.mkdir()
-        (library / "code.py").write_text("code")
+    def test_a_directory_is_added_beside_others(self, files: SyncedFiles, nodes: list[FakeNode], library: Path) -> None:
         files.sync()
         assert files.add(library) == files.add(library) == "library"
         assert files.sync().files == 1
@@ -259,25 +259,20 @@ class TestMore:
             files.add(tmp_path)
 
     def test_a_new_kernel_goes_on_with_what_was_added(
-        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, tmp_path: Path
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, library: Path
     ) -> None:
-        library = tmp_path / "library"
-        library.mkdir()
         files.add(library)
         files.sync()
-        (library / "code.py").write_text("code")
+        (library / "code.py").write_text("edited")
         again = made(project, nodes)
         again.record.hear(nodes[0].lease.files)
         again.sync()
         again.close()
-        assert nodes[1].content("library") == {"code.py": b"code"}
+        assert nodes[1].content("library") == {"code.py": b"edited"}
 
     def test_what_another_kernel_adds_and_removes_counts_here_too(
-        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, tmp_path: Path
+        self, files: SyncedFiles, nodes: list[FakeNode], project: Path, library: Path
     ) -> None:
-        library = tmp_path / "library"
-        library.mkdir()
-        (library / "code.py").write_text("code")
         files.sync()
         other = made(project, nodes)
         other.add(library)

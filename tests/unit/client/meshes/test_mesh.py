@@ -58,13 +58,13 @@ class TestRunInfos:
         node1 = [part("a", SECOND, SECOND), part("b", SECOND, [6], number=2)]
         assert merged(node0, node1) == [("a", True, tuple(range(8))), ("b", False, (1, 6))]
 
-    def test_one_that_has_not_reached_every_node_goes_on(self) -> None:
+    def test_one_that_is_not_on_every_node_goes_on(self) -> None:
         assert merged([part("a", FIRST, FIRST, number=7)], [], last_number=6) == [("a", False, tuple(FIRST))]
-
-    def test_one_that_only_got_its_number_on_a_node_has_no_part_there(self) -> None:
         elsewhere = part("a", SECOND, [4])
         elsewhere.all_ranks[:] = SECOND
-        assert merged([part("a", [], [])], [elsewhere]) == [("a", False, (4,))]
+        assert merged([part("a", [], [])], [elsewhere]) == [("a", False, (4,))], "it only got its number there"
+        too_early = part("a", FIRST, [0], collected=True)
+        assert merged([too_early], []) == [("a", False, (0, 4, 5, 6, 7))]
 
     def test_one_that_was_collected_is_not_told_whichever_node_learns_it_first(self) -> None:
         first, second = part("a", FIRST, FIRST), part("a", SECOND, SECOND)
@@ -72,9 +72,6 @@ class TestRunInfos:
         both = part("a", SECOND, SECOND, collected=True)
         for nodes in (([collected], [both]), ([collected], [second]), ([], [second]), ([first], [])):
             assert merged(*nodes) == []
-
-    def test_one_that_was_called_collected_too_early_is_told(self) -> None:
-        assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0, 4, 5, 6, 7))]
 
 
 def test_of_a_run_what_each_node_knows_of_its_ranks() -> None:

@@ -94,9 +94,7 @@ def all_see_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "nodes_seeing", seeing)
 
 
-async def test_of_clients_that_race_one_gets_the_nodes_and_nothing_is_left_of_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_of_clients_that_race_one_gets_the_nodes_and_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first try: they do not hinder each other."""
     monkeypatch.setattr(attempts, "MOST_RACES", 1)
     for moments in map(random.Random, range(SEEDS)):

@@ -52,6 +52,8 @@ class TestFinding:
         assert shared("dev", [held_by("carol"), alices, other]) == [alices]
         assert shared("alice/dev", [alices, held_by("carol", pb.RIGHT_RUN)]) == [alices]
         assert shared("dev", [other]) == []
+        with pytest.raises(ReservationNotFound, match="alice/dev, carol/dev"):
+            shared("dev", [alices, held_by("carol", pb.RIGHT_RUN)])
 
     def test_what_is_not_shared_says_whose_it_is(self) -> None:
         with pytest.raises(
@@ -60,10 +62,6 @@ class TestFinding:
         ) as caught:
             shared("dev", [held_by("alice")])
         assert caught.value.owner == "alice"
-
-    def test_several_of_a_name_are_told_apart(self) -> None:
-        with pytest.raises(ReservationNotFound, match="alice/dev, carol/dev"):
-            shared("dev", [held_by("alice", pb.RIGHT_RUN), held_by("carol", pb.RIGHT_READ)])
 
 
 class TestGranting:
@@ -93,12 +91,10 @@ class TestGranting:
             await share(pool, "r", "dev", {"bob": "run"})
         assert node.told == []
 
-    async def test_nobody_else_reaches_a_local_pool(self) -> None:
+    async def test_nobody_else_reaches_a_local_pool_or_is_made_an_owner(self) -> None:
         pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(identity=None)]))
         with pytest.raises(UsageError, match="nobody else reaches a local pool"):
             await share(pool, "r", "dev", {"bob": "run"})
-
-    def test_nobody_is_made_an_owner(self) -> None:
         with pytest.raises(UsageError, match="or run"):
             checked_grant("own")
 

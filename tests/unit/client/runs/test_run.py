@@ -22,6 +22,15 @@ from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from unit.client.runs.run_harness import Harness, out, packed, several_turns
 
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for some seconds elsewhere."""
+    monkeypatch.setattr(freeing, "GAP_S", 0.0)
+    for name in ("ABORT_AFTER_S", "LINE_AFTER_S"):
+        monkeypatch.setattr(run_module, name, 0.0)
+
+
 IN_ALL_REDUCE = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
 
 
@@ -108,10 +117,6 @@ class TestListeners:
 
 class TestLine:
     """Somebody waits in line for the run's nodes."""
-
-    @pytest.fixture(autouse=True)
-    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_module, "LINE_AFTER_S", 0.0)
 
     def said(self, harness: Harness) -> list[str]:
         return [notice.text for notice in harness.of(events.Notice) if notice.key == events.LINE_NOTICE]
@@ -357,6 +362,11 @@ class TestResults:
         assert [failure.kind for failure in harness.run.failures] == ["error", "interrupted", "error"]
         assert [result.outcome for result in harness.of(events.Result)] == ["error", "interrupted", "error"]
 
+    async def test_an_interrupt_goes_where_ranks_have_not_finished(self, harness: Harness) -> None:
+        harness.finished(*range(4))
+        harness.run.send_interrupt()
+        assert [node.sent for node in harness.nodes] == [[], [("cancel", "run-id")]]
+
     async def test_an_interrupt_comes_after_the_run_on_every_node(self, harness: Harness) -> None:
         harness.start()
         harness.run.send_interrupt()
@@ -369,7 +379,6 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, goes: str
     ) -> None:
         monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
-        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(0)
         if goes == "before":
             harness.run.on_link(harness.nodes[1], up=False)
@@ -383,20 +392,22 @@ class TestResults:
         assert report.unreachable == dict.fromkeys(range(4, 8), "node1")
         assert harness.core.asked_where == []
 
-    async def test_a_node_that_is_back_at_once_is_waited_for(self, harness: Harness) -> None:
+    async def test_a_node_that_is_soon_back_is_waited_for(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(freeing, "GAP_S", 60.0)
         harness.run.on_link(harness.nodes[1], up=False)
         harness.finished(*range(4))
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
-        await asyncio.sleep(0.01)
+        await several_turns()
         harness.run.on_link(harness.nodes[1], up=True)
         harness.finished(*range(4, 8), outcome=run_pb2.OUTCOME_INTERRUPTED)
         assert str(await asyncio.wait_for(interrupt, 10.0)) == "interrupted ranks 4-7"
 
-    async def test_after_it_only_what_can_be_reached_is_waited_for(
+    async def test_after_it_what_can_be_reached_is_waited_for(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.05)
-        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.start()
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
@@ -427,10 +438,7 @@ class TestResults:
         report = await harness.run._interrupt(kill_stuck=False)
         assert (report.stopped, report.stuck, report.unreachable) == (tuple(range(7)), {}, {7: "node1"})
 
-    async def test_only_ranks_that_can_be_reached_are_killed(
-        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(freeing, "GAP_S", 0.0)
+    async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=True))
@@ -454,9 +462,8 @@ class TestResults:
 
     @pytest.mark.parametrize(("outcome", "interrupted"), [("OK", False), ("ERROR", True), ("DIED", True)])
     async def test_on_error_abort_interrupts_the_others_when_a_rank_failed(
-        self, monkeypatch: pytest.MonkeyPatch, outcome: str, interrupted: bool
+        self, outcome: str, interrupted: bool
     ) -> None:
-        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
         harness, stopped = Harness(on_error="abort"), Harness(on_error="abort")
         taken_along = run_pb2.Failure(name=ProcessGroupAborted.__name__)
         if interrupted:
@@ -474,7 +481,6 @@ class TestResults:
     async def test_ranks_that_wait_for_one_that_watch_has_stopped_are_interrupted(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, interrupted: bool
     ) -> None:
-        monkeypatch.setattr(run_module, "ABORT_AFTER_S", 0.0)
         monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
         harness.core.places = dict.fromkeys([0, *range(2, 8)], IN_ALL_REDUCE)
         harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=name))
@@ -483,9 +489,7 @@ class TestResults:
         await several_turns()
         assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
 
-    async def test_who_waits_for_a_hang_is_told_the_sentence(
-        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_who_waits_for_a_hang_is_told_of_it(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
         harness.core.places = dict.fromkeys(range(7), IN_ALL_REDUCE)
         waiting = asyncio.ensure_future(asyncio.to_thread(harness.run.wait_hang, 10.0))
@@ -499,9 +503,7 @@ class TestResults:
         ended.finished(*range(8))
         assert await asyncio.to_thread(ended.run.wait_hang, 10.0) == "", "it does not hang"
 
-    async def test_ctrl_c_tells_which_rank_had_failed_before(
-        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_ctrl_c_tells_which_rank_has_failed(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         failure = run_pb2.Failure(name="NotFinite", message="the loss of step 3 is nan")
         harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
         report = InterruptReport(stopped=(0, 2))

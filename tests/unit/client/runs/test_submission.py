@@ -41,9 +41,7 @@ async def test_the_first_node_gives_the_number_the_others_learn_it(harness: Harn
     assert (harness.run.number, second.title) == (5, "title")
 
 
-async def test_the_system_is_asked_once_who_submits_it_to_all_nodes(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_system_is_asked_once_who_submits_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["alice"])
     monkeypatch.setattr("getpass.getuser", lambda: next(names))
     harness.start()

@@ -88,14 +88,30 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match="GPU 1 is held by ann\n"):
             choose_nodes(Shape(1, 0, 2), [one], force_busy=True)
 
-    def test_more_nodes_than_there_are(self) -> None:
-        for wanted, procs, there, besides, more in (
-            (3, 1, [node(0), node(1)], 0, 3),
-            (3, 1, [node(0), node(1)], 2, 5),
-            (9, 4, [node(index, free=0) for index in range(3)], 0, 12),  # those that are held do not count
+    def test_what_never_fits_says_what_helps(self) -> None:
+        local, hosts = [node(0), node(1)], [node(0), node(1)]
+        hosts[1].address = "host1:7878"
+        lost = node(0, gpus_free=1, gpus=2)
+        lost.gpus[1].trouble = "fallen off the bus"
+        full = [node(index, free=0) for index in range(3)]
+        for shape, there, besides, said in (
+            (Shape(3, 1, 0), local, 0, "monarch-nb up --nodes 3 adds nodes"),
+            (Shape(3, 1, 0), local, 2, "monarch-nb up --nodes 5 adds nodes"),
+            (Shape(9, 4, 0), full, 0, "monarch-nb up --nodes 12 adds nodes"),  # those that are held do not count
+            (Shape(1, 8, 0), local, 0, "release all reservations .*: a local pool without reservations"),
+            (Shape(3, 1, 0), hosts, 0, "ask for less: 2 nodes can take 1 proc at all"),
+            (Shape(1, 9, 0), hosts, 0, r"ask for less: the largest node of this pool has \d procs"),
+            (
+                Shape(2, 0, 2),
+                [node(0, gpus_free=2, gpus=2), node(1)],
+                0,
+                "less: 1 node of this pool has 2 GPUs that can",
+            ),
+            (Shape(1, 0, 2), [lost], 0, "ask for less: the largest node of this pool has 1 gpu"),
+            (Shape(1, 0, 1), local, 0, "^1 GPU per node asked for, .* has a GPU; --procs N asks for"),
         ):
-            with pytest.raises(CapacityError, match=f"monarch-nb up --nodes {more} adds nodes"):
-                choose_nodes(Shape(wanted, procs, 0), there, besides=besides)
+            with pytest.raises(CapacityError, match=said):
+                choose_nodes(shape, there, besides=besides)
 
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
@@ -103,34 +119,8 @@ class TestChooseNodes:
         assert "  host3: does not answer (timed out)" in str(raised.value).splitlines()
         assert "only 1 of 2 nodes can take 1 proc:" in str(raised.value), "it is one of the pool's"
 
-    def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
-        hosts = [node(0), node(1)]
-        hosts[1].address = "host1:7878"
-        with pytest.raises(CapacityError, match="ask for less: 2 nodes can take 1 proc at all"):
-            choose_nodes(Shape(3, 1, 0), hosts)
-        with pytest.raises(CapacityError, match=r"ask for less: the largest node of this pool has \d procs"):
-            choose_nodes(Shape(1, 9, 0), hosts)
 
-    def test_a_local_pool_is_not_given_gpus_by_more_nodes(self) -> None:
-        with pytest.raises(CapacityError, match="ask for less: 1 node of this pool has 2 GPUs that can be used"):
-            choose_nodes(Shape(2, 0, 2), [node(0, gpus_free=2, gpus=2), node(1)])
-        lost = node(0, gpus_free=1, gpus=2)
-        lost.gpus[1].trouble = "fallen off the bus"
-        with pytest.raises(CapacityError, match="ask for less: the largest node of this pool has 1 gpu"):
-            choose_nodes(Shape(1, 0, 2), [lost])
-
-    def test_more_slots_than_any_node_has(self) -> None:
-        with pytest.raises(CapacityError, match=r"release all reservations .*: a local pool without reservations"):
-            choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
-
-    def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:
-        with pytest.raises(CapacityError, match=r"^1 GPU per node asked for, .* has a GPU; --procs N asks for"):
-            choose_nodes(Shape(1, 0, 1), [node(0), node(1)])
-
-
-def test_arguments_are_refused_before_anything_is_started_or_asked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_arguments_are_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
     started = "monarch_nb.client.reservations.reserving.waiting.provisioner_of"
     monkeypatch.setattr(started, lambda _: pytest.fail("started a pool"))
@@ -172,12 +162,10 @@ class TestWhatIsHeld:
         assert isinstance(not_whole(being_made), ReservationNotFound)
         assert "is not ready" in str(not_whole(being_made))
 
-    def test_not_found_lists_mine_and_no_others(self) -> None:
+    def test_not_found_lists_mine_and_nodes_that_may_have_it(self) -> None:
         text = str(not_found("dex", [held("dev"), held("eval", nodes=1), held("secret", owner="ann")]))
         assert text == "no reservation 'dex'; you hold dev (2 nodes × 4 procs), eval (1 node × 4 procs)"
         assert "you hold none: %mesh reserve NAME" in str(not_found(None, []))
-
-    def test_not_found_names_nodes_that_may_have_it(self) -> None:
         text = str(not_found("dev", [], silent=["host1"]))
         assert text.startswith("no reservation 'dev' on the nodes that answer (host1 does not); you hold none")
         assert "(host1, host2 do not)" in str(not_found("dev", [], silent=["host1", "host2"]))

@@ -23,6 +23,7 @@ def ok(rank: int) -> Result:
 def test_the_example_of_the_issue() -> None:
     text = explain_waits({7: failed(7, "error")}, dict.fromkeys(range(7), at("all_reduce")))
     assert text.startswith("ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError: interrupt")
+    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == explain_waits({}, {}) == "", "nobody waits"
 
 
 def test_afterwards_it_is_the_past() -> None:
@@ -30,11 +31,6 @@ def test_afterwards_it_is_the_past() -> None:
     assert explain_past_waits({3: failed(3, "error")}, where) == (
         "ranks 0-1 waited in all_reduce (train.py:41), rank 2 waited in recv (train.py:41); rank 3 raised KeyError"
     )
-
-
-def test_nobody_waits() -> None:
-    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == ""
-    assert explain_waits({}, {}) == ""
 
 
 def test_different_places_are_told_apart() -> None:
