@@ -166,7 +166,7 @@ def test_what_was_saved_just_before_is_never_missed(tree: LocalTree, root: Path)
     dice = random.Random(1)
     tree.refresh()
     places = [root]
-    for number in range(300):
+    for number in range(150):
         data = f"{number}".encode().ljust(8)
         how = dice.randrange(5)
         file = dice.choice(places) / f"m{dice.randrange(5)}.py"
