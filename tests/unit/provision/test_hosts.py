@@ -38,8 +38,10 @@ def test_a_pool_that_was_made_or_joined_is_one_of_hosts() -> None:
     assert isinstance(provisioner_of("other"), LocalProvisioner)
 
 
-def test_who_was_invited_ends_no_nodes(lab: Callable[..., None]) -> None:
+def test_nobody_starts_or_ends_other_peoples_machines(lab: Callable[..., None]) -> None:
     lab(nodes=("127.0.0.1:1",))
+    with pytest.raises(UsageError, match="on each, run monarch-nb allocator --pool lab --listen HOST:7878"):
+        HostsProvisioner().up(pool="lab")
     paths = paths_of("lab")
     Authority.load("lab", paths).issue("bob", USER).save(paths.identity)
     with pytest.raises(AccessDenied, match="only the person who made the pool lab can end its nodes; %mesh release"):
@@ -93,8 +95,3 @@ def test_a_name_without_addresses_is_told(lab: Callable[..., None], monkeypatch:
         addresses()
     lab(nodes=("host1:7878",), dns="nowhere:7878")
     assert addresses() == ["host1:7878", "nowhere:7878"], "one that does not answer, beside those that do"
-
-
-def test_nobody_starts_other_peoples_machines() -> None:
-    with pytest.raises(UsageError, match="on each, run monarch-nb allocator --pool lab --listen HOST:7878"):
-        HostsProvisioner().up(pool="lab")

@@ -37,12 +37,7 @@ def test_pools_of_this_machine_are_known_while_they_are_up(home: Path) -> None:
     is_started(home, "mine")
     (home / "notebooks").mkdir()
     assert known_pools() == ["mine", "lab"]
-
-
-def test_the_default_pool_is_known_before_it_is_started(home: Path) -> None:
-    make_pool("lab", "alice")
-    is_started(home, "mine")
-    for name in ("local", "lab", "mine"):
+    for name in ("local", "lab", "mine"):  # the default one before it is started
         check_known(name)
     assert not any(map(is_known, ("labb", "notebooks", "../home/mine", "")))
 

@@ -9,7 +9,10 @@ import pytest
 
 from monarch_nb.errors import PoolError
 from monarch_nb.provision import launchers
+from monarch_nb.provision.kubernetes.launcher import KubernetesLauncher
 from monarch_nb.provision.launchers import launcher
+from monarch_nb.provision.slurm import SlurmLauncher
+from monarch_nb.provision.ssh import SshLauncher
 
 
 @pytest.fixture
@@ -23,6 +26,13 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(launchers, "entry_points", lambda group: [point])
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("on", "kind"), [("ssh:lab", SshLauncher), ("k8s:lab", KubernetesLauncher), ("slurm", SlurmLauncher)]
+)
+def test_ours_are_found_by_their_entry_points(on: str, kind: type) -> None:
+    assert isinstance(launcher(on), kind)
 
 
 def test_one_without_its_module_is_named_with_its_package(installed: Path) -> None:

@@ -62,9 +62,9 @@ class TestScript:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("words", [(), ("-q", "gpu"), ("-P", "lab", "-x"), ("-R", "select[mem>1000]")])
-    def test_flags_of_bsub_pass(self, words: tuple[str, ...]) -> None:
-        _check_arguments(words)
+    def test_flags_of_bsub_pass(self) -> None:
+        for words in ((), ("-q", "gpu"), ("-P", "lab", "-x"), ("-R", "select[mem>1000]")):
+            _check_arguments(words)
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -73,7 +73,6 @@ class TestArguments:
             (("-gpu", "num=2"), "say --gpus"),
             (("-W", "8:00"), "say --time"),
             (("-K",), "the cell waits"),
-            (("gpu",), "'gpu' is no flag of bsub"),
             (("-q", "gpu", "sleep"), "'sleep' is no flag of bsub"),
         ],
     )
@@ -85,17 +84,13 @@ class TestArguments:
 INSIDE = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 4 h2 4", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
-class TestJobThatIsThere:
-    def test_is_used_when_it_has_what_is_asked_for(self) -> None:
-        assert _job_with(ASK, INSIDE) == "7"
-        assert _job_with(replace(ASK, gpus=0, procs=4), {**INSIDE, "CUDA_VISIBLE_DEVICES": ""}) == "7"
-        assert _job_with(replace(ASK, nodes=1, beside=("h1",)), INSIDE) == "7"
-
-    def test_is_left_alone_when_it_is_too_small_or_bsub_is_told_something(self) -> None:
-        assert _job_with(replace(ASK, nodes=3), INSIDE) == ""
-        assert _job_with(replace(ASK, gpus=9), INSIDE) == ""
-        assert _job_with(replace(ASK, arguments=("-q", "gpu")), INSIDE) == ""
-        assert _job_with(ASK, {}) == ""
+def test_a_job_that_is_there_is_used_when_it_has_what_is_asked_for() -> None:
+    assert _job_with(ASK, INSIDE) == "7"
+    assert _job_with(replace(ASK, gpus=0, procs=4), {**INSIDE, "CUDA_VISIBLE_DEVICES": ""}) == "7"
+    assert _job_with(replace(ASK, nodes=1, beside=("h1",)), INSIDE) == "7"
+    for other in ({"nodes": 3}, {"gpus": 9}, {"arguments": ("-q", "gpu")}):
+        assert _job_with(replace(ASK, **other), INSIDE) == ""  # type: ignore[arg-type]
+    assert _job_with(ASK, {}) == ""
 
 
 def test_what_is_true_of_this_process_s_own_job_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +108,11 @@ class TestLooks:
         return look_of(parse_row(line))
 
     def test_waiting(self) -> None:
-        look = self.look("12|PEND|-|-|480.0|-|-|-|Job slot limit reached: 4 hosts;")
-        assert look == Look("waiting", "LSF job 12 waits (Job slot limit reached: 4 hosts)")
+        look = self.look("12|PEND|-|-|480.0|-|-|-|Job slot limit reached | 4 hosts;")
+        assert look == Look("waiting", "LSF job 12 waits (Job slot limit reached | 4 hosts)")
         look = self.look("12|PEND|-|-|480.0|Nov 23 14:02|-|-|New job is waiting for scheduling;")
         assert look.text.endswith("(New job is waiting for scheduling), starts at about Nov 23 14:02")
         assert "bresume lets it go on" in self.look("12|PSUSP|-|-|-|-|-|-|The job was suspended by the user").text
-
-    def test_a_reason_may_have_any_character(self) -> None:
-        assert "(a | b)" in self.look("12|PEND|-|-|-|-|-|-|a | b").text
 
     def test_running(self) -> None:
         look = self.look("12|RUN|8*h1:8*h2|1:30 L|120.0/h1|-|-|-|-")
@@ -128,22 +120,19 @@ class TestLooks:
         assert look.ends_at > 0
         assert self.look("12|RUN|h1|2:00 E|-|-|-|-|-").ends_at == 0, "an estimate is no limit"
 
-    @pytest.mark.parametrize("state", ["USUSP", "SSUSP", "UNKWN"])
-    def test_one_that_does_not_go_on_has_trouble(self, state: str) -> None:
-        look = self.look(f"12|{state}|h1|-|-|-|-|-|-")
-        assert look.state == "running"
-        assert look.trouble
+    def test_one_that_does_not_go_on_has_trouble(self) -> None:
+        for state in ("USUSP", "SSUSP", "UNKWN"):
+            look = self.look(f"12|{state}|h1|-|-|-|-|-|-")
+            assert look.state == "running"
+            assert look.trouble
 
     @pytest.mark.parametrize(
         ("line", "said"),
         [
             ("12|DONE|h1|-|-|-|-|-|-", "LSF job 12 has ended"),
             ("12|EXIT|h1|-|-|-|3|-|-", "LSF job 12 failed (exit code 3)"),
-            (
-                "12|EXIT|h1|-|-|-|130|TERM_OWNER: job killed by owner|-",
-                "was cancelled (TERM_OWNER: job killed by owner)",
-            ),
-            ("12|EXIT|h1|-|-|-|140|TERM_RUNLIMIT: job killed after reaching LSF run time limit|-", "its time was up"),
+            ("12|EXIT|h1|-|-|-|130|TERM_OWNER: by owner|-", "was cancelled (TERM_OWNER: by owner)"),
+            ("12|EXIT|h1|-|-|-|140|TERM_RUNLIMIT: its time|-", "its time was up"),
             ("12|EXIT|h1|-|-|-|1|TERM_SOMETHING_NEW: whatever|-", "failed (TERM_SOMETHING_NEW: whatever)"),
         ],
     )
@@ -164,31 +153,25 @@ class TestLooks:
         ("Too many processors requested. Job not submitted.", CapacityError),
         ("RUNLIMIT: Cannot exceed queue's hard limit(s). Job not submitted.", CapacityError),
         ("nosuch: No such queue. Job not submitted.", UsageError),
-        ("Bad resource requirement syntax. Job not submitted.", UsageError),
+        ("bsub: invalid option -- 'z'\nUsage: bsub [-h]\n            [-J job_name] [command]\n", UsageError),
         ("Failed in an LSF library call: LIM is down; try later", PoolError),
     ],
 )
 def test_refusals(said: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.provision.lsf._queues", lambda: "")
-    assert type(_refusal(said)) is kind
+    refused = _refusal(said)
+    assert type(refused) is kind
+    assert said.splitlines()[0].partition(". ")[0] in str(refused)
+    assert "Usage" not in str(refused)
 
 
-def test_a_flag_that_bsub_does_not_know_is_named() -> None:
-    said = "bsub: invalid option -- 'z'\nUsage: bsub [-h]\n            [-J job_name] [command]\n"
-    assert str(_refusal(said)) == "LSF refused the job: bsub: invalid option -- 'z'"
-
-
-def test_where_lsf_is_not_installed_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_lsf_is_a_form_asks_for_queue_and_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     way = launcher("lsf")
     assert isinstance(way, LsfLauncher)
     with pytest.raises(PoolError, match="LSF is not installed on this machine: there is no bjobs in the PATH"):
         way.look(Job("lsf", "12", "dev", "lsf-dev", 2, 0, 8, TrustPaths(tmp_path)))
-
-
-def test_a_form_asks_for_queue_and_project_where_lsf_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PoolError, match="no bsub"):
-        LsfLauncher().options()
+        way.options()
     (tmp_path / "bsub").touch(0o755)
-    assert flags_of(LsfLauncher().options(), {"queue": "gpu", "project": None}) == ["-q", "gpu"]
+    assert flags_of(way.options(), {"queue": "gpu", "project": None}) == ["-q", "gpu"]

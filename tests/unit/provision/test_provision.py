@@ -4,7 +4,9 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,84 +31,88 @@ def nodes_at(directory: Path, count: int) -> list[Node]:
     return [Node(f"node{i}", directory / f"node{i}", "unix:/nowhere", pid=1) for i in range(count)]
 
 
-def starting(tmp_path: Path) -> tuple[Starting, int]:
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[tuple[Starting, int]]:
+    """An allocator that starts, and the end of its pipe."""
     read_end, write_end = os.pipe()
-    return Starting("node0", NodePaths(tmp_path), read_end), write_end
+    one = Starting("node0", NodePaths(tmp_path), read_end)
+    with open(write_end, "wb", buffering=0):
+        yield one, write_end
+    one.close()
 
 
-class TestFinding:
-    def test_local_is_an_entry_point(self) -> None:
-        assert isinstance(provisioner("local"), LocalProvisioner)
-
-    def test_an_unknown_name_lists_what_there_is(self) -> None:
-        with pytest.raises(UsageError, match=r"no provisioner 'slurmm'; installed: .*local"):
-            provisioner("slurmm")
+def test_local_is_an_entry_point() -> None:
+    assert isinstance(provisioner("local"), LocalProvisioner)
+    with pytest.raises(UsageError, match=r"no provisioner 'slurmm'; installed: .*local"):
+        provisioner("slurmm")
 
 
-class TestRequest:
-    @pytest.mark.parametrize(("nodes", "procs"), [(0, 4), (-1, 4), (2, 0)])
-    def test_nonsense_numbers_change_nothing(self, home: Path, nodes: int, procs: int) -> None:
+def test_what_makes_no_sense_changes_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = LocalProvisioner().up
+    for nodes, procs in ((0, 4), (-1, 4), (2, 0)):
         with pytest.raises(UsageError, match="must be at least 1"):
-            LocalProvisioner().up(nodes, procs)
-        assert list(home.iterdir()) == []
-
-    @pytest.mark.parametrize("pool", ["", "..", "a/b", "x" * 40, ".hidden"])
-    def test_a_pool_name_can_not_leave_the_home(self, home: Path, pool: str) -> None:
+            up(nodes, procs)
+    for pool in ("", "..", "a/b", "x" * 40, ".hidden"):
         with pytest.raises(UsageError, match="no name for a pool"):
             LocalProvisioner().nodes(pool=pool)
-
-    def test_gpus_are_all_or_none(self, home: Path) -> None:
-        with pytest.raises(UsageError, match="all"):
-            LocalProvisioner().up(1, gpus="2")
-
-    def test_down_without_a_pool_does_nothing(self, home: Path) -> None:
-        assert LocalProvisioner().down() == 0
-        assert list(home.iterdir()) == []
+    with pytest.raises(UsageError, match="all"):
+        up(1, gpus="2")
+    with pytest.raises(UsageError, match="the log limit is a size such as 500MB"):
+        up(1, log_limit="20")
+    monkeypatch.setenv(LOG_LIMIT_VARIABLE, "20 gigs")
+    with pytest.raises(UsageError, match=r"\$MONARCH_NB_LOG_LIMIT is a size"):
+        up(1)
+    assert LocalProvisioner().down() == 0, "there is no pool"
+    assert list(home.iterdir()) == []
 
 
 class TestShape:
-    def test_defaults_are_one_rank_per_core(self, tmp_path: Path) -> None:
-        assert _agree_on_shape(tmp_path, [], None, None, None, isolate=False) == PoolShape(os.cpu_count() or 1, "all")
+    """What `up` makes of a pool that there is, or not yet."""
 
-    def test_the_same_again_and_more_nodes(self, tmp_path: Path) -> None:
-        _write_shape(tmp_path, PoolShape(4, "all"))
+    @pytest.fixture
+    def agree(self, tmp_path: Path) -> Callable[..., PoolShape]:
+        def agreed(
+            there: PoolShape | None, nodes: int | None = None, procs: int | None = None, **more: Any
+        ) -> PoolShape:
+            if there:
+                _write_shape(tmp_path, there)
+            more = {"isolate": False, "gpus": None, **more}
+            return _agree_on_shape(tmp_path, nodes_at(tmp_path, 2) if there else [], nodes, procs, **more)
+
+        return agreed
+
+    def test_the_same_again_and_more_nodes(self, agree: Callable[..., PoolShape]) -> None:
+        assert agree(None) == PoolShape(os.cpu_count() or 1, "all"), "one rank per core"
+        shared, isolated, by_itself = (
+            PoolShape(4, "all"),
+            PoolShape(4, "all", isolate=True),
+            PoolShape(4, "all", by_itself=True),
+        )
         for nodes, procs in ((None, None), (2, 4), (3, 4), (5, None)):
-            agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, None, isolate=False)
-            assert agreed == PoolShape(4, "all")
+            for there in (shared, isolated):
+                assert agree(there, nodes, procs) == there
+        assert agree(by_itself, 2, 4).by_itself, "who made it so is remembered"
 
-    @pytest.mark.parametrize(("nodes", "procs", "gpus"), [(2, 8, None), (1, 4, None), (2, 4, "none")])
-    def test_another_shape_names_the_way_out(self, tmp_path: Path, nodes: int, procs: int, gpus: str | None) -> None:
-        _write_shape(tmp_path, PoolShape(4, "all"))
-        with pytest.raises(PoolError, match=r"is up with 2 nodes × 4 procs.*monarch-nb down"):
-            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), nodes, procs, gpus, isolate=False)
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"nodes": 2, "procs": 8}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
+            ({"nodes": 1, "procs": 4}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
+            ({"gpus": "none"}, "is up with 2 nodes × 4 procs.*monarch-nb down"),
+            ({"isolate": True}, "to have 2 nodes × 4 procs, isolated, .* end it first"),
+            ({"log_limit": "1TB"}, "4 procs, log limit 5GB; to have .*, log limit 1TB, end"),
+        ],
+    )
+    def test_another_shape_names_the_way_out(
+        self, agree: Callable[..., PoolShape], asked: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(PoolError, match=said):
+            agree(PoolShape(4, "all", log_limit="5GB"), **asked)
 
-    def test_a_pool_that_shares_files_does_not_become_isolated(self, tmp_path: Path) -> None:
-        _write_shape(tmp_path, PoolShape(4, "all"))
-        with pytest.raises(PoolError, match=r"to have 2 nodes × 4 procs, isolated, end it first"):
-            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=True)
-
-    def test_an_isolated_pool_stays_isolated_when_nothing_is_said(self, tmp_path: Path) -> None:
-        _write_shape(tmp_path, PoolShape(4, "all", isolate=True))
-        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), 3, None, None, isolate=False)
-        assert agreed == PoolShape(4, "all", isolate=True)
-
-    def test_the_limit_of_logs_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_limit_of_logs_is_kept(self, agree: Callable[..., PoolShape], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(LOG_LIMIT_VARIABLE, "3GB")
-        assert _agree_on_shape(tmp_path, [], None, 4, None, isolate=False) == PoolShape(4, "all", log_limit="3GB")
-        _write_shape(tmp_path, PoolShape(4, "all", log_limit="5GB"))
-        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False)
-        assert agreed == PoolShape(4, "all", log_limit="5GB")
-        with pytest.raises(
-            PoolError, match=r"is up with 2 nodes × 4 procs, log limit 5GB; to have .*, log limit 1TB, end"
-        ):
-            _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), None, None, None, isolate=False, log_limit="1TB")
-
-    def test_a_limit_that_nobody_can_read_is_refused(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(UsageError, match="the log limit is a size such as 500MB"):
-            LocalProvisioner().up(1, log_limit="20")
-        monkeypatch.setenv(LOG_LIMIT_VARIABLE, "20 gigs")
-        with pytest.raises(UsageError, match=r"\$MONARCH_NB_LOG_LIMIT is a size"):
-            LocalProvisioner().up(1)
+        for there, limit in ((None, "3GB"), (PoolShape(4, "all", log_limit="5GB"), "5GB")):
+            assert agree(there, procs=4) == PoolShape(4, "all", log_limit=limit)
 
 
 def described(*free: int) -> list[pb.DescribeReply]:
@@ -116,10 +122,11 @@ def described(*free: int) -> list[pb.DescribeReply]:
 
 
 class TestRoom:
-    def test_what_fits_changes_nothing(self) -> None:
+    def test_what_fits_or_takes_from_anybody_changes_nothing(self) -> None:
         assert change_for(2, 4, described(4, 4), by_itself=True) is None
         assert change_for(1, 2, described(1, 3), by_itself=True) is None
         assert change_for(9, 0, described(4), by_itself=True) is None, "GPUs do not grow"
+        assert change_for(1, 8, described(4, 3), by_itself=True) is None
 
     @pytest.mark.parametrize("by_itself", [False, True])
     def test_one_that_holds_nothing_takes_the_shape_that_is_asked_for(self, by_itself: bool) -> None:
@@ -131,26 +138,15 @@ class TestRoom:
         assert change_for(2, 3, described(0, 2), by_itself=True) == Change(4, 4, anew=False)
         assert change_for(2, 4, described(0, 4), by_itself=False) is None, "somebody wanted it so"
 
-    def test_nothing_is_taken_from_anybody(self) -> None:
-        assert change_for(1, 8, described(4, 3), by_itself=True) is None
-
-    def test_a_slip_of_the_finger_is_no_reason(self, home: Path) -> None:
-        for asked in ((65, 1, 0), (1, 257, 0)):
-            with pytest.raises(UsageError, match="at most 64 nodes × 256 procs"), LocalProvisioner().room(*asked):
+    def test_a_slip_of_the_finger_and_gpus_that_are_lacking_start_nothing(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("monarch_nb.allocator.readings.gpus.discover_gpus", list)
+        many = "at most 64 nodes × 256 procs"
+        for asked, said in (((65, 1, 0), many), ((1, 257, 0), many), ((1, 0, 1), "has no GPU")):
+            with pytest.raises((UsageError, CapacityError), match=said), LocalProvisioner().room(*asked):
                 pass
         assert list(home.iterdir()) == []
-
-    def test_gpus_that_this_machine_lacks_start_nothing(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("monarch_nb.allocator.readings.gpus.discover_gpus", list)
-        with pytest.raises(CapacityError, match="has no GPU"), LocalProvisioner().room(1, 0, 1):
-            pass
-        assert list(home.iterdir()) == []
-
-    def test_who_made_it_so_is_remembered_and_no_other_shape(self, tmp_path: Path) -> None:
-        _write_shape(tmp_path, PoolShape(4, "all", by_itself=True))
-        agreed = _agree_on_shape(tmp_path, nodes_at(tmp_path, 2), 2, 4, None, isolate=False)
-        assert agreed.by_itself
-        assert agreed == PoolShape(4, "all")
 
 
 class TestNodes:
@@ -169,20 +165,19 @@ class TestNodes:
 
 
 class TestWaiting:
-    def test_lines_may_come_in_pieces(self, tmp_path: Path) -> None:
-        one, write_end = starting(tmp_path)
+    def test_lines_may_come_in_pieces(self, starting: tuple[Starting, int]) -> None:
+        one, write_end = starting
         came: list[str] = []
         os.write(write_end, b'{"serving": "unix:/x"}\n{"template')
         wait_for_lines([one], 1, time.monotonic() + 5)
         assert one.template_error == ""
         os.write(write_end, b'_error": "no torch"}\n')
-        os.close(write_end)
         wait_for_lines([one], 2, time.monotonic() + 5, lambda each: came.append(each.node_id))
         assert (came, one.template_error) == (["node0"], "no torch")
-        one.close()
 
     def test_a_dead_allocator_shows_its_last_words(self, tmp_path: Path) -> None:
-        one, write_end = starting(tmp_path)
+        read_end, write_end = os.pipe()
+        one = Starting("node0", NodePaths(tmp_path), read_end)
         (tmp_path / "allocator.log").write_text("of yesterday\nImportError: no module named grpc\n")
         one.log_start = len("of yesterday\n")
         os.close(write_end)
@@ -191,20 +186,28 @@ class TestWaiting:
         assert "of yesterday" not in str(raised.value), "an earlier allocator's words"
         one.close()
 
-    def test_the_wait_is_bounded(self, tmp_path: Path) -> None:
-        one, write_end = starting(tmp_path)
+    def test_the_wait_is_bounded(self, starting: tuple[Starting, int]) -> None:
         with pytest.raises(PoolError, match="node0 not ready in time"):
-            wait_for_lines([one], 1, time.monotonic() + 0.01)
-        os.close(write_end)
-        one.close()
+            wait_for_lines([starting[0]], 1, time.monotonic() + 0.01)
 
-    def test_only_the_end_of_a_log_is_told(self, tmp_path: Path) -> None:
-        one, write_end = starting(tmp_path)
+    def test_only_the_end_of_a_log_is_told(self, starting: tuple[Starting, int], tmp_path: Path) -> None:
         (tmp_path / "allocator.log").write_bytes(b"\xff\n" * 100 + b"last\n")
-        assert len(one.log_tail().splitlines()) == 15
-        assert one.log_tail().endswith("    last")
-        os.close(write_end)
-        one.close()
+        told = starting[0].log_tail()
+        assert len(told.splitlines()) == 15
+        assert told.endswith("    last")
+
+    def test_it_can_be_interrupted_and_then_waits_on(self, starting: tuple[Starting, int]) -> None:
+        interrupt, (one, write_end) = Interrupt(), starting
+        interrupt.set()
+        with interruptible(interrupt):
+            with pytest.raises(KeyboardInterrupt):
+                wait_for_lines([one], 1, time.monotonic() + 10)
+            os.write(write_end, b"{}\n")
+            wait_for_lines([one], 1, time.monotonic() + 10)
+        threading.Timer(0.05, interrupt.set).start()
+        with interruptible(interrupt), pytest.raises(KeyboardInterrupt):
+            wait_for_lines([one], 2, time.monotonic() + 10)
+        interrupt.close()
 
 
 def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,15 +220,13 @@ def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyP
 
 
 class TestOptions:
-    def test_every_option_is_an_argument_of_up(self, home: Path) -> None:
+    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, home: Path) -> None:
         options = {option.name: option for option in LocalProvisioner().options()}
         assert options.keys() <= LocalProvisioner.up.__annotations__.keys()
         assert all(option.label and option.help for option in options.values())
-
-    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, home: Path, tmp_path: Path) -> None:
-        defaults = {option.name: option.default for option in LocalProvisioner().options()}
-        shape = _agree_on_shape(tmp_path, [], None, None, None, isolate=False)
-        assert (defaults["procs"], defaults["gpus"], defaults["isolate"]) == (shape.procs, shape.gpus, shape.isolate)
+        shape = _agree_on_shape(home, [], None, None, None, isolate=False)
+        at_first = [options[name].default for name in ("procs", "gpus", "isolate")]
+        assert at_first == [shape.procs, shape.gpus, shape.isolate]
 
     def test_of_a_pool_that_is_there_they_are_what_it_is(self, home: Path) -> None:
         for node in range(3):
@@ -233,29 +234,6 @@ class TestOptions:
         _write_shape(home / "local", PoolShape(5, "none", isolate=True))
         defaults = {option.name: option.default for option in LocalProvisioner().options()}
         assert defaults == {"nodes": 3, "procs": 5, "gpus": "none", "isolate": True}
-
-
-class TestInterruptedWaiting:
-    def test_it_can_be_interrupted_and_then_waits_on(self, tmp_path: Path) -> None:
-        interrupt, (one, write_end) = Interrupt(), starting(tmp_path)
-        interrupt.set()
-        with interruptible(interrupt):
-            with pytest.raises(KeyboardInterrupt):
-                wait_for_lines([one], 1, time.monotonic() + 10)
-            os.write(write_end, b"{}\n")
-            wait_for_lines([one], 1, time.monotonic() + 10)
-        interrupt.close()
-        os.close(write_end)
-        one.close()
-
-    def test_it_is_interrupted_while_it_waits(self, tmp_path: Path) -> None:
-        interrupt, (one, write_end) = Interrupt(), starting(tmp_path)
-        threading.Timer(0.05, interrupt.set).start()
-        with interruptible(interrupt), pytest.raises(KeyboardInterrupt):
-            wait_for_lines([one], 1, time.monotonic() + 10)
-        interrupt.close()
-        os.close(write_end)
-        one.close()
 
 
 def test_an_allocator_that_removes_files_has_the_time_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,8 @@ BUNDLE = {"CPU": 8.0, "GPU": 8.0}
 
 
 def node(name: str, alive: bool = True, why: str = "", free: float = 8.0) -> dict[str, Any]:
-    return {
-        "id": f"id-{name}",
-        "name": name,
-        "alive": alive,
-        "why": why,
-        "total": BUNDLE,
-        "free": {"CPU": 8.0, "GPU": free},
-    }
+    facts = {"id": f"id-{name}", "name": name, "alive": alive, "why": why}
+    return {**facts, "total": BUNDLE, "free": {"CPU": 8.0, "GPU": free}}
 
 
 def actor(on: str, state: str = "ALIVE", why: str = "") -> dict[str, str]:
@@ -67,20 +62,20 @@ class TestFlags:
         assert parse_flags(["--address=10.0.0.2:6379"], "10.0.0.1:6379").address == "10.0.0.2:6379"
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("word", "said"),
         [
-            (("--nodes=3",), "--on ray has no flag '--nodes=3' after the --. There are --address=…"),
-            (("--cpus",), "--on ray has no flag '--cpus'"),
-            (("--cpus=many",), "'many' is no number"),
-            (("--cpus=-1",), "'-1' is no number"),
-            (("--resources=ssd",), "'ssd' is no number"),
-            (("--resources=GPU=1",), "name a resource of the nodes"),
-            (("--address=ray://10.0.0.1:10001",), "Run the notebook on a node of the cluster"),
+            ("--nodes=3", "--on ray has no flag '--nodes=3' after the --. There are --address=…"),
+            ("--cpus", "--on ray has no flag '--cpus'"),
+            ("--cpus=many", "'many' is no number"),
+            ("--cpus=-1", "'-1' is no number"),
+            ("--resources=ssd", "'ssd' is no number"),
+            ("--resources=GPU=1", "name a resource of the nodes"),
+            ("--address=ray://10.0.0.1:10001", "Run the notebook on a node of the cluster"),
         ],
     )
-    def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...], said: str) -> None:
+    def test_what_makes_no_sense_is_refused(self, word: str, said: str) -> None:
         with pytest.raises(UsageError, match=said):
-            parse_flags(words)
+            parse_flags((word,))
 
 
 def test_the_certificate_is_not_in_the_command() -> None:
@@ -119,22 +114,21 @@ class TestFurtherNodes:
 
 
 class TestFits:
+    def check(self, *nodes: dict[str, Any], gpus: float = 8.0, count: int = 1, beside: Sequence[str] = ()) -> None:
+        check_fits(list(nodes), {"CPU": 1.0, "GPU": gpus}, count, "10.0.0.1:6379", beside)
+
     def test_what_fits_on_other_nodes_is_no_help(self) -> None:
         with pytest.raises(CapacityError, match=r"never has 2 nodes with 9 GPU, 1 CPU each.*n1 8 GPU, 8 CPU; n2 8 GPU"):
-            check_fits([node("n2"), node("n1")], {"CPU": 1.0, "GPU": 9.0}, 2, "10.0.0.1:6379")
+            self.check(node("n2"), node("n1"), gpus=9.0, count=2)
 
-    def test_dead_nodes_do_not_count(self) -> None:
-        check_fits([node("n1"), node("n2")], BUNDLE, 2, "10.0.0.1:6379")
+    def test_dead_nodes_do_not_count_and_those_that_are_full_now_do(self) -> None:
+        living, dead, full = node("n1"), node("n2", alive=False), node("n3", free=0.0)
+        self.check(living, full, count=2)
         with pytest.raises(CapacityError):
-            check_fits([node("n1"), node("n2", alive=False)], BUNDLE, 2, "10.0.0.1:6379")
-        check_fits([node("n1"), node("n2")], BUNDLE, 1, "10.0.0.1:6379", ["id-n1"])
-        with pytest.raises(
-            CapacityError, match=r"never has 1 node with 8 GPU, 8 CPU each beside n1, and no autoscaler"
-        ):
-            check_fits([node("n1"), node("n2", alive=False)], BUNDLE, 1, "10.0.0.1:6379", ["id-n1"])
-
-    def test_nodes_that_are_full_now_do(self) -> None:
-        check_fits([node("n1", free=0.0)], BUNDLE, 1, "10.0.0.1:6379")
+            self.check(living, dead, count=2)
+        self.check(living, full, beside=["id-n1"])
+        with pytest.raises(CapacityError, match=r"never has 1 node with .* each beside n1, and no autoscaler"):
+            self.check(living, dead, beside=["id-n1"])
 
 
 class TestLooks:
@@ -154,28 +148,20 @@ class TestLooks:
             "19 GPU, 24 CPU free of 24 GPU, 24 CPU, and 2 other placement groups waiting"
         )
 
-    def test_a_node_that_died(self) -> None:
+    def test_what_died_is_named(self) -> None:
+        actors = [actor("n1"), actor("n2", "DEAD", "No module named 'monarch_nb'")]
         nodes = [node("n1"), node("n2", alive=False, why="health check failed")]
-        look = look_of(
-            JOB, {**FACTS, "state": "RESCHEDULING", "nodes": nodes, "actors": [actor("n1"), actor("n2", "DEAD")]}
-        )
+        look = look_of(JOB, {**FACTS, "state": "RESCHEDULING", "nodes": nodes, "actors": actors})
         assert (look.state, look.trouble) == ("running", "n2 has died (health check failed)")
-
-    def test_an_actor_that_died(self) -> None:
-        look = look_of(JOB, {**FACTS, "actors": [actor("n1"), actor("n2", "DEAD", "No module named 'monarch_nb'")]})
+        look = look_of(JOB, {**FACTS, "actors": actors})
         assert look.trouble == "n2 has lost its actor (No module named 'monarch_nb')"
-
-    def test_an_allocator_that_ended(self) -> None:
         look = look_of(JOB, {**FACTS, "told": [FACTS["told"][0], {"node": "n2", "ended": True}]})
         assert look.trouble == "n2 has lost its allocator, which has ended"
 
-    def test_all_actors_died(self) -> None:
-        dead = [actor("n1", "DEAD", "killed"), actor("n2", "DEAD")]
-        look = look_of(JOB, {**FACTS, "actors": dead})
+    def test_ended(self) -> None:
+        look = look_of(JOB, {**FACTS, "actors": [actor("n1", "DEAD", "killed"), actor("n2", "DEAD")]})
         assert look.state == "ended"
         assert look.trouble == "n1 has lost its actor (killed); n2 has lost its actor (Ray does not say why)"
-
-    def test_removed(self) -> None:
         assert look_of(JOB, {**FACTS, "state": "REMOVED"}).state == "ended"
 
 
@@ -210,19 +196,14 @@ def closed_port() -> int:
         return port
 
 
-def test_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ray_and_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PoolError, match=r"Ray is not installed in .*: pip install 'monarch-nb\[ray\]'"):
         RayLauncher().ask(ASK)
-
-
-def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"refused": "none", "message": "Could not find any running Ray instance."}
     monkeypatch.setattr(launcher._helper, "call", lambda facts: answer)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    with pytest.raises(
-        PoolError, match=r"there is no Ray cluster to connect to \(Could not find any.*--address=HOST:6379"
-    ):
+    with pytest.raises(PoolError, match=r"no Ray cluster to connect to \(Could not find any.*--address=HOST:6379"):
         RayLauncher().ask(ASK)
 
 

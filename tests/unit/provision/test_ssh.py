@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.config import CONFIG_VARIABLE, SSH_VARIABLE, TUNNEL_SCHEME, TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
-from monarch_nb.provision.launchers import Ask, Job, launcher
+from monarch_nb.provision.launchers import Ask, Job
 from monarch_nb.provision.remote import environment
 from monarch_nb.provision.remote.command import failure
 from monarch_nb.provision.remote.environment import Environment, _check_clock, requirements
@@ -135,13 +135,11 @@ class TestEnvironment:
         assert {"torch", "grpcio", "cloudpickle"} <= set(pinned)
         assert "matplotlib" not in pinned, "extras are left out"
 
-    @pytest.mark.parametrize(
-        ("version", "flags"),
-        [("2.11.0", ""), ("2.11.0+cpu", "--extra-index-url https://download.pytorch.org/whl/cpu")],
-    )
-    def test_a_build_of_torch_has_an_index(self, version: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(environment.importlib.metadata, "version", lambda _: version)
-        assert environment._index() == flags
+    def test_a_build_of_torch_has_an_index(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        index = "--extra-index-url https://download.pytorch.org/whl/cpu"
+        for version, flags in {"2.11.0": "", "2.11.0+cpu": index}.items():
+            monkeypatch.setattr(environment.importlib.metadata, "version", lambda _: version)  # noqa: B023
+            assert environment._index() == flags
 
     def test_clocks(self) -> None:
         _check_clock(1000.0, 1000.9, 1004.0)
@@ -196,30 +194,20 @@ class TestLooks:
             look = SshLauncher().look(job)
         assert (look.state, look.text) == ("waiting", "lab-1 connects")
 
-    def test_failed(self, job: Job) -> None:
+    def test_one_that_has_ended(self, job: Job) -> None:
+        assert SshLauncher().look(job).state == "ended", "nothing is known"
+        self.prepared(job.paths)
+        assert SshLauncher().look(job).text == "what prepared lab-1 was killed"
         self.prepared(job.paths, state="failed", error="lab-1: no")
         look = SshLauncher().look(job)
         assert (look.state, look.text, look.logged) == ("ended", "lab-1: no", False)
 
-    def test_whoever_prepared_was_killed(self, job: Job) -> None:
-        self.prepared(job.paths)
-        assert SshLauncher().look(job).text == "what prepared lab-1 was killed"
-
-    def test_nothing_is_known(self, job: Job) -> None:
-        assert SshLauncher().look(job).state == "ended"
-
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make a stand-in for ssh."""
-
-    def make(shell: str) -> None:
-        command = tmp_path / "ssh-stand-in"
-        command.write_text(f"#!/bin/sh\n{shell}\n")
-        command.chmod(command.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv(SSH_VARIABLE, str(command))
-
-    return make
+def tunnels() -> Iterator[Tunnels]:
+    made = Tunnels()
+    yield made
+    made.close("lab-1", "10.0.0.1:7878")
 
 
 class TestTunnels:
@@ -229,9 +217,8 @@ class TestTunnels:
         made.connect(address.removeprefix(TUNNEL_SCHEME))
         return made
 
-    def test_a_connection_is_an_ssh(self, stand_in: Callable[[str], None]) -> None:
-        stand_in('for word; do last="$before" before="$word"; done; echo "$last by $before"; cat')
-        tunnels = Tunnels()
+    def test_a_connection_is_an_ssh(self, tunnels: Tunnels, command: Callable[[str, str], None]) -> None:
+        command("ssh", 'for word; do last="$before" before="$word"; done; echo "$last by $before"; cat')
         address = tunnels.address("lab-1", "10.0.0.1:7878")
         assert tunnels.address("lab-1", "10.0.0.1:7878") == address
         for _ in range(2):
@@ -240,24 +227,16 @@ class TestTunnels:
                 connection.shutdown(socket.SHUT_WR)
                 with connection.makefile("rb") as file:
                     assert file.read() == b"10.0.0.1:7878 by lab-1\nhello"
-        tunnels.close("lab-1", "10.0.0.1:7878")
 
-    def test_nobody_else_can_connect(self, stand_in: Callable[[str], None]) -> None:
-        stand_in("cat")
-        tunnels = Tunnels()
-        path = Path(tunnels.address("lab-1", "10.0.0.1:7878").removeprefix(TUNNEL_SCHEME))
-        assert path.is_socket()
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-        tunnels.close("lab-1", "10.0.0.1:7878")
-
-    def test_a_tunnel_leads_to_no_node_of_this_machine(self, stand_in: Callable[[str], None]) -> None:
-        stand_in("cat")
-        tunnels = Tunnels()
+    def test_a_tunnel_leads_to_no_node_of_ours(self, tunnels: Tunnels, command: Callable[[str, str], None]) -> None:
+        command("ssh", "cat")
         address = tunnels.address("lab-1", "10.0.0.1:7878")
         assert not is_local(address), "TLS is spoken through it"
         assert why_silent(address) == "", "ssh knows, and is not asked here"
         assert not is_deserted(address)
-        tunnels.close("lab-1", "10.0.0.1:7878")
+        path = Path(address.removeprefix(TUNNEL_SCHEME))
+        assert path.is_socket()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, "nobody else can connect"
 
     @pytest.mark.parametrize("end", ["pass", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
     def test_nothing_is_left_of_a_process_that_is_gone(self, end: str, tmp_path: Path) -> None:
@@ -280,55 +259,49 @@ class TestTunnels:
             assert os.listdir(directory) == []
 
     def test_a_directory_that_is_too_deep_for_sockets(
-        self, stand_in: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tunnels: Tunnels, command: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stand_in("cat")
+        command("ssh", "cat")
         deep = tmp_path / ("d" * 100)
         deep.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(deep))
-        tunnels = Tunnels()
         with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection:
             connection.sendall(b"hello")
             assert connection.recv(16) == b"hello"
-        tunnels.close("lab-1", "10.0.0.1:7878")
 
-    def test_one_that_is_closed_ends_what_its_ssh_has_started(self, stand_in: Callable[[str], None]) -> None:
+    def test_one_that_is_closed_ends_what_its_ssh_has_started(
+        self, tunnels: Tunnels, command: Callable[[str, str], None]
+    ) -> None:
         """As the ssh of a ProxyJump, which hears of nothing while it connects."""
-        stand_in("sleep 1000 > /dev/null & echo $!; exec cat")
-        tunnels = Tunnels()
+        command("ssh", "sleep 1000 > /dev/null & echo $!; exec cat")
         with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection, connection.makefile() as file:
             started = os.pidfd_open(int(file.readline()))
             tunnels.close("lab-1", "10.0.0.1:7878")
             assert select.select([started], [], [], 60.0)[0], "it goes on"
             os.close(started)
 
-    def test_one_that_is_closed_ends_its_connections(self, stand_in: Callable[[str], None]) -> None:
-        stand_in("exec cat")
-        tunnels = Tunnels()
+    def test_one_that_is_closed_ends_connections(self, tunnels: Tunnels, command: Callable[[str, str], None]) -> None:
+        command("ssh", "exec cat")
         with self.connect(tunnels.address("lab-1", "10.0.0.1:7878")) as connection:
             connection.sendall(b"hello")
             assert connection.recv(16) == b"hello"
             tunnels.close("lab-1", "10.0.0.1:7878")
             assert connection.recv(16) == b""
 
-    def test_ssh_that_fails_is_started_again(self, stand_in: Callable[[str], None], tmp_path: Path) -> None:
-        stand_in(f"echo x >>{tmp_path}/tries; exit 255")
-        tunnels = Tunnels()
+    def test_ssh_that_fails_is_started_again(
+        self, tunnels: Tunnels, command: Callable[[str, str], None], tmp_path: Path
+    ) -> None:
+        command("ssh", f"echo x >>{tmp_path}/tries; exit 255")
         address = tunnels.address("lab-1", "10.0.0.1:7878")
         for _ in range(3):
             with self.connect(address) as connection:
                 assert connection.recv(16) == b""
         assert (tmp_path / "tries").read_text() == "x\n" * 3
-        tunnels.close("lab-1", "10.0.0.1:7878")
 
     def test_no_ssh(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(SSH_VARIABLE, "no-such-ssh")
         with pytest.raises(PoolError, match="there is no no-such-ssh in the PATH"):
             Tunnels().address("lab-1", "10.0.0.1:7878")
-
-
-def test_it_is_found_by_its_entry_point() -> None:
-    assert isinstance(launcher("ssh:lab"), SshLauncher)
 
 
 def test_what_runs_on_hosts_is_plain_shell() -> None:

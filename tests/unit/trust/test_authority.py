@@ -37,14 +37,11 @@ class TestFiles:
         for directory in (made.directory, *list(made.directory.parents)[:2]):
             assert directory.stat().st_mode & 0o777 == 0o700
 
-    def test_what_is_created_is_loaded(self, authority: Authority, paths: TrustPaths) -> None:
-        assert Authority.load("lab", paths) == authority
-        assert b"PRIVATE" not in paths.authority.read_bytes()
-
     def test_a_second_one_is_refused(self, authority: Authority, paths: TrustPaths) -> None:
         with pytest.raises(TrustError, match="has an authority already"):
             Authority.create("lab", paths)
-        assert Authority.load("lab", paths) == authority
+        assert Authority.load("lab", paths) == authority, "what was created"
+        assert b"PRIVATE" not in paths.authority.read_bytes()
 
     def test_without_the_key_one_is_told_who_can(self, paths: TrustPaths) -> None:
         with pytest.raises(TrustError, match="only the person who made the pool lab can do this"):
@@ -55,9 +52,7 @@ class TestFiles:
             paths.authority_key.write_bytes(garbled)
             with pytest.raises(TrustError, match="not what monarch-nb pool init wrote"):
                 Authority.load("lab", paths)
-
-    def test_one_that_others_can_read_is_refused(self, authority: Authority, paths: TrustPaths) -> None:
-        paths.authority_key.chmod(0o640)
+        paths.authority_key.chmod(0o640)  # others can read it
         with pytest.raises(TrustError, match="chmod 600"):
             Authority.load("lab", paths)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monarch_nb.errors import TrustError
 from monarch_nb.trust.authority import Authority
-from monarch_nb.trust.identity import facts_of, parse_identity
+from monarch_nb.trust.identity import Identity, facts_of, parse_identity
 from monarch_nb.trust.revocation import Revocations, revoke
 from unit.trust.conftest import NOW
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attribute's length"),
 ]
 MANY = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
 CHANGES = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4)
 """Where, and what stands there."""
@@ -42,20 +42,35 @@ def refused(read: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.fixture
+def ada(authority: Authority) -> Identity:
+    return authority.issue("ada", "user", now=NOW)
+
+
+@pytest.fixture
+def made(authority: Authority, ada: Identity) -> Revocations:
+    return revoke(Revocations(), authority, [ada.facts], NOW)
+
+
+@pytest.fixture
+def renewed(authority: Authority) -> Authority:
+    return authority.renewed(NOW)
+
+
 @MANY
 @given(changes=CHANGES)
-def test_a_changed_certificate_is_never_of_the_authority(authority: Authority, changes: list[tuple[int, int]]) -> None:
-    made = authority.issue("ada", "user", now=NOW)
-    certificate = changed(made.certificate, changes)
+def test_a_changed_certificate_is_never_of_the_authority(ada: Identity, changes: list[tuple[int, int]]) -> None:
+    certificate = changed(ada.certificate, changes)
     refused(lambda: facts_of(certificate))
-    if certificate != changed(made.certificate, []):
-        assert refused(lambda: parse_identity(certificate + made.key + made.authority, "it", NOW))
+    if certificate != changed(ada.certificate, []):
+        assert refused(lambda: parse_identity(certificate + ada.key + ada.authority, "it", NOW))
 
 
 @MANY
 @given(changes=CHANGES)
-def test_a_changed_list_revokes_nothing_more(authority: Authority, changes: list[tuple[int, int]]) -> None:
-    made = revoke(Revocations(), authority, [authority.issue("ada", "user", now=NOW).facts], NOW)
+def test_a_changed_list_revokes_nothing_more(
+    authority: Authority, made: Revocations, changes: list[tuple[int, int]]
+) -> None:
     pem = changed(made.pem, changes)
     if not refused(lambda: Revocations.verify(pem, authority.certificates)):
         assert Revocations.verify(pem, authority.certificates).serials == made.serials
@@ -64,9 +79,8 @@ def test_a_changed_list_revokes_nothing_more(authority: Authority, changes: list
 @MANY
 @given(changes=CHANGES)
 def test_a_changed_proof_of_a_new_authority_proves_nothing(
-    authority: Authority, changes: list[tuple[int, int]]
+    authority: Authority, renewed: Authority, changes: list[tuple[int, int]]
 ) -> None:
-    renewed = _renewed(authority)
     made = revoke(Revocations(), renewed, [], NOW)
     chain = changed(renewed.chain, changes)
     pem = made.pem.removesuffix(renewed.chain) + chain
@@ -82,16 +96,6 @@ def test_any_bytes_are_refused(authority: Authority, content: bytes) -> None:
         for text in (content, block, block * 3, authority.certificates + block):
             assert refused(lambda text=text: parse_identity(text, "it", NOW))  # type: ignore[misc]
             assert refused(lambda text=text: Revocations.verify(text, authority.certificates))  # type: ignore[misc]
-
-
-_RENEWED: dict[bytes, Authority] = {}
-
-
-def _renewed(authority: Authority) -> Authority:
-    """Once for all examples of a test."""
-    if authority.key not in _RENEWED:
-        _RENEWED[authority.key] = authority.renewed(NOW)
-    return _RENEWED[authority.key]
 
 
 @pytest.mark.parametrize("text", [b"-----BEGIN CERTIFICATE-----" * 50_000, b"-" * 1_000_000])

@@ -24,9 +24,12 @@ def actor(rank: int, **facts: object) -> ActorInfo:
 
 
 class TestBehind:
-    def test_what_runs_before_it(self) -> None:
+    def test_what_runs_before_it_and_what_it_does_itself(self) -> None:
         infos = {3: [actor(3, running="load", running_s=12.0, waiting=4)]}
         assert behind(call(3), "m", infos) == "trainers.step: rank 3 runs 'load' for 12 s, 4 messages wait there"
+        infos = {rank: [actor(rank, running="step", running_s=4.0, where="train.py:41")] for rank in (0, 1)}
+        assert behind(call(0, 1), "m", infos) == "trainers.step: ranks 0-1 run it at train.py:41 for 4.0 s"
+        assert behind(call(0), "another", {}) == "", "nothing of other meshes"
 
     def test_what_waits_is_counted_rank_by_rank(self) -> None:
         infos = {rank: [actor(rank, running="load", running_s=4.0, waiting=1)] for rank in (0, 1)}
@@ -34,10 +37,6 @@ class TestBehind:
         assert behind(call(0, 1), "m", infos) == told
         infos[1] = [actor(1, running="load", running_s=4.0, waiting=3)]
         assert behind(call(0, 1), "m", infos).endswith("up to 3 messages wait on each")
-
-    def test_what_it_does_itself(self) -> None:
-        infos = {rank: [actor(rank, running="step", running_s=4.0, where="train.py:41")] for rank in (0, 1)}
-        assert behind(call(0, 1), "m", infos) == "trainers.step: ranks 0-1 run it at train.py:41 for 4.0 s"
 
     def test_ranks_that_differ_are_told_apart(self) -> None:
         infos = {0: [actor(0)], 1: [actor(1, failure="ValueError: x")]}
@@ -61,9 +60,6 @@ class TestBehind:
         assert behind(call(0), "m", infos) == f"{told} for 12 s, 1 message waits there"
         made_by_it = replace(call(0), title="bootstrap.run")
         assert behind(made_by_it, "m", infos) == "bootstrap.run: rank 0 runs it at setup.py:3 for 12 s"
-
-    def test_ranks_of_other_meshes_are_not_spoken_of(self) -> None:
-        assert behind(call(0), "another", {}) == ""
 
 
 def test_actors_that_do_the_same_are_one_group() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_nb.client.comparing.comparison import compared
-from monarch_nb.client.comparing.differing import _index
 from monarch_nb.client.comparing.groups import groups_of_device_meshes, groups_over
 from monarch_nb.client.comparing.report import MOST_ROWS, DiffReport
 from monarch_nb.errors import TargetError
@@ -127,11 +126,6 @@ def test_groups_over_a_dimension_of_device_meshes() -> None:
         groups_of_device_meshes({0: {}}, "dp", extent)
     with pytest.raises(TargetError, match="rank 0 has device meshes with different ranks in 'dp': 0-1, 0,2; "):
         groups_of_device_meshes({0: {"dp": [(0, 1), (0, 2)]}}, "dp", extent)
-
-
-def test_the_index_of_an_element() -> None:
-    assert _index(17 * 32 + 4, [64, 32]) == [17, 4]
-    assert _index(0, []) == []
 
 
 def test_what_nobody_can_read_is_not_shown() -> None:

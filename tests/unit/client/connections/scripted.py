@@ -7,10 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from monarch_nb.client.connections.connection import Connection
-from monarch_nb.errors import (
-    MonarchNbError,
-    RunNotFound,
-)
+from monarch_nb.errors import MonarchNbError, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import allocator_pb2_grpc as service
 from monarch_nb.rpc.status import hear_out, refuse

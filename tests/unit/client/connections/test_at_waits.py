@@ -28,13 +28,16 @@ def press() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def test_what_the_block_does_is_done_whole() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_block_does_is_done_whole(fails: bool) -> None:
     done = []
 
     def work() -> None:
         with at_waits():
             press()
             done.append("after the press")
+            if fails:
+                raise ValueError("its own")
 
     with pytest.raises(KeyboardInterrupt):
         work()
@@ -56,16 +59,6 @@ def test_a_wait_is_interrupted_as_ever() -> None:
         pressing.start()
         with pytest.raises(KeyboardInterrupt):
             flag.wait()
-
-
-def test_it_is_not_lost_when_the_block_fails() -> None:
-    def work() -> None:
-        with at_waits():
-            press()
-            raise ValueError("its own")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
 
 
 def test_one_in_a_weak_references_callback_is_not_lost() -> None:

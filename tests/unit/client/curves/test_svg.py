@@ -14,7 +14,7 @@ from monarch_nb.lines.pictures import Point, Told, pictures
 from monarch_nb.lines.thinning import Curve
 
 
-def told(name: str, unit: str = "", *, points: int = 4000, ranks: int = 3, x: str = "step") -> Told:
+def told(name: str, unit: str = "", *, points: int = 1000, ranks: int = 3, x: str = "step") -> Told:
     curve = Curve()
     for rank in range(ranks):
         noise = Random(rank)

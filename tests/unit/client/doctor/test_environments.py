@@ -80,7 +80,7 @@ def test_arguments_reach_pip_as_they_are() -> None:
     assert pip_code(["install", "a>=1", "it's", "\\d"]).endswith("pip.run('install', 'a>=1', \"it's\", '\\\\d')")
 
 
-@pytest.mark.parametrize("words", [("install", "x"), ("-q", "install", "x"), ("--proxy", "p", "uninstall", "x")])
-def test_options_before_the_command_do_not_hide_that_pip_changes_something(words: tuple[str, ...]) -> None:
-    assert may_change(words)
-    assert not may_change([word for word in words if "install" not in word])
+def test_options_before_the_command_do_not_hide_that_pip_changes_something() -> None:
+    for words in ("install x", "-q install x", "--proxy p uninstall x"):
+        assert may_change(words.split())
+        assert not may_change([word for word in words.split() if "install" not in word])

@@ -24,16 +24,6 @@ def test_content_in_file_order(tree: LocalTree, root: Path) -> None:
     assert list(tree.content([])) == []
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, 65536, 65537, 20_000_000])
-def test_chunks_are_those_of_the_whole_content(
-    tree: LocalTree, root: Path, size_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "_WINDOW_BYTES", 3 << 20)
-    data = random.Random(3).randbytes(size_bytes)
-    (root / "file").write_bytes(data)
-    assert holds(tree.refresh().entries[b"file"], data)
-
-
 @pytest.mark.parametrize("edit", ["insert", "replace", "append", "cut off", "in front", "twice"])
 def test_an_edited_big_file_has_the_chunks_of_its_content(
     tree: LocalTree, root: Path, edit: str, monkeypatch: pytest.MonkeyPatch
@@ -114,18 +104,3 @@ def test_content_that_another_file_has_too(tree: LocalTree, root: Path, edited: 
     tree.refresh()
     with pytest.raises(FileChanged):
         list(tree.content([hash_of(b"content")]))
-
-
-def test_content_that_no_file_ever_had(tree: LocalTree) -> None:
-    tree.refresh()
-    with pytest.raises(FileChanged):
-        list(tree.content([bytes(32)]))
-
-
-def test_progress(tree_of: Make, root: Path) -> None:
-    for number in range(200):
-        (root / f"{number}").write_bytes(bytes(100))
-    told: list[tuple[int, int]] = []
-    tree_of().refresh(lambda done, total: told.append((done, total)))
-    assert told[-1] == (20_000, 20_000)
-    assert len(told) > 1

@@ -59,22 +59,20 @@ async def test_a_directory_with_links_and_long_names(tmp_path: Path, there: Path
     assert (tmp_path / "here" / "latest").read_text() == "1"
 
 
-@pytest.mark.parametrize(("there_is", "here_is"), [("directory", "file"), ("link", "directory"), ("file", "directory")])
-async def test_what_can_not_be_replaced_is_named(
-    tmp_path: Path, there: Path, node: Any, there_is: str, here_is: str
-) -> None:
+async def test_what_can_not_be_replaced_is_named(tmp_path: Path, there: Path, node: Any) -> None:
     make = {
         "directory": lambda path: path.mkdir(parents=True),
         "file": lambda path: path.write_text("1"),
         "link": lambda path: path.symlink_to("elsewhere"),
     }
-    (there / "out").mkdir()
-    (tmp_path / "here").mkdir()
-    make[there_is](there / "out" / "x")
-    make[here_is](tmp_path / "here" / "x")
-    with pytest.raises(FilesError, match=r"here/x can not be written: "):
-        await bring(node, "out", tmp_path / "here")
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["x"]
+    for there_is, here_is in (("directory", "file"), ("link", "directory"), ("file", "directory")):
+        (there / there_is).mkdir()
+        (here := tmp_path / f"for {there_is}").mkdir()
+        make[there_is](there / there_is / "x")
+        make[here_is](here / "x")
+        with pytest.raises(FilesError, match=r"/x can not be written: "):
+            await bring(node, there_is, here)
+        assert [path.name for path in here.iterdir()] == ["x"]
 
 
 async def test_what_vanishes_while_it_is_listed_is_left_out(
@@ -215,27 +213,25 @@ def test_a_node_that_is_lost_leaves_what_was_here(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["last.pt"]
 
 
-def test_a_place_that_can_not_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no directory")
-    with pytest.raises(FilesError, match=r"can not be written: File exists"):
-        bring_scripted(one_file(), "last.pt", tmp_path / "file" / "last.pt")
+def test_a_node_can_not_write_outside_of_the_target(tmp_path: Path) -> None:
+    for path in (b"../evil", b"/etc/evil", b"a/../../evil"):
+        node = ScriptedNode({}, pb.TreeEntry(path=path, kind=LINK, target=b"/etc/passwd"))
+        with pytest.raises((MonarchNbError, ValueError)):
+            bring_scripted(node, ".", tmp_path / "mine")
+        assert not (tmp_path / "evil").exists()
 
 
-@pytest.mark.parametrize("path", [b"../evil", b"/etc/evil", b"a/../../evil"])
-def test_a_node_can_not_write_outside_of_the_target(tmp_path: Path, path: bytes) -> None:
-    node = ScriptedNode({}, pb.TreeEntry(path=path, kind=LINK, target=b"/etc/passwd"))
-    with pytest.raises((MonarchNbError, ValueError)):
-        bring_scripted(node, ".", tmp_path / "mine")
-    assert not (tmp_path / "evil").exists()
-
-
-@pytest.mark.parametrize(
-    ("path", "below"),
-    [("a/b", True), ("./a", True), ("a/../b", True), ("/tmp/a", False), ("../a", False), ("a/../../b", False)],
-)
-def test_what_is_below_the_directory_of_ranks_keeps_its_place(path: str, below: bool) -> None:
-    assert is_below(path) is below
-    assert not is_below(f"~/{path}")
+def test_what_is_below_the_directory_of_ranks_keeps_its_place() -> None:
+    for path, below in {
+        "a/b": True,
+        "./a": True,
+        "a/../b": True,
+        "/a": False,
+        "../a": False,
+        "a/../../b": False,
+    }.items():
+        assert is_below(path) is below
+        assert not is_below(f"~/{path}")
 
 
 def test_entries_as_callers_see_them() -> None:

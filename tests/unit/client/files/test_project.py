@@ -16,29 +16,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-@pytest.mark.parametrize("mark", [".git", "pyproject.toml"])
-def test_the_nearest_parent_with_a_mark(home: Path, mark: str) -> None:
+def test_the_nearest_parent_with_a_mark(home: Path, tmp_path: Path) -> None:
+    package = home / "work" / "package"
+    assert find_root(package) == package, "without a mark"
+    for above in (home, tmp_path):  # neither home nor what is above it is a project
+        (above / ".git").mkdir()
+        assert find_root(package) == package
+        assert find_root(home) == home
     (home / "work" / ".git").mkdir()
-    (home / "work" / "package" / mark).touch()
-    assert find_root(home / "work" / "package" / "sub") == home / "work" / "package"
-    assert find_root(home / "work") == home / "work"
-
-
-@pytest.mark.parametrize("above", ["", ".."])
-def test_neither_home_nor_above(home: Path, above: str) -> None:
-    (home / above / ".git").mkdir()
-    assert find_root(home / "work" / "package") == home / "work" / "package"
-    assert find_root(home) == home
-
-
-def test_no_mark(home: Path) -> None:
-    assert find_root(home / "work") == home / "work"
-
-
-def test_outside_of_home(tmp_path: Path) -> None:
+    assert find_root(package / "sub") == home / "work"
+    for mark in (".git", "pyproject.toml"):
+        (package / mark).touch()
+        assert find_root(package / "sub") == package
+        (package / mark).unlink()
     (tmp_path / "else" / "sub").mkdir(parents=True)
     (tmp_path / "else" / "pyproject.toml").touch()
-    assert find_root(tmp_path / "else" / "sub") == tmp_path / "else"
+    assert find_root(tmp_path / "else" / "sub") == tmp_path / "else", "outside of home"
 
 
 def test_settings(home: Path) -> None:
@@ -68,7 +61,7 @@ def test_bad_settings_are_named(home: Path, text: str, said: str) -> None:
         read_settings(home)
 
 
-@pytest.mark.parametrize("text", ["", "MB", "1 XB", "-1", "1,5 MB", True])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_size(text)
+def test_no_sizes() -> None:
+    for text in ("", "MB", "1 XB", "-1", "1,5 MB", True):
+        with pytest.raises(UsageError):
+            parse_size(text)

@@ -12,10 +12,7 @@ from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_to_json
-from unit.client.files.fake_nodes import (
-    DISK_RESERVATION,
-    DiskNode,
-)
+from unit.client.files.fake_nodes import DISK_RESERVATION, DiskNode
 
 
 def files_of(project: Path, *nodes: Any) -> SyncedFiles:
@@ -37,6 +34,12 @@ class TestOnDisk:
         (project := tmp_path / "project").mkdir()
         (project / "model.py").write_text("x = 1\n")
         return project
+
+    @pytest.fixture
+    def library(self, tmp_path: Path) -> Path:
+        (library := tmp_path / "library").mkdir()
+        (library / "code.py").write_text("1")
+        return library
 
     @pytest.fixture
     def node(self, tmp_path: Path) -> DiskNode:
@@ -81,9 +84,7 @@ class TestOnDisk:
         assert files.tree().version != before
 
     @pytest.mark.parametrize("name", [".config", "a/b", "a\0b", "a" * 300])
-    def test_a_name_that_no_node_would_take_is_refused_at_once(
-        self, tmp_path: Path, files: SyncedFiles, name: str
-    ) -> None:
+    def test_a_name_that_no_node_would_take_is_refused(self, tmp_path: Path, files: SyncedFiles, name: str) -> None:
         (tmp_path / "data").mkdir()
         with pytest.raises(UsageError):
             files.add(tmp_path / "data", name)
@@ -105,9 +106,7 @@ class TestOnDisk:
         assert (node.tree / "last.pt").read_text() == "weights"
         assert not files.sync().anything, "said once"
 
-    def test_what_ranks_did_is_seen_before_it_meets_an_edit(
-        self, project: Path, node: DiskNode, files: SyncedFiles
-    ) -> None:
+    def test_what_ranks_did_is_seen_before_an_edit(self, project: Path, node: DiskNode, files: SyncedFiles) -> None:
         (project / "data").write_text("1")
         files.sync()
         (node.tree / "model.py").write_text("of a rank")
@@ -131,11 +130,9 @@ class TestOnDisk:
         assert list(files.differences().unanswered) == ["node0"]
 
     def test_a_directory_that_was_added_goes_again_and_what_ranks_wrote_in_it_stays(
-        self, tmp_path: Path, project: Path, node: DiskNode, files: SyncedFiles
+        self, tmp_path: Path, library: Path, project: Path, node: DiskNode, files: SyncedFiles
     ) -> None:
-        (library := tmp_path / "library").mkdir()
-        for name in ("code.py", "data"):
-            (library / name).write_text("1")
+        (library / "data").write_text("1")
         files.add(library)
         files.sync()
         report = files.remove("library")
@@ -157,10 +154,8 @@ class TestOnDisk:
         assert files.sync().files == 1
 
     def test_a_directory_that_another_kernel_added_is_removed(
-        self, tmp_path: Path, project: Path, node: DiskNode, files: SyncedFiles
+        self, library: Path, project: Path, node: DiskNode, files: SyncedFiles
     ) -> None:
-        (library := tmp_path / "library").mkdir()
-        (library / "code.py").write_text("1")
         files.sync()
         for word in ("library", str(library)):
             other = files_of(project, node)
@@ -173,10 +168,8 @@ class TestOnDisk:
             assert not (node.tree / "library").exists()
 
     def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
-        self, tmp_path: Path, node: DiskNode, files: SyncedFiles
+        self, library: Path, node: DiskNode, files: SyncedFiles
     ) -> None:
-        (library := tmp_path / "library").mkdir()
-        (library / "code.py").write_text("1")
         files.add(library)
         files.sync()
         node.is_up = False

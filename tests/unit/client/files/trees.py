@@ -1,6 +1,7 @@
 """What a tree says of what changed, as tests read it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from monarch_nb.client.files.local_tree import LocalTree, Refreshed
 from monarch_nb.files.chunks import cut, hash_of
@@ -22,3 +23,9 @@ def holds(entry: TreeEntry, data: bytes) -> bool:
 def read_back(tree: LocalTree, entry: TreeEntry) -> bytes:
     found = dict(tree.content(chunk_hashes(entry)))
     return b"".join(found[name] for name in chunk_hashes(entry))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)

@@ -16,51 +16,38 @@ from monarch_nb.client.flames.trees import Flame, Frame, flame_of, together
 from monarch_nb.worker.instruments.stack_counts import Frame as TakenFrame
 from monarch_nb.worker.instruments.stack_counts import StackCounts
 
-SCHEMA = {  # of what "sampled" profiles need, from https://www.speedscope.app/file-format-schema.json
-    "type": "object",
-    "required": ["$schema", "profiles", "shared"],
-    "properties": {
-        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
-        "activeProfileIndex": {"type": "number"},
-        "exporter": {"type": "string"},
-        "name": {"type": "string"},
-        "shared": {
-            "type": "object",
-            "required": ["frames"],
-            "properties": {
-                "frames": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "file": {"type": "string"},
-                            "line": {"type": "number"},
-                            "col": {"type": "number"},
-                        },
-                    },
-                }
-            },
-        },
-        "profiles": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["type", "name", "unit", "startValue", "endValue", "samples", "weights"],
-                "properties": {
-                    "type": {"const": "sampled"},
-                    "name": {"type": "string"},
-                    "unit": {"enum": ["bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds"]},
-                    "startValue": {"type": "number"},
-                    "endValue": {"type": "number"},
-                    "samples": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-                    "weights": {"type": "array", "items": {"type": "number"}},
-                },
-            },
-        },
-    },
-}
+TEXT, NUMBER = {"type": "string"}, {"type": "number"}
+
+
+def many(items: object) -> dict[str, object]:
+    return {"type": "array", "items": items}
+
+
+def thing(*required: str, **properties: object) -> dict[str, object]:
+    return {"type": "object", "required": [*required], "properties": properties}
+
+
+UNITS = ("bytes", "microseconds", "milliseconds", "nanoseconds", "none", "seconds")
+FRAME = thing("name", name=TEXT, file=TEXT, line=NUMBER, col=NUMBER)
+PROFILE = thing(
+    *("type", "name", "unit", "startValue", "endValue", "samples", "weights"),
+    type={"const": "sampled"},
+    name=TEXT,
+    unit={"enum": [*UNITS]},
+    startValue=NUMBER,
+    endValue=NUMBER,
+    samples=many(many(NUMBER)),
+    weights=many(NUMBER),
+)
+SCHEMA = thing(  # of what "sampled" profiles need, from https://www.speedscope.app/file-format-schema.json
+    *("$schema", "profiles", "shared"),
+    **{"$schema": {"const": "https://www.speedscope.app/file-format-schema.json"}},
+    activeProfileIndex=NUMBER,
+    exporter=TEXT,
+    name=TEXT,
+    shared=thing("frames", frames=many(FRAME)),
+    profiles=many(PROFILE),
+)
 MAIN, STEP, LOAD = ("<module>", "Cell In[2]", 3), ("step", "train.py", 41), ("load", "train.py", 9)
 LINEAR = ("forward", "/env/site-packages/torch/nn/modules/linear.py", 0)
 
@@ -79,10 +66,7 @@ def test_ranks_that_look_the_same_are_one_with_the_mean_of_their_times() -> None
     assert [each.ranks for each in found] == [(0, 2), (1,)]
     assert found[0].lines() == {Frame(*STEP): pytest.approx(3.95), Frame(*LOAD): pytest.approx(1.05)}
     assert found[0].looks == 1000
-
-
-def test_a_rank_that_took_longer_is_another() -> None:
-    assert len(together([flame(0, step=4), flame(1, step=8)])) == 2
+    assert len(together([flame(0, step=4), flame(1, step=8)])) == 2, "one took longer"
 
 
 def test_the_file_is_what_speedscope_reads() -> None:

@@ -48,10 +48,7 @@ def test_right_options_are_left_as_they_are(right: dict[str, dict[str, Any]]) ->
         ({"watch": {"what": "grad"}}, "what of watch is a list with some of grad, loss, param, not 'grad'"),
         ({"torch-profile": {"steps": 0}}, "steps of torch-profile is a number from 1 on, not 0"),
         ({"python-profile": {"hz": 0}}, "hz of python-profile is between 1 and 1000, not 0"),
-        (
-            {"deterministic": {"compare_with": "seven"}},
-            "compare_with of deterministic is a run's number, or 'last'",
-        ),
+        ({"deterministic": {"compare_with": "seven"}}, "compare_with of deterministic is a run's number, or 'last'"),
         ({"deterministic": {"compare_with": 8}}, "ranks 0-3 have no record of run 8: run 7 is the newest"),
         ({"memory-history": {"ranks": [2, 7]}}, "memory-history is to record rank 7, but the run is on ranks 0-3"),
     ],

@@ -63,14 +63,11 @@ def test_a_pool_without_other_nodes_has_nothing_to_put_in_a_place(world: World) 
     assert world.core.replacement == ""
     world.add("n3")
     assert world.core.replacement == REPLACE
+    world.belong_to("somebody else")
+    assert world.core.replacement == "", "only who holds it can replace"
+    world.belong_to(world.core.me)
     world.pool.silent.append("n3")
     assert world.core.replacement == "", "it does not answer, either"
-
-
-def test_only_who_holds_it_can_replace(world: World) -> None:
-    world.add("n3")
-    world.belong_to("somebody else")
-    assert world.core.replacement == ""
 
 
 def test_an_engine_is_asked_for_another(world: World) -> None:

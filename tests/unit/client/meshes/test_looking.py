@@ -138,9 +138,7 @@ def test_where_some_answer_what_became_of_the_others_is_said_besides(
     assert mesh.status()[1] == RankInfo(1, "n1", 0, "unreachable", absence=f"n1 unreachable; {said}")
 
 
-def test_a_rank_that_does_not_answer_is_none_of_its_node_s(
-    engine: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_rank_is_none_of_its_node_s(engine: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_without(monkeypatch)
     engine.append(CANCELLED)
 

@@ -45,10 +45,7 @@ def merged(
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Return what is told of runs; `last_number` is the second node's."""
     nodes = [
-        (
-            name,
-            pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number),
-        )
+        (name, pb.MeshStatus(runs=runs, ranks=[pb.Rank(rank=rank) for rank in ranks], last_number=number))
         for name, runs, ranks, number in (("node0", first, FIRST, 10), ("node1", second, SECOND, last_number))
     ]
     open_runs = [info for info in run_infos(nodes) if not (info.done and info.collected)]
@@ -61,30 +58,20 @@ class TestRunInfos:
         node1 = [part("a", SECOND, SECOND), part("b", SECOND, [6], number=2)]
         assert merged(node0, node1) == [("a", True, tuple(range(8))), ("b", False, (1, 6))]
 
-    def test_one_that_has_not_reached_every_node_goes_on(self) -> None:
+    def test_one_that_is_not_on_every_node_goes_on(self) -> None:
         assert merged([part("a", FIRST, FIRST, number=7)], [], last_number=6) == [("a", False, tuple(FIRST))]
-
-    def test_one_that_only_got_its_number_on_a_node_has_no_part_there(self) -> None:
         elsewhere = part("a", SECOND, [4])
         elsewhere.all_ranks[:] = SECOND
-        assert merged([part("a", [], [])], [elsewhere]) == [("a", False, (4,))]
+        assert merged([part("a", [], [])], [elsewhere]) == [("a", False, (4,))], "it only got its number there"
+        too_early = part("a", FIRST, [0], collected=True)
+        assert merged([too_early], []) == [("a", False, (0, 4, 5, 6, 7))]
 
-    @pytest.mark.parametrize(
-        "nodes",
-        [
-            ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND, collected=True)]),
-            ([part("a", FIRST, FIRST, collected=True)], [part("a", SECOND, SECOND)]),
-            ([], [part("a", SECOND, SECOND)]),
-            ([part("a", FIRST, FIRST)], []),
-        ],
-    )
-    def test_one_that_was_collected_is_not_told_whichever_node_learns_it_first(
-        self, nodes: tuple[list[pb.RunStatus], list[pb.RunStatus]]
-    ) -> None:
-        assert merged(*nodes) == []
-
-    def test_one_that_was_called_collected_too_early_is_told(self) -> None:
-        assert merged([part("a", FIRST, [0], collected=True)], []) == [("a", False, (0, 4, 5, 6, 7))]
+    def test_one_that_was_collected_is_not_told_whichever_node_learns_it_first(self) -> None:
+        first, second = part("a", FIRST, FIRST), part("a", SECOND, SECOND)
+        collected = part("a", FIRST, FIRST, collected=True)
+        both = part("a", SECOND, SECOND, collected=True)
+        for nodes in (([collected], [both]), ([collected], [second]), ([], [second]), ([first], [])):
+            assert merged(*nodes) == []
 
 
 def test_of_a_run_what_each_node_knows_of_its_ranks() -> None:
@@ -107,42 +94,30 @@ def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
     assert failed.failure == "ValueError: invalid syntax (Cell In[7], line 3)"
 
 
-@pytest.mark.parametrize(
-    ("where", "expected"),
-    [
-        ({}, ""),
-        ({"state": run_pb2.Where.STATE_RUNNING, "line": "train.py:41"}, ""),
-        ({"state": run_pb2.Where.STATE_COLLECTIVE, "collective": "recv"}, "recv"),
-    ],
-)
-def test_what_a_rank_waits_in(where: dict[str, Any], expected: str) -> None:
-    assert waits_in(run_pb2.Where(**where)) == expected
+def test_what_a_rank_waits_in() -> None:
+    runs, collective = run_pb2.Where.STATE_RUNNING, run_pb2.Where.STATE_COLLECTIVE
+    assert waits_in(run_pb2.Where()) == waits_in(run_pb2.Where(state=runs, line="train.py:41")) == ""
+    assert waits_in(run_pb2.Where(state=collective, collective="recv")) == "recv"
 
 
-class TestTitle:
-    @pytest.mark.parametrize(
-        ("code", "title"),
-        [
-            ("\n\n  x = 1\ny", "x = 1"),
-            ("# comment\n  # another\ntrain()", "train()"),
-            ("'save a/0001'\nrun()", "save a/0001"),
-            ('"""Train it.\nAll night."""', "Train it."),
-            ("'a' + 'b'", "'a' + 'b'"),
-            ("", ""),
-            ("# only this", ""),
-            ("x" * 60, "x" * 60),
-            ("x" * 61, "x" * 59 + "…"),
-        ],
-    )
-    def test_the_first_line_that_says_something(self, code: str, title: str) -> None:
+def test_the_title_is_the_first_line_that_says_something() -> None:
+    for code, title in (
+        ("\n\n  x = 1\ny", "x = 1"),
+        ("# comment\n  # another\ntrain()", "train()"),
+        ("'save a/0001'\nrun()", "save a/0001"),
+        ('"""Train it.\nAll night."""', "Train it."),
+        ("'a' + 'b'", "'a' + 'b'"),
+        ("# only this", ""),
+        ("x" * 60, "x" * 60),
+        ("x" * 61, "x" * 59 + "…"),
+    ):
         assert _title(code) == title
 
 
-class TestPack:
-    def test_the_value_at_fault_is_named(self) -> None:
-        with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
-            pack_variables({"a": 1, "b": (n for n in []), "c": 2})
-        assert raised.value.name == "b"
+def test_the_value_that_can_not_be_pickled_is_named() -> None:
+    with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
+        pack_variables({"a": 1, "b": (n for n in []), "c": 2})
+    assert raised.value.name == "b"
 
 
 def test_one_rank_may_be_named_by_its_number() -> None:

@@ -68,9 +68,7 @@ DIED = """The actor <root>.<__main__.Judge judges{'hosts': 1/2, 'gpus': 0/2}> an
 """
 
 
-def test_the_death_of_a_process_is_told_in_words_and_not_of_what_monarch_has_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_death_of_a_process_is_told_in_words_and_not_of_monarchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(faults.threading, "Timer", Timer)  # type: ignore[attr-defined]
     known = faults.Faults(told.append)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from monarch_nb.errors import CapacityError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 
 NODES = 5
+SEEDS = 10
 
 
 class FakeConnection:
@@ -94,59 +94,55 @@ def all_see_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "nodes_seeing", seeing)
 
 
-@pytest.fixture(params=range(100))
-def moments(request: pytest.FixtureRequest) -> Iterator[random.Random]:
-    return random.Random(request.param)
-
-
-async def test_of_clients_that_race_one_gets_the_nodes_and_nothing_is_left_of_the_others(
-    moments: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_clients_that_race_one_gets_the_nodes_and_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first try: they do not hinder each other."""
     monkeypatch.setattr(attempts, "MOST_RACES", 1)
-    nodes = [FakeConnection(f"node{index}", moments) for index in range(NODES)]
-    wanted = [moments.randrange(2, NODES + 1) for _ in range(4)]
-    clients = [FakePool(moments.sample(nodes, NODES), moments) for _ in wanted]
-    calls = [reserve(client, f"r{number}", wanted[number]) for number, client in enumerate(clients)]
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    have = [number for number, outcome in enumerate(outcomes) if outcome == f"r{number}"]
-    assert have, outcomes
-    assert all(isinstance(outcome, (str, CapacityError)) for outcome in outcomes), outcomes
-    leased = [lease.request.name for node in nodes for lease in node.state.leases.values()]
-    assert sorted(leased) == sorted(f"r{number}" for number in have for _ in range(wanted[number]))
+    for moments in map(random.Random, range(SEEDS)):
+        nodes = [FakeConnection(f"node{index}", moments) for index in range(NODES)]
+        wanted = [moments.randrange(2, NODES + 1) for _ in range(4)]
+        clients = [FakePool(moments.sample(nodes, NODES), moments) for _ in wanted]
+        calls = [reserve(client, f"r{number}", wanted[number]) for number, client in enumerate(clients)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        have = [number for number, outcome in enumerate(outcomes) if outcome == f"r{number}"]
+        assert have, outcomes
+        assert all(isinstance(outcome, (str, CapacityError)) for outcome in outcomes), outcomes
+        leased = [lease.request.name for node in nodes for lease in node.state.leases.values()]
+        assert sorted(leased) == sorted(f"r{number}" for number in have for _ in range(wanted[number]))
 
 
-async def test_whoever_is_outrun_takes_other_nodes(moments: random.Random) -> None:
-    nodes = [FakeConnection(f"node{index}", moments) for index in range(4)]
-    pools_of_two = [FakePool(nodes, moments), FakePool(nodes, moments)]
-    outcomes = await asyncio.gather(*(reserve(pool, f"r{i}", 2) for i, pool in enumerate(pools_of_two)))
-    assert outcomes == ["r0", "r1"], "there is room for both"
+async def test_whoever_is_outrun_takes_other_nodes() -> None:
+    for moments in map(random.Random, range(SEEDS)):
+        nodes = [FakeConnection(f"node{index}", moments) for index in range(4)]
+        both = (reserve(FakePool(nodes, moments), name, 2) for name in ("r0", "r1"))
+        assert await asyncio.gather(*both) == ["r0", "r1"], "there is room for both"
 
 
-async def test_an_interrupted_attempt_leaves_nothing(moments: random.Random) -> None:
-    nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
-    attempt = asyncio.ensure_future(reserve(FakePool(nodes, moments), "dev", 3))
-    for _ in range(moments.randrange(40)):
-        await asyncio.sleep(0)
-    attempt.cancel()
-    await asyncio.wait({attempt})
-    if attempt.cancelled():
-        assert not any(node.state.leases for node in nodes)
-    else:
-        assert all(node.state.leases for node in nodes), "it was complete already"
+async def test_an_interrupted_attempt_leaves_nothing() -> None:
+    for turns in range(40):
+        moments = random.Random(turns)
+        nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
+        attempt = asyncio.ensure_future(reserve(FakePool(nodes, moments), "dev", 3))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        attempt.cancel()
+        await asyncio.wait({attempt})
+        if attempt.cancelled():
+            assert not any(node.state.leases for node in nodes)
+        else:
+            assert all(node.state.leases for node in nodes), "it was complete already"
 
 
-@pytest.mark.parametrize("method", ["Reserve", "HostStore", "Spawn", "Confirm"])
-@pytest.mark.parametrize("index", range(3))
-async def test_a_node_that_fails_lets_go_of_the_others(method: str, index: int) -> None:
-    moments = random.Random(0)
-    nodes = [FakeConnection(f"node{index}", moments) for index in range(3)]
-    nodes[0 if method == "HostStore" else index].fails_at = method
-    assert not any(node.holders for node in nodes), "sessions end that nobody needs"
-    with pytest.raises(NodeUnreachable):
-        await reserve(FakePool(nodes, moments), "dev", 3)
-    assert not any(node.state.leases for node in nodes)
-    assert all("Release" in node.asked for node in nodes)
+async def test_a_node_that_fails_lets_go_of_the_others() -> None:
+    for method in ("Reserve", "HostStore", "Spawn", "Confirm"):
+        for index in (0,) if method == "HostStore" else range(3):
+            moments = random.Random(0)
+            nodes = [FakeConnection(f"node{each}", moments) for each in range(3)]
+            nodes[index].fails_at = method
+            with pytest.raises(NodeUnreachable):
+                await reserve(FakePool(nodes, moments), "dev", 3)
+            assert not any(node.holders for node in nodes), "sessions end that nobody needs"
+            assert not any(node.state.leases for node in nodes)
+            assert all("Release" in node.asked for node in nodes)
 
 
 async def test_nodes_are_leased_in_the_same_order_by_all() -> None:
@@ -164,15 +160,6 @@ async def test_nodes_are_leased_in_the_same_order_by_all() -> None:
     assert order == ["a", "b", "c", "d"]
     assert not any(node.holders for node in nodes)
     assert [node.state.leases.popitem()[1].request.node_rank for node in nodes] == [0, 1, 2, 3], "as the pool has them"
-
-
-async def test_a_lease_that_comes_after_its_release_is_none() -> None:
-    """The client has given up, and its request was slower than what it sent after that."""
-    state = NodeState(4)
-    state.release("r")
-    with pytest.raises(Exception, match="dev was given back before it was leased"):
-        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", procs=1))
-    assert not state.leases
 
 
 async def test_nodes_that_are_waited_for_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +188,15 @@ async def test_two_that_ask_at_once_hear_each_for_itself_who_does_not_answer(mon
     for outcome in await asyncio.gather(pool.ask(), pool.ask(), return_exceptions=True):
         assert isinstance(outcome, NodeUnreachable)
     assert pool.silent == ["host1", "host2"]
+
+
+async def test_a_lease_that_comes_after_its_release_is_none() -> None:
+    """The client has given up, and its request was slower than what it sent after that."""
+    state = NodeState(4)
+    state.release("r")
+    with pytest.raises(Exception, match="dev was given back before it was leased"):
+        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", procs=1))
+    assert not state.leases
 
 
 async def test_a_node_that_knows_of_no_amounts_is_given_back() -> None:

@@ -48,9 +48,12 @@ def held_by(
 
 class TestFinding:
     def test_what_is_shared_is_found_by_its_name(self) -> None:
-        alices = held_by("alice", pb.RIGHT_READ)
-        assert shared("dev", [held_by("carol"), alices, held_by("alice", pb.RIGHT_RUN, "other")]) == [alices]
+        alices, other = held_by("alice", pb.RIGHT_READ), held_by("alice", pb.RIGHT_RUN, "other")
+        assert shared("dev", [held_by("carol"), alices, other]) == [alices]
         assert shared("alice/dev", [alices, held_by("carol", pb.RIGHT_RUN)]) == [alices]
+        assert shared("dev", [other]) == []
+        with pytest.raises(ReservationNotFound, match="alice/dev, carol/dev"):
+            shared("dev", [alices, held_by("carol", pb.RIGHT_RUN)])
 
     def test_what_is_not_shared_says_whose_it_is(self) -> None:
         with pytest.raises(
@@ -59,13 +62,6 @@ class TestFinding:
         ) as caught:
             shared("dev", [held_by("alice")])
         assert caught.value.owner == "alice"
-
-    def test_several_of_a_name_are_told_apart(self) -> None:
-        with pytest.raises(ReservationNotFound, match="alice/dev, carol/dev"):
-            shared("dev", [held_by("alice", pb.RIGHT_RUN), held_by("carol", pb.RIGHT_READ)])
-
-    def test_what_nobody_holds_is_not_found(self) -> None:
-        assert shared("dev", [held_by("alice", pb.RIGHT_RUN, "other")]) == []
 
 
 class TestGranting:
@@ -95,30 +91,25 @@ class TestGranting:
             await share(pool, "r", "dev", {"bob": "run"})
         assert node.told == []
 
-    async def test_nobody_else_reaches_a_local_pool(self) -> None:
+    async def test_nobody_else_reaches_a_local_pool_or_is_made_an_owner(self) -> None:
         pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(identity=None)]))
         with pytest.raises(UsageError, match="nobody else reaches a local pool"):
             await share(pool, "r", "dev", {"bob": "run"})
-
-    def test_nobody_is_made_an_owner(self) -> None:
         with pytest.raises(UsageError, match="or run"):
             checked_grant("own")
 
 
 class TestShowing:
-    @pytest.mark.parametrize(
-        ("owner", "right", "shares", "shown"),
-        [
-            ("alice", pb.RIGHT_UNSPECIFIED, {}, "alice"),
-            ("alice", pb.RIGHT_READ, {"bob": pb.RIGHT_READ}, "alice, shared with you to read"),
-            (current_owner(), pb.RIGHT_OWN, {}, "you"),
-            (current_owner(), pb.RIGHT_OWN, {"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ}, "you, shared with al, bob"),
-        ],
-    )
-    def test_lists_say_whose_it_is(
-        self, owner: str, right: pb.Right.ValueType, shares: dict[str, pb.Right.ValueType], shown: str
-    ) -> None:
-        assert reservation_info(held_by(owner, right, shares=shares)).holder == shown
+    def test_lists_say_whose_it_is(self) -> None:
+        me, run, read = current_owner(), pb.RIGHT_RUN, pb.RIGHT_READ
+        for held, shown in (
+            (held_by("alice"), "alice"),
+            (held_by("alice", read, shares={"bob": read}), "alice, shared with you to read"),
+            (held_by(me, pb.RIGHT_OWN), "you"),
+            (held_by(me, pb.RIGHT_OWN, shares={"bob": run, "al": read}), "you, shared with al, bob"),
+        ):
+            assert reservation_info(held).holder == shown
+        assert shares_of(held.facts) == {"al": "read", "bob": "run"}
 
     def test_what_is_not_ours_to_see_is_not_counted(self) -> None:
         assert reservation_info(held_by("alice")).alive_of_all == ""
@@ -128,10 +119,6 @@ class TestShowing:
         waiting = [pb.WaitRequest(owner=name, wait_id=name, nodes=1, procs=2) for name in ("zoe", "bob")]
         held = held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(), FakeNode()], waiting=waiting)
         assert reservation_info(held).waiting == ("zoe (1 node × 2 procs)", "bob (1 node × 2 procs)")
-
-    def test_grants_are_told_by_name(self) -> None:
-        held = held_by("me", pb.RIGHT_OWN, shares={"bob": pb.RIGHT_RUN, "al": pb.RIGHT_READ})
-        assert shares_of(held.facts) == {"al": "read", "bob": "run"}
 
     def test_a_grant_that_ended_is_none_and_is_said_to_have_ended(self) -> None:
         ended = held_by("alice", shares={"bob": pb.RIGHT_UNSPECIFIED})

@@ -72,7 +72,9 @@ def release(error: MonarchNbError, name: str = "dev") -> str:
 
 
 class TestReleasing:
-    def test_what_nodes_that_are_away_may_hold_is_released_later(self, pool: FakePool) -> None:
+    @pytest.mark.parametrize("held", [None, ["dev", "eval"]])
+    def test_what_nodes_that_are_away_may_hold_is_released_later(self, held: list[str] | None, pool: FakePool) -> None:
+        pool.held_before = held
         assert release(SILENT) == (
             "dev: no node of the pool lab answers; n1, n2 do not answer: a reservation of that name there goes on "
             "until they do; then the next command or panel here that asks the pool lab releases it"
@@ -95,9 +97,7 @@ class TestReleasing:
             ("dev", [], "nothing of yours when they last did"),
         ],
     )
-    def test_a_name_that_they_did_not_hold_is_refused(
-        self, name: str, held: list[str], said: str, pool: FakePool
-    ) -> None:
+    def test_a_name_that_they_did_not_hold_is_none(self, name: str, held: list[str], said: str, pool: FakePool) -> None:
         pool.held_before = held
         with pytest.raises(ReservationNotFound) as refused:
             release(SILENT, name)
@@ -112,11 +112,6 @@ class TestReleasing:
             "; n1 does not answer, and held dev of yours when it last did; did you mean dev?"
         )
         assert not pool.late
-
-    def test_a_name_that_they_held_is_released_later(self, pool: FakePool) -> None:
-        pool.held_before = ["dev", "eval"]
-        release(SILENT)
-        assert pool.late == [LATE]
 
     @pytest.mark.parametrize(
         ("error", "name", "silent"),
@@ -183,21 +178,13 @@ class TestBeginningAnew:
 
     async def test_what_is_replaced_is_released_later(self, pool: FakePool, released: list[str]) -> None:
         assert await self.let_go(pool, replace=True, here={"r": ["n1"]}) == [str(ReleasedLater("n1", pool="lab"))]
-        assert released == ["r"]
-
-    async def test_what_another_process_made_is_known_by_its_name(self, pool: FakePool, released: list[str]) -> None:
+        assert (released, pool.late) == (["r"], [])
         await self.let_go(pool, replace=True, here={})
-        assert (released, pool.late) == ([], [LATE])
+        assert (released, pool.late) == (["r"], [LATE]), "what another process made is known by its name"
 
-    async def test_what_was_released_elsewhere_meanwhile_keeps_nobody(
-        self, pool: FakePool, released: list[str]
-    ) -> None:
+    async def test_what_is_gone_keeps_nobody(self, pool: FakePool, released: list[str]) -> None:
         pool.ended["r"] = pb.Ended(name="dev", by="in the panel")
-        await self.let_go(pool, replace=False, here={"r": ["n1"]})
-        assert not released
-
-    async def test_what_was_on_nodes_that_answer_is_gone(self, pool: FakePool, released: list[str]) -> None:
-        await self.let_go(pool, replace=False, here={"other": ["n3"]})
-        await self.let_go(pool, replace=False, here={})
+        for here in ({"r": ["n1"]}, {"other": ["n3"]}, {}):  # released elsewhere, or on nodes that answer
+            await self.let_go(pool, replace=False, here=here)
         assert not released
         assert not pool.late

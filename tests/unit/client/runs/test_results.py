@@ -27,33 +27,18 @@ def test_each_rank_has_its_own(results: RunResults) -> None:
     assert results[1] == events.Result(1, "ok", 0.2, may_print_later=True)
     assert results[1] is results[1]
     assert [result.duration_s for result in results.values()] == [0.5, 0.1, 0.2], "in the order in which they came"
+    assert results.notable == [failed(3)], "who looks at one makes it no more notable"
     assert results.keys() == {0, 1, 3}
-    assert len(results) == 3
+    assert list(results.left_of(Ranges.of(range(6)))) == [2, 4, 5]
+    assert results.ranks_ok() == [0, 1]
     assert 2 not in results, "its result came before, or is another run's"
     with pytest.raises(KeyError):
         results[2]
 
 
-def test_who_looks_at_one_makes_it_no_more_notable(results: RunResults) -> None:
-    list(results.values())
-    assert results.notable == [failed(3)]
-
-
-def test_who_is_left(results: RunResults) -> None:
-    assert list(results.left_of(Ranges.of(range(6)))) == [2, 4, 5]
-
-
-def test_who_came_to_the_end(results: RunResults) -> None:
-    results[5] = events.Result(5, "ok", 0.5)
-    assert results.ranks_ok() == [0, 1, 5]
-
-
 def test_a_script_begins_anew(results: RunResults) -> None:
+    results[0] = results[3] = failed(0)
+    assert len(results) == len(list(results)) == 3, "a rank that is told of again counts once"
     results.clear()
     assert not results
     assert results.notable == []
-
-
-def test_a_rank_that_is_told_of_again_counts_once(results: RunResults) -> None:
-    results[0] = results[3] = failed(0)
-    assert len(results) == len(list(results)) == 3

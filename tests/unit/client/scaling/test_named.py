@@ -26,8 +26,6 @@ def test_a_number_and_its_name(line: str, name: str, number: float) -> None:
     assert numbers_in(line)[name] == number
 
 
-@pytest.mark.parametrize(
-    "line", ["tokens: 1.234,5", "tokens: 1,2", "tokens: 1.2M", "tokens: none", "my_tokens: 3", "tokens"]
-)
-def test_what_is_not_a_number_of_that_name(line: str) -> None:
-    assert "tokens" not in numbers_in(line)
+def test_what_is_not_a_number_of_that_name() -> None:
+    for line in ("tokens: 1.234,5", "tokens: 1,2", "tokens: 1.2M", "tokens: none", "my_tokens: 3", "tokens"):
+        assert "tokens" not in numbers_in(line)

@@ -6,15 +6,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from monarch_nb.client.pools.answering.silence import (
-    all_away,
-    needed,
-    nobody_answers,
-    reasons,
-    way_on,
-    what_helps,
-    why_silent,
-)
+from monarch_nb.client.pools.answering.silence import needed, nobody_answers, reasons, way_on, what_helps, why_silent
 from monarch_nb.errors import NodeUnreachable
 
 
@@ -32,9 +24,6 @@ def test_somebody_listens_or_it_is_on_this_machine() -> None:
         assert why_silent(f"127.0.0.1:{server.getsockname()[1]}") == ""
     assert why_silent("unix:/tmp/s") == why_silent("unix:///tmp/monarch-nb-ssh-x/1") == ""
     assert what_helps("", "host1:7878") == ""
-
-
-def test_a_port_that_does_not_pass_is_named() -> None:
     assert what_helps("timed out", "host2:7900") == "is that host up, and does a firewall let port 7900 pass?"
     assert "is the name right?" in what_helps("name or service not known", "hots2:7878")
 
@@ -68,12 +57,6 @@ def test_what_is_needed_is_refused_with_the_ways_that_there_are() -> None:
     assert said([0], "") == f"{begin}-t 0 leaves rank 1 out; %mesh release works without it"
     assert "%mesh reserve dev --replace" in said([], REPLACE, is_last=True)
     assert "%mesh replace" not in said([], REPLACE, is_last=True)
-
-
-def test_when_all_are_away_it_is_said_what_is_known() -> None:
-    said = str(all_away("dev", ["n1 (since 14:03:05)", "n2"], ["run 2, cell [3], sent at 14:01"]))
-    assert said.startswith("'dev' is held, but n1 (since 14:03:05), n2 do not answer: its ranks go on (run 2,")
-    assert "sent at 14:01), and are here again when they do; %mesh release dev" in said
 
 
 def test_when_nobody_answers_it_is_said_what_was_held_there() -> None:

@@ -36,10 +36,6 @@ class TestChooseNodes:
         assert choose_nodes(Shape(2, 4, 0), nodes) == [1, 3]
         assert choose_nodes(Shape(2, 3, 0), nodes) == [1, 2]
 
-    def test_gpus(self) -> None:
-        nodes = [node(0), node(1, gpus_free=1, gpus=2), node(2, gpus_free=2, gpus=2)]
-        assert choose_nodes(Shape(1, 0, 2), nodes) == [2]
-
     def test_too_few_says_what_is_free_and_who_holds_the_rest(self) -> None:
         held = pb.Holder(reservation="train", owner="ann", procs=3)
         with pytest.raises(CapacityError) as raised:
@@ -92,11 +88,30 @@ class TestChooseNodes:
         with pytest.raises(CapacityError, match="GPU 1 is held by ann\n"):
             choose_nodes(Shape(1, 0, 2), [one], force_busy=True)
 
-    def test_more_nodes_than_there_are(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 3 adds nodes"):
-            choose_nodes(Shape(3, 1, 0), [node(0), node(1)])
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 5 adds nodes"):
-            choose_nodes(Shape(3, 1, 0), [node(0), node(1)], besides=2)
+    def test_what_never_fits_says_what_helps(self) -> None:
+        local, hosts = [node(0), node(1)], [node(0), node(1)]
+        hosts[1].address = "host1:7878"
+        lost = node(0, gpus_free=1, gpus=2)
+        lost.gpus[1].trouble = "fallen off the bus"
+        full = [node(index, free=0) for index in range(3)]
+        for shape, there, besides, said in (
+            (Shape(3, 1, 0), local, 0, "monarch-nb up --nodes 3 adds nodes"),
+            (Shape(3, 1, 0), local, 2, "monarch-nb up --nodes 5 adds nodes"),
+            (Shape(9, 4, 0), full, 0, "monarch-nb up --nodes 12 adds nodes"),  # those that are held do not count
+            (Shape(1, 8, 0), local, 0, "release all reservations .*: a local pool without reservations"),
+            (Shape(3, 1, 0), hosts, 0, "ask for less: 2 nodes can take 1 proc at all"),
+            (Shape(1, 9, 0), hosts, 0, r"ask for less: the largest node of this pool has \d procs"),
+            (
+                Shape(2, 0, 2),
+                [node(0, gpus_free=2, gpus=2), node(1)],
+                0,
+                "less: 1 node of this pool has 2 GPUs that can",
+            ),
+            (Shape(1, 0, 2), [lost], 0, "ask for less: the largest node of this pool has 1 gpu"),
+            (Shape(1, 0, 1), local, 0, "^1 GPU per node asked for, .* has a GPU; --procs N asks for"),
+        ):
+            with pytest.raises(CapacityError, match=said):
+                choose_nodes(shape, there, besides=besides)
 
     def test_nodes_that_do_not_answer_are_named(self) -> None:
         with pytest.raises(CapacityError) as raised:
@@ -104,62 +119,23 @@ class TestChooseNodes:
         assert "  host3: does not answer (timed out)" in str(raised.value).splitlines()
         assert "only 1 of 2 nodes can take 1 proc:" in str(raised.value), "it is one of the pool's"
 
-    def test_a_pool_of_hosts_is_not_told_to_grow_by_itself(self) -> None:
-        hosts = [node(0), node(1)]
-        hosts[1].address = "host1:7878"
-        with pytest.raises(CapacityError, match="ask for less: 2 nodes can take 1 proc at all"):
-            choose_nodes(Shape(3, 1, 0), hosts)
-        with pytest.raises(CapacityError, match=r"ask for less: the largest node of this pool has \d procs"):
-            choose_nodes(Shape(1, 9, 0), hosts)
 
-    def test_nodes_that_are_held_do_not_count_when_others_are_added(self) -> None:
-        with pytest.raises(CapacityError, match="monarch-nb up --nodes 12 adds nodes"):
-            choose_nodes(Shape(9, 4, 0), [node(index, free=0) for index in range(3)])
-
-    def test_a_local_pool_is_not_given_gpus_by_more_nodes(self) -> None:
-        with pytest.raises(CapacityError, match="ask for less: 1 node of this pool has 2 GPUs that can be used"):
-            choose_nodes(Shape(2, 0, 2), [node(0, gpus_free=2, gpus=2), node(1)])
-        lost = node(0, gpus_free=1, gpus=2)
-        lost.gpus[1].trouble = "fallen off the bus"
-        with pytest.raises(CapacityError, match="ask for less: the largest node of this pool has 1 gpu"):
-            choose_nodes(Shape(1, 0, 2), [lost])
-
-    def test_more_slots_than_any_node_has(self) -> None:
-        with pytest.raises(CapacityError, match=r"release all reservations .*: a local pool without reservations"):
-            choose_nodes(Shape(1, 8, 0), [node(0), node(1)])
-
-    def test_gpus_without_gpus_are_never_a_silent_cpu_run(self) -> None:
-        with pytest.raises(CapacityError, match=r"^1 GPU per node asked for, .* has a GPU; --procs N asks for"):
-            choose_nodes(Shape(1, 0, 1), [node(0), node(1)])
-
-
-class TestArguments:
-    """Refused before anything is started or asked."""
-
-    @pytest.fixture(autouse=True)
-    def nothing_is_touched(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
-        monkeypatch.setattr(
-            "monarch_nb.client.reservations.reserving.waiting.provisioner_of", lambda _: pytest.fail("started a pool")
-        )
-
-    @pytest.mark.parametrize("option", ["nodes", "procs", "gpus"])
-    @pytest.mark.parametrize("value", [0, -1, "2", "many", 1.0, 2.5, True])
-    def test_numbers(self, option: str, value: object, tmp_path: Path) -> None:
-        options: dict[str, Any] = {"procs": 1, "nodes": 1} | {option: value}
-        with pytest.raises(UsageError, match=f"{option} must be a whole number of at least 1, not {value!r}"):
-            reserve("dev", **options)
-        assert not (tmp_path / "never-made").exists()
-
-    @pytest.mark.parametrize("options", [{}, {"procs": 1, "gpus": 1}])
-    def test_neither_or_both(self, options: dict[str, int]) -> None:
+def test_arguments_are_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MONARCH_NB_HOME", str(tmp_path / "never-made"))
+    started = "monarch_nb.client.reservations.reserving.waiting.provisioner_of"
+    monkeypatch.setattr(started, lambda _: pytest.fail("started a pool"))
+    for option in ("nodes", "procs", "gpus"):
+        for value in (0, -1, "2", "many", 1.0, 2.5, True):
+            options: dict[str, Any] = {"procs": 1, "nodes": 1} | {option: value}
+            with pytest.raises(UsageError, match=f"{option} must be a whole number of at least 1, not {value!r}"):
+                reserve("dev", **options)
+    for options in ({}, {"procs": 1, "gpus": 1}):
         with pytest.raises(UsageError, match="exactly one of them"):
-            reserve("dev", **options)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("name", ["-x", " ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"])
-    def test_names(self, name: str) -> None:
+            reserve("dev", **options)
+    for name in ("-x", " ", "a b", "a/b", "..\\x", "a\nb", "x" * 65, "\0"):
         with pytest.raises(UsageError, match="no name for a reservation"):
             reserve(name, procs=1)
+    assert not (tmp_path / "never-made").exists()
 
 
 MAIN = pb.MeshStatus(mesh_id="m", name="main", spec=pb.SpawnRequest(mesh_id="m", name="main", ranks=4, world_size=8))
@@ -176,30 +152,23 @@ class TestWhatIsHeld:
     def me(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("monarch_nb.client.pools.facts.held.current_owner", lambda identity: "me")
 
-    def test_complete(self) -> None:
+    def test_one_that_is_not_whole(self) -> None:
         assert held().complete
-        assert not held(answering=1).complete
-        assert not held(meshes=0).complete
+        away, being_made = held(answering=1), held(meshes=0)
+        assert not away.complete
+        assert not being_made.complete
+        assert isinstance(not_whole(away), NodeUnreachable)
+        assert "1 of its 2 nodes do not answer" in str(not_whole(away))
+        assert isinstance(not_whole(being_made), ReservationNotFound)
+        assert "is not ready" in str(not_whole(being_made))
 
-    def test_not_found_lists_mine_and_no_others(self) -> None:
+    def test_not_found_lists_mine_and_nodes_that_may_have_it(self) -> None:
         text = str(not_found("dex", [held("dev"), held("eval", nodes=1), held("secret", owner="ann")]))
         assert text == "no reservation 'dex'; you hold dev (2 nodes × 4 procs), eval (1 node × 4 procs)"
         assert "you hold none: %mesh reserve NAME" in str(not_found(None, []))
-
-    def test_not_found_names_nodes_that_may_have_it(self) -> None:
         text = str(not_found("dev", [], silent=["host1"]))
         assert text.startswith("no reservation 'dev' on the nodes that answer (host1 does not); you hold none")
         assert "(host1, host2 do not)" in str(not_found("dev", [], silent=["host1", "host2"]))
-
-    def test_a_node_that_does_not_answer(self) -> None:
-        error = not_whole(held(answering=1))
-        assert isinstance(error, NodeUnreachable)
-        assert "1 of its 2 nodes do not answer" in str(error)
-
-    def test_one_that_is_being_made(self) -> None:
-        error = not_whole(held(meshes=0))
-        assert isinstance(error, ReservationNotFound)
-        assert "is not ready" in str(error)
 
 
 class TestOptions:
@@ -210,19 +179,16 @@ class TestOptions:
         assert environment_option(chosen) == {"A": "1", "EMPTY": "", "HERE": "value"}
         assert environment_option(None) == {}
 
-    @pytest.mark.parametrize(
-        ("chosen", "said"),
-        [
-            ({"OMP_NUM_THREADS": 4}, "env: OMP_NUM_THREADS is 4, which is no string: {'OMP_NUM_THREADS': '4'} is"),
+    def test_an_environment_that_no_process_can_have(self) -> None:
+        number: dict[str, Any] = {"OMP_NUM_THREADS": 4}
+        for chosen, said in (
+            (number, "env: OMP_NUM_THREADS is 4, which is no string: {'OMP_NUM_THREADS': '4'} is"),
             ({"A=B": "1"}, "no variable can be called 'A=B'"),
             ({"": "1"}, "no variable can be called ''"),
             ({"A": "\0"}, "'A' has a zero byte"),
-        ],
-        ids=["a number", "an equals sign", "no name", "a zero byte"],
-    )
-    def test_an_environment_that_no_process_can_have(self, chosen: dict[str, Any], said: str) -> None:
-        with pytest.raises(UsageError, match=re.escape(said)):
-            environment_option(chosen)
+        ):
+            with pytest.raises(UsageError, match=re.escape(said)):
+                environment_option(chosen)
 
     def test_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         notebook = tmp_path / "nb" / "a.ipynb"

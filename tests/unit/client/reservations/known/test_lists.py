@@ -79,15 +79,9 @@ class TestEverywhere:
         held = list_everywhere()
         assert names(held.reservations) == [("lab", "a")]
         assert held.notes == ["far: no node answers"]
-
-    def test_the_only_one_that_does_not_answer_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, lab=Dead())
-        with pytest.raises(NodeUnreachable):
+        with pytest.raises(NodeUnreachable):  # there is no other
             list_everywhere()
-
-    def test_without_pools_nothing_is_held(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        given(monkeypatch)
-        assert list_everywhere().reservations == []
 
     def test_jobs_that_nobody_holds_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, lab=Held("a"), far=Dead())
@@ -133,19 +127,15 @@ class TestElsewhere:
 
 
 class TestPoolOf:
-    def test_it_is_the_one_that_is_asked_when_it_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        given(monkeypatch, local=Held("dev"), lab=Held("dev"))
-        assert pool_of("dev", "local") == "local"
-
-    def test_it_is_the_only_other_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_the_one_that_is_asked_or_the_only_other_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, local=Down(), lab=Held("dev"), cluster=Held("eve/dev/run", "eve/eval/run", "bob/train"))
         assert pool_of("dev", "local") == "lab", "ours goes before what is shared"
         assert pool_of("eval", "local") == "cluster"
         assert pool_of("train", "local") == "local", "nobody shares it"
-
-    def test_nobody_guesses_between_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
         given(monkeypatch, local=Held(), lab=Held("dev"), cluster=Held("dev"))
-        assert pool_of("dev", "local") == "local"
+        assert pool_of("dev", "local") == "local", "nobody guesses between several"
+        given(monkeypatch, local=Dead(), lab=Held("dev"))
+        assert pool_of("dev", "local") == "local", "it does not say what it has"
 
     def test_else_it_is_that_of_its_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also when the default pool is too busy to answer in time."""
@@ -154,8 +144,4 @@ class TestPoolOf:
             given(monkeypatch, local=local, lab=Held("other"))
             assert pool_of("dev", "local") == "slurm-dev"
         given(monkeypatch, local=Held("dev"), lab=Held("dev"))
-        assert pool_of("dev", "local") == "local"
-
-    def test_a_pool_that_does_not_say_what_it_has_stays_meant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        given(monkeypatch, local=Dead(), lab=Held("dev"))
         assert pool_of("dev", "local") == "local"

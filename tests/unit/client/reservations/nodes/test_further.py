@@ -69,19 +69,13 @@ def taken(wait: bool | Duration) -> str:
 
 
 def test_as_many_as_are_missing_are_asked_for(engine: Engine) -> None:
+    assert with_further_nodes(POOL, Asking(True), missing(0), silent, taken) == "taken, wait=False"
+    assert engine.asked == [], "enough are free"
     assert with_further_nodes(POOL, Asking(False), missing(2, 0), silent, taken) == "taken, wait=False"
     assert engine.asked == [(2, 0.0, None)]
+    with_further_nodes(POOL, Asking(False), missing(3, 1, 0), silent, taken)
+    assert [nodes for nodes, *_ in engine.asked] == [2, 3, 1], "one went away while it was waited for"
     assert engine.ended == []
-
-
-def test_nobody_is_asked_while_enough_are_free(engine: Engine) -> None:
-    assert with_further_nodes(POOL, Asking(True), missing(0), silent, taken) == "taken, wait=False"
-    assert engine.asked == []
-
-
-def test_what_went_away_while_it_was_waited_for_is_asked_for_too(engine: Engine) -> None:
-    with_further_nodes(POOL, Asking(False), missing(2, 1, 0), silent, taken)
-    assert [nodes for nodes, *_ in engine.asked] == [2, 1]
 
 
 def test_it_is_not_asked_for_ever(engine: Engine) -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.reservations.nodes.growing import (
     Resized,
     check_is_more,
@@ -20,26 +15,21 @@ from monarch_nb.client.reservations.nodes.growing import (
     words,
 )
 from monarch_nb.errors import NoSuchMesh, UsageError
-from monarch_nb.proto import allocator_pb2 as pb
+from unit.client.reservations.nodes.held import held
 
 NAMES = {0: "host1", 1: "host2", 2: "3"}
 
 
-class TestTotalOf:
-    @pytest.mark.parametrize(("asked", "total"), [(4, 4), ("4", 4), (" 1 ", 1), ("+2", 5), ("-2", 1), ("+0", 3)])
-    def test_all_or_as_seen_from_those_that_there_are(self, asked: int | str, total: int) -> None:
+def test_nodes_are_all_or_as_seen_from_those_that_there_are() -> None:
+    totals: dict[int | str, int] = {4: 4, "4": 4, " 1 ": 1, "+2": 5, "-2": 1, "+0": 3}
+    for asked, total in totals.items():
         assert total_of(asked, 3) == total
-
-    @pytest.mark.parametrize(
-        ("asked", "said"),
-        [
-            ("four", "--nodes four: give the number"),
-            ("+", "give the number"),
-            (0, "at least one node"),
-            ("-3", "at least one"),
-        ],
-    )
-    def test_what_makes_no_sense(self, asked: int | str, said: str) -> None:
+    refusals: dict[int | str, str] = {
+        "four": "--nodes four: give the number",
+        "+": "give the number",
+        0: "at least one node",
+    }
+    for asked, said in refusals.items():
         with pytest.raises(UsageError, match=said):
             total_of(asked, 3)
 
@@ -105,23 +95,6 @@ class TestPlacesToLeave:
     def test_what_makes_no_sense(self, nodes: int | None, named: list[str | int], said: str) -> None:
         with pytest.raises(UsageError, match=said):
             places_to_leave(NAMES, [], nodes, named)
-
-
-def held(nodes: int, meshes: dict[str, list[int]], absent: Sequence[int] = ()) -> HeldReservation:
-    """What there is: two ranks in each of the places of each mesh."""
-    there: dict[int, Any] = {}
-    for place in range(nodes):
-        status = pb.ReservationStatus(name="dev", nodes=nodes, procs=2)
-        for name, places in meshes.items():
-            if place in places:
-                number, hosts = places.index(place), len(places)
-                spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, world_size=2 * hosts)
-                spec.environment["OF"] = name
-                spec.extent.extend([pb.Axis(name="hosts", size=hosts), pb.Axis(name="procs", size=2)])
-                status.meshes.add(mesh_id=name, name=name, spec=spec)
-        there[place] = SimpleNamespace(name=f"host{place + 1}"), status
-    away = {place: there.pop(place)[0] for place in absent}
-    return HeldReservation("r", there, absent=away)
 
 
 class TestWantedMesh:

@@ -7,90 +7,59 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.pool import Pool
 from monarch_nb.client.reservations.nodes.replacing import Replaced, places_to_fill, specs_by_place
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
+from unit.client.reservations.nodes.held import held
 
 NAMES = {0: "host1", 1: "host2", 2: "3"}
 
 
-class TestPlacesToFill:
-    @pytest.mark.parametrize(
-        ("absent", "asked", "filled"),
-        [
-            ([1], [], [1]),
-            ([2, 1], [], [1, 2]),
-            ([1], ["host1"], [0]),
-            ([], [2, "0"], [0, 2]),
-            ([], ["3"], [2]),
-            ([1], ["host2", "1"], [1]),
-        ],
-    )
-    def test_those_that_are_named_else_those_that_do_not_answer(
-        self, absent: list[int], asked: list[str | int], filled: list[int]
-    ) -> None:
+def test_places_are_those_that_are_named_else_those_that_do_not_answer() -> None:
+    for absent, asked, filled in (
+        ([1], [], [1]),
+        ([2, 1], [], [1, 2]),
+        ([1], ["host1"], [0]),
+        ([], [2, "0"], [0, 2]),
+        ([], ["3"], [2]),
+        ([1], ["host2", "1"], [1]),
+    ):
         assert places_to_fill(NAMES, absent, asked) == filled
 
-    @pytest.mark.parametrize(
-        ("absent", "asked", "said"),
-        [
-            ([], [], r"all nodes answer \(host1, host2, 3\): to replace one of them"),
-            ([1], ["host9", 7], "no node host9, 7 in this reservation: it has host1, host2, 3"),
-            ([1, 2], [0], "no node would be left"),
-            ([], [0, 1, 2], "no node would be left"),
-        ],
-    )
-    def test_what_makes_no_sense(self, absent: list[int], asked: list[str | int], said: str) -> None:
-        with pytest.raises(UsageError, match=said):
-            places_to_fill(NAMES, absent, asked)
+
+@pytest.mark.parametrize(
+    ("absent", "asked", "said"),
+    [
+        ([], [], r"all nodes answer \(host1, host2, 3\): to replace one of them"),
+        ([1], ["host9", 7], "no node host9, 7 in this reservation: it has host1, host2, 3"),
+        ([1, 2], [0], "no node would be left"),
+        ([], [0, 1, 2], "no node would be left"),
+    ],
+)
+def test_places_that_make_no_sense(absent: list[int], asked: list[str | int], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        places_to_fill(NAMES, absent, asked)
 
 
-def held(nodes: int, there: dict[int, dict[str, int]], hosts: dict[str, int]) -> HeldReservation:
-    """Return a reservation.
-
-    Args:
-        there: by place of a node that answers, the number of its part of each mesh.
-        hosts: how many nodes each mesh has.
-    """
-    made: dict[int, Any] = {}
-    for place, parts in there.items():
-        meshes = []
-        for name, number in parts.items():
-            spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, first_rank=2 * number)
-            spec.world_size = 2 * hosts[name]
-            meshes.append(pb.MeshStatus(mesh_id=name, name=name, spec=spec))
-        made[place] = (SimpleNamespace(name=f"host{place}"), pb.ReservationStatus(nodes=nodes, meshes=meshes))
-    absent: dict[int, Any] = {place: SimpleNamespace() for place in range(nodes) if place not in there}
-    return HeldReservation("r", made, absent)
-
-
-def told(specs: dict[int, list[pb.SpawnRequest]]) -> dict[int, list[tuple[str, int, int]]]:
-    return {place: [(spec.name, spec.node_rank, spec.first_rank) for spec in parts] for place, parts in specs.items()}
-
-
-class TestSpecsByPlace:
-    def test_the_part_of_each_mesh_that_the_lost_node_had(self) -> None:
-        there = {0: {"main": 0, "all": 0}, 2: {"main": 2, "all": 2}}
-        specs = specs_by_place(held(3, there, {"main": 3, "all": 3}), [1])
-        assert told(specs) == {1: [("main", 1, 2), ("all", 1, 2)]}
-
-    def test_a_node_that_answers_says_itself_what_it_has(self) -> None:
-        there = {0: {"main": 0}, 1: {"main": 1, "one": 0}, 2: {"main": 2}}
-        specs = specs_by_place(held(3, there, {"main": 3, "one": 1}), [1])
-        assert told(specs) == {1: [("main", 1, 2), ("one", 0, 0)]}
-
-    def test_a_mesh_on_some_nodes_of_which_one_is_lost(self) -> None:
-        there = {0: {"main": 0}, 2: {"main": 2, "two": 1}}
-        specs = specs_by_place(held(3, there, {"main": 3, "two": 2}), [1])
-        assert told(specs) == {1: [("main", 1, 2), ("two", 0, 0)]}
-
-    def test_nobody_says_which_of_two_lost_nodes_had_a_part(self) -> None:
-        there = {2: {"main": 2, "two": 1}}
-        specs = specs_by_place(held(3, there, {"main": 3, "two": 2}), [0, 1])
-        assert told(specs) == {0: [("main", 0, 0)], 1: [("main", 1, 2)]}
+@pytest.mark.parametrize(
+    ("meshes", "absent", "wanted", "specs"),
+    [
+        ({"main": [0, 1, 2], "all": [0, 1, 2]}, [1], [1], {1: [("main", 1, 2), ("all", 1, 2)]}),
+        # A node that answers says itself what it has.
+        ({"main": [0, 1, 2], "one": [1]}, [], [1], {1: [("main", 1, 2), ("one", 0, 0)]}),
+        ({"main": [0, 1, 2], "two": [1, 2]}, [1], [1], {1: [("main", 1, 2), ("two", 0, 0)]}),
+        # Nobody says which of two lost nodes had a part.
+        ({"main": [0, 1, 2], "two": [1, 2]}, [0, 1], [0, 1], {0: [("main", 0, 0)], 1: [("main", 1, 2)]}),
+    ],
+)
+def test_what_starts_is_the_part_of_each_mesh_that_the_lost_node_had(
+    meshes: dict[str, list[int]], absent: list[int], wanted: list[int], specs: dict[int, list[tuple[str, int, int]]]
+) -> None:
+    made = specs_by_place(held(3, meshes, absent), wanted)
+    told = {place: [(spec.name, spec.node_rank, spec.first_rank) for spec in parts] for place, parts in made.items()}
+    assert told == specs
 
 
 def test_what_is_said() -> None:

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.reservations.nodes.growing import mesh_to_shrink
 from monarch_nb.client.reservations.nodes.without import way_without
-from monarch_nb.proto import allocator_pb2 as pb
-
-
-def held(nodes: int, meshes: dict[str, list[int]]) -> HeldReservation:
-    """What there is: a rank in each of the places of each mesh."""
-    there: dict[int, Any] = {}
-    for place in range(nodes):
-        status = pb.ReservationStatus(name="dev", nodes=nodes, procs=1)
-        for name, places in meshes.items():
-            if place in places:
-                number, hosts = places.index(place), len(places)
-                spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=1, node_rank=number, world_size=hosts)
-                status.meshes.add(mesh_id=name, name=name, spec=spec)
-        there[place] = SimpleNamespace(name=f"n{place}"), status
-    return HeldReservation("r", there)
+from unit.client.reservations.nodes.held import held
 
 
 @pytest.mark.parametrize(
     ("meshes", "leaving", "way"),
     [
-        ({"main": [0, 1, 2]}, [2], "%mesh shrink dev --node n2 --into main"),
-        ({"main": [0, 1]}, [2], "%mesh shrink dev --node n2"),
-        ({"main": [0, 1], "grown": [0, 1, 2]}, [2], "%mesh shrink dev --node n2 --into grown"),
-        ({"main": [0], "a": [0, 1, 2]}, [1, 2], "%mesh shrink dev --node n1 --node n2 --into a"),
-        ({"main": [0, 1], "b": [2], "a": [0, 1, 2]}, [2], "%mesh stop b, then %mesh shrink dev --node n2 --into a"),
+        ({"main": [0, 1, 2]}, [2], "%mesh shrink dev --node host3 --into main"),
+        ({"main": [0, 1]}, [2], "%mesh shrink dev --node host3"),
+        ({"main": [0, 1], "grown": [0, 1, 2]}, [2], "%mesh shrink dev --node host3 --into grown"),
+        ({"main": [0], "a": [0, 1, 2]}, [1, 2], "%mesh shrink dev --node host2 --node host3 --into a"),
+        ({"main": [0, 1], "b": [2], "a": [0, 1, 2]}, [2], "%mesh stop b, then %mesh shrink dev --node host3 --into a"),
         (
             {"main": [0, 1, 2], "grown": [0, 1, 2]},
             [2],
-            "%mesh stop grown, then %mesh shrink dev --node n2 --into main",
+            "%mesh stop grown, then %mesh shrink dev --node host3 --into main",
         ),
         ({"main": [0, 1, 2]}, [0, 1, 2], ""),
     ],

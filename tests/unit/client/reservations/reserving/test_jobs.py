@@ -57,9 +57,18 @@ def lease(error: BaseException, **changes: Any) -> None:
 
 
 class TestALeaseThatFails:
-    def test_a_job_that_has_not_what_it_was_asked_for_is_ended(self, known: Jobs) -> None:
-        with pytest.raises(CapacityError, match=r"^no node has a GPU; engine job 7 was asked for this, and is ended$"):
-            lease(CapacityError("no node has a GPU"))
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            (CapacityError("no GPU"), r"^no GPU; engine job 7 was asked for this, and is ended$"),
+            (KeyboardInterrupt(), r"^engine job 7 was cancelled$"),
+        ],
+    )
+    def test_a_job_that_has_not_what_it_was_asked_for_is_ended(
+        self, known: Jobs, error: BaseException, said: str
+    ) -> None:
+        with pytest.raises(type(error), match=said):
+            lease(error)
         assert known.there == []
 
     @pytest.mark.parametrize("served", [True, False])
@@ -80,11 +89,6 @@ class TestALeaseThatFails:
         with pytest.raises(SpawnError, match=r"^no module nope$"):
             lease(SpawnError("no module nope"))  # which others may have
 
-    def test_ctrl_c_ends_it(self, known: Jobs) -> None:
-        with pytest.raises(KeyboardInterrupt, match=r"^engine job 7 was cancelled$"):
-            lease(KeyboardInterrupt())
-        assert known.there == []
-
 
 class TestANameThatAnotherEngineHas:
     @pytest.fixture
@@ -98,12 +102,11 @@ class TestANameThatAnotherEngineHas:
             raise AssertionError
         assert known.there == [elsewhere]
 
-    def test_replacing_ends_it_first(self, known: Jobs, elsewhere: Job) -> None:
-        with nodes_of_job(replace(REQUEST, replace=True), None, print) as (pool, _):
-            assert pool == "engine-dev"
-        assert [job.pool for job in known.there] == ["engine-dev"]
-
-    def test_is_free_when_its_job_has_ended(self, known: Jobs, elsewhere: Job) -> None:
-        known.there = [replace(elsewhere, id="ended")]
-        with nodes_of_job(REQUEST, None, print) as (pool, _):
-            assert pool == "engine-dev"
+    def test_replacing_ends_it_first_and_one_that_has_ended_is_in_nobodys_way(
+        self, known: Jobs, elsewhere: Job
+    ) -> None:
+        for there, is_replaced in ((elsewhere, True), (replace(elsewhere, id="ended"), False)):
+            known.there = [there]
+            with nodes_of_job(replace(REQUEST, replace=is_replaced), None, print) as (pool, _):
+                assert pool == "engine-dev"
+            assert [job.pool for job in known.there] == ["engine-dev"]

@@ -6,42 +6,28 @@ import pytest
 
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 
+RUN, AGAIN = "run 34, cell [3]", "interrupt again to kill and restart"
+ABORTED = "process group aborted: call dist.init_process_group() again and wrap DDP models again"
+
 
 class TestInterruptReport:
     @pytest.mark.parametrize(
         ("report", "says"),
         [
             (InterruptReport(), "nothing was running"),
-            (InterruptReport(stopped=(0, 1, 2)), "interrupted ranks 0-2"),
-            (
-                InterruptReport(stopped=(0,), aborted=(0,)),
-                (
-                    "interrupted rank 0; process group aborted: call dist.init_process_group() again and wrap DDP "
-                    "models again"
-                ),
-            ),
-            (
-                InterruptReport(stuck={3: "at train.py:7"}),
-                "rank 3 does not stop (at train.py:7): interrupt again to kill and restart it",
-            ),
+            (InterruptReport(stopped=(0,), aborted=(0,)), f"interrupted rank 0; {ABORTED}"),
+            (InterruptReport(stuck={3: "at a.py:7"}), f"rank 3 does not stop (at a.py:7): {AGAIN} it"),
             (InterruptReport(restarted=(3,)), "killed and restarted rank 3: their variables are lost"),
-            (
-                InterruptReport(unbegun=(0, 1), ahead=("run 34, cell [3]",)),
-                "not begun: removed from the queue; run 34, cell [3] goes on",
-            ),
+            (InterruptReport(unbegun=(0, 1), ahead=(RUN,)), f"not begun: removed from the queue; {RUN} goes on"),
             (
                 InterruptReport(stopped=(0, 1), unbegun=(2,), ahead=("run 3", "run 4")),
                 "interrupted ranks 0-1; not begun on rank 2: removed from the queue; run 3; run 4 go on",
             ),
             (
                 InterruptReport.of(
-                    {"run 12, cell [3]": InterruptReport(stopped=(0, 1)), "run 13": InterruptReport(stopped=(2,))},
-                    dropped=["run 14, cell [4]", "run 15, cell [5] of eval.ipynb"],
+                    {RUN: InterruptReport(stopped=(0, 1)), "b": InterruptReport(stopped=(2,))}, dropped=["c"]
                 ),
-                (
-                    "interrupted run 12, cell [3], on ranks 0-1 and run 13 on rank 2; "
-                    "dropped 2 that waited: run 14, cell [4]; run 15, cell [5] of eval.ipynb"
-                ),
+                f"interrupted {RUN}, on ranks 0-1 and b on rank 2; dropped 1 that waited: c",
             ),
             (
                 InterruptReport(dropped=tuple(f"run {number}" for number in range(1, 13))),
@@ -49,7 +35,7 @@ class TestInterruptReport:
             ),
             (
                 InterruptReport(stuck={3: "at a.py:7", 4: "at b.py:1", 5: "at a.py:7"}),
-                "ranks 3-5 do not stop (in 2 places: %mesh stacks): interrupt again to kill and restart them",
+                f"ranks 3-5 do not stop (in 2 places: %mesh stacks): {AGAIN} them",
             ),
             (
                 InterruptReport(unreachable={1: "host2"}),

@@ -53,12 +53,10 @@ async def test_each_script_is_told_whose_processes_are_fresh() -> None:
 
 
 async def test_models_that_differ_are_meant_to() -> None:
-    harness = Harness()
-    run = harness.run()
+    run = (harness := Harness()).run()
     for rank in range(4):
         run.add(rank, f"model {rank}")
     run.say()
-    harness.run().say()
     assert harness.texts == []
 
 

@@ -1,7 +1,5 @@
 """One sentence that says who waits for whom."""
 
-import pytest
-
 from monarch_nb.client.connections.events import Result
 from monarch_nb.client.runs.watching.waits import explain_past_waits, explain_waits, waiting_in
 from monarch_nb.errors import RankFailure
@@ -25,6 +23,7 @@ def ok(rank: int) -> Result:
 def test_the_example_of_the_issue() -> None:
     text = explain_waits({7: failed(7, "error")}, dict.fromkeys(range(7), at("all_reduce")))
     assert text.startswith("ranks 0-6 wait in all_reduce (train.py:41); rank 7 raised KeyError: interrupt")
+    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == explain_waits({}, {}) == "", "nobody waits"
 
 
 def test_afterwards_it_is_the_past() -> None:
@@ -32,15 +31,6 @@ def test_afterwards_it_is_the_past() -> None:
     assert explain_past_waits({3: failed(3, "error")}, where) == (
         "ranks 0-1 waited in all_reduce (train.py:41), rank 2 waited in recv (train.py:41); rank 3 raised KeyError"
     )
-
-
-def test_nobody_waits() -> None:
-    assert explain_waits({0: ok(0)}, {1: at(), 2: at()}) == ""
-    assert explain_waits({}, {}) == ""
-
-
-def test_only_those_that_wait_are_named() -> None:
-    assert explain_waits({0: ok(0)}, {1: at("barrier"), 2: at()}).startswith("rank 1 waits in barrier")
 
 
 def test_different_places_are_told_apart() -> None:
@@ -54,18 +44,15 @@ def test_different_places_are_told_apart() -> None:
     assert "ranks 0,2 wait in all_reduce (a.py:1), rank 1 waits in barrier (b.py:2), rank 3 waits in recv;" in text
 
 
-@pytest.mark.parametrize(
-    ("result", "says"),
-    [
+def test_what_became_of_the_others() -> None:
+    for result, says in (
         (ok(1), "rank 1 finished the cell"),
         (failed(1, "error", "ValueError"), "rank 1 raised ValueError"),
         (failed(1, "died"), "rank 1 died"),
         (failed(1, "interrupted"), "rank 1 interrupted"),
         (failed(1, "cancelled"), "rank 1 never ran it"),
-    ],
-)
-def test_what_became_of_the_others(result: Result, says: str) -> None:
-    assert f"; {says}:" in explain_waits({1: result}, {0: at("recv")})
+    ):
+        assert f"; {says}:" in explain_waits({1: result}, {0: at("recv")})
 
 
 def test_those_that_work_are_said_to_be_where_they_are() -> None:
@@ -83,8 +70,8 @@ def test_others_are_grouped() -> None:
     assert "; ranks 1-2,5 raised KeyError, rank 3 died: interrupt" in explain_waits(results, {0: at("recv")})
 
 
-@pytest.mark.parametrize(("called", "named"), [("all_reduce", "all_reduce (train.py:5)"), ("", "wait (train.py:5)")])
-def test_a_wait_for_work_is_named_by_its_collective(called: str, named: str) -> None:
-    state = run_pb2.Where.STATE_COLLECTIVE
-    at = run_pb2.Where(state=state, collective="wait", line="train.py:5", call=run_pb2.Call(collective=called))
-    assert waiting_in({0: at}) == {0: named}
+def test_a_wait_for_work_is_named_by_its_collective() -> None:
+    for called, named in {"all_reduce": "all_reduce (train.py:5)", "": "wait (train.py:5)"}.items():
+        where = at("wait", "train.py:5")
+        where.call.collective = called
+        assert waiting_in({0: where}) == {0: named}

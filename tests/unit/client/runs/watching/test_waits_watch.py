@@ -69,21 +69,19 @@ def test_it_goes_when_they_go_on() -> None:
     assert looks.watch.past == ""
 
 
-@pytest.mark.parametrize(
-    "looks",
-    [
+def test_ranks_that_make_progress_are_left_in_peace() -> None:
+    computing = at("", "", "")
+    for looks in (
         (TOGETHER, TOGETHER, TOGETHER),
-        (at("", "", ""), at("", "", ""), at("", "", "")),
+        (computing, computing, computing),
         (APART, at("recv", "", ""), APART, APART),
         (APART, TOGETHER, APART, APART),
-    ],
-)
-def test_ranks_that_make_progress_are_left_in_peace(looks: tuple[dict[int, run_pb2.Where], ...]) -> None:
-    assert Looks().add(*looks) == []
-
-
-def test_ranks_that_print_make_progress() -> None:
+    ):
+        assert Looks().add(*looks) == []
     assert Looks().add(APART, APART, APART, APART, printed=[2]) == []
+    assert Looks({3: "not in this run"}).add(*[computing] * 4) == []
+    calling = [at("all_reduce", "all_reduce", "all_reduce", call=call) for call in (4, 9, 14)]
+    assert Looks(ended=[3]).add(*calling) == []
 
 
 def test_ranks_that_all_wait_for_those_that_were_left_out() -> None:
@@ -91,10 +89,6 @@ def test_ranks_that_all_wait_for_those_that_were_left_out() -> None:
     assert Looks({3: "not in this run"}).add(TOGETHER, TOGETHER) == []
     [text] = Looks({3: "not in this run"}).add(TOGETHER, TOGETHER, TOGETHER)
     assert text.startswith("ranks 0-2 wait in recv (a.py:4); rank 3 not in this run: interrupt")
-
-
-def test_ranks_that_compute_on_their_own_wait_for_nobody() -> None:
-    assert Looks({3: "not in this run"}).add(*[at("", "", "")] * 4) == []
 
 
 def steps(*numbers: int) -> list[dict[int, run_pb2.Where]]:
@@ -114,10 +108,6 @@ def test_one_that_computes_at_other_lines_goes_on() -> None:
     assert Looks().add(*looks) == []
     [text] = Looks(ended=[3]).add(*looks[:2])
     assert "rank 3 finished the cell" in text, "the others wait for one that does not come, whatever this one does"
-
-
-def test_after_a_result_ranks_that_call_more_collectives_go_on_too() -> None:
-    assert Looks(ended=[3]).add(*[at("all_reduce", "all_reduce", "all_reduce", call=call) for call in (4, 9, 14)]) == []
 
 
 def test_two_looks_are_enough_when_calls_do_not_match() -> None:
@@ -142,13 +132,8 @@ class TestBeforeAnInterrupt:
     async def test_one_look_tells_what_does_not_match(self) -> None:
         unlike = at("all_reduce", "all_gather", call=4)
         assert "call 4 in the default group is all_reduce on rank 0, all_gather on rank 1" in await self._past(unlike)
-
-    async def test_what_may_end_by_itself_is_not_said(self) -> None:
-        assert await self._past(APART) == ""
-        assert await self._past(None) == ""
-
-    async def test_a_run_that_has_just_begun_is_not_asked(self) -> None:
-        assert await self._past(at("all_reduce", "all_gather", call=4), has_looked=False) == ""
+        assert await self._past(APART) == await self._past(None) == "", "it may end by itself"
+        assert await self._past(unlike, has_looked=False) == "", "it has just begun"
 
     async def test_ranks_that_do_not_answer_hold_up_no_interrupt(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waits_watch, "_LAST_LOOK_S", 0.0)
