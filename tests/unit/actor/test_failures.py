@@ -9,7 +9,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, current_rank, endpoint
-from monarch_nb.actor.engine import mailbox
+from monarch_nb.actor.engine import calls, mailbox, runner
 from monarch_nb.actor.engine.process import Address
 from monarch_nb.errors import GROUP_ABORTED, ActorError, ProcessGroupAborted, SupervisionError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
@@ -111,6 +111,13 @@ def _nothing_left() -> None:
     held.clear()
     while not cleaned.empty():
         cleaned.get()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment is short."""
+    for module, name in ((mailbox, "EARLY_S"), (runner, "INTERRUPTED_S"), (calls, "AFTER_DEATH_S")):
+        monkeypatch.setattr(module, name, 0.05)
 
 
 @pytest.fixture
@@ -252,7 +259,7 @@ class TestDeath:
         network.kill(other.places()[0])
         assert "failing" in network.told.get(timeout=TIMEOUT_S), "of the release nobody is told"
 
-    def test_others_are_waited_for_a_moment_only(self, network: Network) -> None:
+    def test_others_are_waited_for_a_moment_only(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=2)
         fragile = mesh.spawn("fragile", Fragile)
         call = fragile.hold.call()
@@ -270,8 +277,7 @@ class TestDeath:
             call.get(TIMEOUT_S)
         held.set()
 
-    def test_an_actor_that_its_process_does_not_know(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mailbox, "EARLY_S", 0.01)
+    def test_an_actor_that_its_process_does_not_know(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=1)
         fragile = mesh.spawn("fragile", Fragile)
         fragile.initialized.get(TIMEOUT_S)
@@ -306,7 +312,7 @@ class TestStop:
         assert "was stopped" in str(old.fail_on.call(-1).exception(TIMEOUT_S))
         assert [state.name for state in network.ranks(mesh)[0].actors()] == ["fragile"]
 
-    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment_only(self, network: Network) -> None:
+    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=1)
         running = mesh.spawn("fragile", Fragile).hold.call_one()
         execution = network.started(mesh, "hold")
