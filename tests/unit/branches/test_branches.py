@@ -126,6 +126,20 @@ async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tree]:
     made.branches.close()
 
 
+async def heads(tree: Tree) -> dict[int, FakeStream]:
+    """Return the sessions with nodes 1 and 3, which know who is below them."""
+    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
+    for stream in streams.values():
+        await stream.gets("branches")
+    return streams
+
+
+def unnumbered(ranks: range = range(1, 5)) -> pb.Submit:
+    made = submit(ranks)
+    made.run.number, made.give_number = 0, True
+    return made
+
+
 def submit(ranks: range = range(1, 5)) -> pb.Submit:
     return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), all_ranks=ranks)
 
@@ -188,12 +202,8 @@ async def test_a_head_that_is_back_gets_them_again_and_nothing_comes_twice(tree:
 
 
 async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
-    unnumbered = submit()
-    unnumbered.run.number, unnumbered.give_number = 0, True
-    tree.branches.submit(unnumbered, numbered_by=1)
+    streams = await heads(tree)
+    tree.branches.submit(unnumbered(), numbered_by=1)
     assert (await streams[1].gets("submit")).give_number
     assert tree.branches.numbered(tree.branches.runs["r"], 7) == {3, 4}
     told = await streams[3].gets("submit")
@@ -204,12 +214,8 @@ async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
 
 
 async def test_another_node_gives_the_number(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
-    unnumbered = submit(range(3, 5))
-    unnumbered.run.number, unnumbered.give_number = 0, True
-    tree.branches.submit(unnumbered, numbered_by=1)
+    streams = await heads(tree)
+    tree.branches.submit(unnumbered(range(3, 5)), numbered_by=1)
     assert (await streams[1].gets("submit")).give_number, "although it has no rank of it"
     tree.branches.number_by(tree.branches.runs["r"], 3, newest=1000)
     told = await streams[3].gets("submit")
@@ -217,15 +223,17 @@ async def test_another_node_gives_the_number(tree: Tree) -> None:
 
 
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
+    streams = await heads(tree)
     tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r", nodes=[4])), [4])
     await streams[3].gets("cancel")
     tree.branches.submit(submit(range(1, 3)))
     await streams[1].gets("submit")
     assert not any(request.HasField("cancel") for request in streams[1].sent)
     assert not any(request.HasField("submit") for request in streams[3].sent)
+    tree.branches.look(pb.Look(mesh_id="m", look_id="l", ranks=[1, 2, 4], of_run="r"))
+    asked = await streams[1].gets("look")
+    assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
+    assert list((await streams[3].gets("look")).ranks) == [4]
 
 
 async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None:
@@ -252,16 +260,6 @@ async def test_deaths_of_other_meshes_are_not_passed_on(tree: Tree) -> None:
     )
     await tree.hears(lambda event: event.HasField("rank_died"))
     assert [event.rank_died.rank for event in tree.came if event.HasField("rank_died")] == [2]
-
-
-async def test_each_branch_is_asked_where_its_own_ranks_are(tree: Tree) -> None:
-    first, second = await tree.nodes.opened("n1"), await tree.nodes.opened("n3")
-    await first.gets("branches")
-    await second.gets("branches")
-    tree.branches.look(pb.Look(mesh_id="m", look_id="l", ranks=[1, 2, 4], of_run="r"))
-    asked = await first.gets("look")
-    assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
-    assert list((await second.gets("look")).ranks) == [4]
 
 
 async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tree) -> None:
