@@ -9,24 +9,8 @@ import pytest
 
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import ReservationNotFound
-from syncing import Client, directory, file, link, node_paths, open_workspaces
+from syncing import Client, directory, file, node_paths, open_workspaces
 from unit.allocator.files.workspace.conftest import ID, listing
-
-
-def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second"), b"l": link(b"a.py")})
-    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
-    (tree / "__pycache__").mkdir()
-    (tree / "__pycache__/a.cpython-311.pyc").write_bytes(b"compiled")
-    (tree / "empty").mkdir()
-    assert workspaces.release(ID, "train") is None
-    assert not tree.parent.exists()
-    assert not node_paths(tmp_path).kept.exists()
-    assert workspaces.reservations() == []
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
-    assert other.asked_for == [0], "the cache has what a released reservation had"
-    assert workspaces.release("never-there") is None
 
 
 def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path) -> None:
