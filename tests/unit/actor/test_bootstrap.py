@@ -113,10 +113,15 @@ def test_it_calls_actors_of_its_process_and_they_live_on(network: Network, boots
     mesh.stop().get(TIMEOUT_S)
 
 
-def test_actors_of_its_actors_do_not_wait_for_it_either(network: Network) -> None:
+def test_actors_of_its_actors_do_not_wait_for_it_either_and_it_is_stopped_while_it_hangs(network: Network) -> None:
     mesh = this_host().spawn_procs(bootstrap=_spawn_two_deep)
     assert mesh.initialized.get(TIMEOUT_S) is True
     assert events[-1] == "11"
+    mesh = this_host().spawn_procs(bootstrap=_hold_async)
+    call = mesh.spawn("counter", Counter).add.call(1)
+    waits.get(timeout=TIMEOUT_S)
+    assert mesh.stop().get(TIMEOUT_S) is None
+    assert "was stopped" in str(call.exception(TIMEOUT_S))
 
 
 @pytest.mark.parametrize("bootstrap", [_fail, _fail_async])
@@ -154,14 +159,6 @@ def test_one_that_hangs_is_seen_and_can_be_interrupted(network: Network, bootstr
         assert call.get(TIMEOUT_S).values() == [1]
     else:
         assert "did not succeed" in str(call.exception(TIMEOUT_S))
-
-
-def test_its_processes_can_be_stopped_while_it_hangs(network: Network) -> None:
-    mesh = this_host().spawn_procs(bootstrap=_hold_async)
-    call = mesh.spawn("counter", Counter).add.call(1)
-    waits.get(timeout=TIMEOUT_S)
-    assert mesh.stop().get(TIMEOUT_S) is None
-    assert "was stopped" in str(call.exception(TIMEOUT_S))
 
 
 async def test_the_setup_of_first_releases_and_one_that_can_not_be_pickled(network: Network) -> None:

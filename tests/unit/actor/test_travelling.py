@@ -146,12 +146,14 @@ class AsksHost(Actor):
 
 
 class TestHosts:
-    def test_processes_of_any_shape(self, network: Network) -> None:
+    async def test_processes_of_any_shape_also_as_first_releases_made_them(self, network: Network) -> None:
         mesh = this_host().spawn_procs({"a": 2, "b": 2})
         assert mesh.extent == {"a": 2, "b": 2}
-        assert mesh.initialized.get(TIMEOUT_S) is True
-        assert mesh.spawn("c", Counter).rank.call().get(TIMEOUT_S).values() == [0, 1, 2, 3]
+        assert await mesh.initialized is True
+        assert (await mesh.spawn("c", Counter).rank.call()).values() == [0, 1, 2, 3]
         assert this_host().spawn_procs().extent == {}
+        counters = await (await proc_mesh(gpus=2)).spawn("counters", Counter)
+        assert (await counters.rank.call()).sizes == {"hosts": 1, "gpus": 2}
 
     def test_what_is_impossible_is_refused(self, network: Network) -> None:
         with pytest.raises(ValueError, match="size of 1 or more"):
@@ -171,11 +173,6 @@ class TestHosts:
         assert mesh.spawn("asks", AsksHost).ask.call_one().get(TIMEOUT_S) == ("/envs/eval/bin/python", "node0")
         assert network.wire(network.ranks(this_host().spawn_procs())[0]).python == "", "the hosts are as they were"
 
-    async def test_the_forms_of_first_releases(self, network: Network) -> None:
-        mesh = await proc_mesh(gpus=2)
-        counters = await mesh.spawn("counters", Counter)
-        assert (await counters.rank.call()).sizes == {"hosts": 1, "gpus": 2}
-
 
 class TestChannels:
     def test_values_and_exceptions_come_in_order_and_once_where_said(self, network: Network) -> None:
@@ -194,10 +191,11 @@ class TestChannels:
         with pytest.raises(ValueError, match="OncePort is already used"):
             receiver.recv()
 
-    def test_ports_travel(self, network: Network) -> None:
+    def test_ports_travel_and_accumulators_fold_responses(self, network: Network) -> None:
         counters = network.mesh(hosts=2, gpus=2).spawn("counters", Counter, 1)
         middle = network.mesh(gpus=1).spawn("middle", Middle, counters.flatten("gpus")).slice(gpus=0)
         assert middle.receive.call_one(counters).get(TIMEOUT_S) == [1, 1, 1, 1, 2, 2, 2, 2]
+        assert Accumulator(counters.rank, 10, operator.add).accumulate().get(TIMEOUT_S) == 16
 
     def test_a_dropped_receipt_leaves_its_value_to_the_next(self, network: Network) -> None:
         port, receiver = Channel[int].open()
@@ -231,10 +229,6 @@ class TestChannels:
             counters.add.call(receiver.recv())
         with pytest.raises(TypeError, match="cannot be constructed directly"):
             Future()
-
-    def test_accumulators_fold_responses(self, network: Network) -> None:
-        counters = network.mesh(gpus=4).spawn("counters", Counter)
-        assert Accumulator(counters.rank, 10, operator.add).accumulate().get(TIMEOUT_S) == 16
 
 
 class TestContent:

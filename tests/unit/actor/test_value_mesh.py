@@ -78,13 +78,10 @@ class Unreadable:
 
 
 class TestText:
-    def test_equal_values_are_shown_once(self) -> None:
+    def test_equal_values_are_shown_once_and_columns_stay_in_line(self) -> None:
         mesh = ValueMesh(Extent({"hosts": 2, "gpus": 3}), [0.5, 0.5, {"b": 1, "a": 2}, 0.5, "x", 0.5])
-        assert repr(mesh) == (
-            "ValueMesh({hosts: 2, gpus: 3}):\n  ranks 0-1,3,5: 0.5\n  rank 2: {'b': 1, 'a': 2}\n  rank 4: 'x'"
-        )
-
-    def test_columns_stay_in_line(self) -> None:
+        shown = "ValueMesh({hosts: 2, gpus: 3}):\n  ranks 0-1,3,5: 0.5\n  rank 2: {'b': 1, 'a': 2}\n  rank 4: 'x'"
+        assert repr(mesh) == shown
         mesh = ValueMesh(Extent({"gpus": 2}), [numpy.eye(2)] * 2)
         assert repr(mesh) == "ValueMesh({gpus: 2}):\n  ranks 0-1:\n    array([[1., 0.],\n           [0., 1.]])"
 

@@ -157,6 +157,11 @@ async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) ->
         assert (told.node_rank, [node.node_rank for node in told.nodes]) == (head, [below])
         assert list((await stream.gets("submit")).all_ranks) == [1, 2, 3, 4]
     assert tree.nodes.streams.keys() == {"n1", "n3"}
+    deaths = [pb.RankDied(mesh_id=mesh, rank=rank) for mesh, rank in (("other", 1), ("m", 2))]
+    stream.say(*(pb.SessionEvent(rank_died=death) for death in deaths))
+    await tree.hears(lambda event: event.HasField("rank_died"))
+    died = [event.rank_died.rank for event in tree.came if event.HasField("rank_died")]
+    assert died == [2], "deaths of other meshes are not passed on"
 
 
 async def test_those_below_a_lost_head_are_adopted_and_go_on_from_the_cursors(tree: Tree) -> None:
@@ -252,16 +257,6 @@ async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None
     assert not tree.branches.runs, "nothing of it is wanted any more"
 
 
-async def test_deaths_of_other_meshes_are_not_passed_on(tree: Tree) -> None:
-    stream = await tree.nodes.opened("n1")
-    stream.say(
-        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="other", rank=1)),
-        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="m", rank=2)),
-    )
-    await tree.hears(lambda event: event.HasField("rank_died"))
-    assert [event.rank_died.rank for event in tree.came if event.HasField("rank_died")] == [2]
-
-
 async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tree) -> None:
     """Once may be for a certificate that has been replaced meanwhile."""
     tree.branches.submit(submit(range(3, 5)))
@@ -276,11 +271,9 @@ async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tr
 
 async def test_who_is_refused_once_goes_on(tree: Tree) -> None:
     tree.branches.submit(submit())
-    first = await tree.nodes.opened("n3")
-    await first.gets("submit")
-    first.refuse(CertificateRefused("was revoked"))
-    again = await tree.nodes.opened("n3", 2)
-    assert list((await again.gets("submit")).all_ranks) == [1, 2, 3, 4]
-    again.refuse(CertificateRefused("was revoked"))
+    for times in (1, 2):
+        stream = await tree.nodes.opened("n3", times)
+        assert list((await stream.gets("submit")).all_ranks) == [1, 2, 3, 4]
+        stream.refuse(CertificateRefused("was revoked"))
     await (await tree.nodes.opened("n3", 3)).gets("submit")
     assert not any(event.HasField("refused") for event in tree.came)

@@ -262,13 +262,7 @@ class TestMeshBesideMain:
         with pytest.raises(MeshNotFound, match="evaluators of r was stopped by alice, and its ranks have ended"):
             node.state.mesh(self.SECOND)
 
-    async def test_it_goes_with_its_reservation(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        await node.forking.spawn(self.request())
-        assert await node.leases.release("r") == 5
-        assert_nothing_left(node)
-
-    async def test_stopped_while_it_is_being_started(self, node: NodeWithoutProcesses) -> None:
+    async def test_stopped_while_it_is_being_started_and_it_goes_with_its_reservation(self, node: Any) -> None:
         await spawn(node)
         node.supervisor.may_fork.clear()
         node.supervisor.asked.clear()
@@ -280,3 +274,8 @@ class TestMeshBesideMain:
             await task
         assert sorted(node.supervisor.ranks) == [(MESH, 0), (MESH, 1)]
         assert self.SECOND not in node.records.meshes
+        beside = self.request()
+        beside.mesh_id = "t" * 32
+        await node.forking.spawn(beside)
+        assert await node.leases.release("r") == 5
+        assert_nothing_left(node)

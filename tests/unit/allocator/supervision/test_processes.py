@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,11 +216,10 @@ class TestExplainDeath:
 
     def test_a_process_that_gloo_ends(self) -> None:
         told = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 4096 vs 32. Received data size"
+        said = "Gloo got 4,096 bytes of a peer where this rank's collective takes 32 (Gloo sends tensors in parts"
+        facts: dict[str, Any] = {"killed_by_us": False, "oom_kills_before": 1 << 60, "stderr_tail": []}
         for number, is_gloo in ((signal.SIGABRT, True), (signal.SIGKILL, False)):
-            death = processes.explain_death(
-                7, int(number), killed_by_us=False, oom_kills_before=1 << 60, stderr_tail=[], stderr=["terminate", told]
-            )
-            said = "Gloo got 4,096 bytes of a peer where this rank's collective takes 32 (Gloo sends tensors in parts"
+            death = processes.explain_death(7, int(number), stderr=["terminate", told], **facts)
             assert (said in death.likely_cause) is is_gloo
 
     def test_an_exit_code_or_nothing_is_known(self) -> None:

@@ -20,9 +20,10 @@ def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path
     tree = workspaces.directory(ID)
     Client(workspaces, ID).sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
     Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
+    (tree / "empty").mkdir()
     (tree / "d/__pycache__").mkdir()
     (tree / "d/__pycache__/b.cpython-311.pyc").write_bytes(b"compiled")
-    assert workspaces.release(ID, "train") is None
+    assert [workspaces.release(name, "train") for name in (ID, "never-there")] == [None, None]
     assert workspaces.reservations() == []
     assert not tree.exists()
     other = Client(workspaces, "reservation-2")
