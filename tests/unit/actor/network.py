@@ -175,6 +175,12 @@ class Network:
     def ranks(self, mesh: ProcMesh) -> list[Process]:
         return [self.processes[address] for address in mesh.places()]
 
+    def started(self, mesh: ProcMesh, endpoint: str) -> Execution:
+        """Wait until the first rank of a mesh executes an endpoint; return that."""
+        while (execution := self.wire(self.ranks(mesh)[0]).started.get(timeout=TIMEOUT_S)).endpoint != endpoint:
+            pass
+        return execution
+
     def close(self) -> None:
         for process in [self.client, *self.processes.values()]:
             process.close(TIMEOUT_S)

@@ -101,23 +101,27 @@ def test_it_comes_before_actors(network: Network, bootstrap: Callable[[], Any]) 
 def test_it_calls_actors_of_its_process_and_they_live_on(network: Network, bootstrap: Callable[[], Any]) -> None:
     """Monarch's own pattern: its test_setup and test_setup_async."""
     mesh = this_host().spawn_procs(bootstrap=bootstrap)
-    assert mesh.spawn("counter", Counter).add.call_one(5).get(TIMEOUT_S) == 5
-    assert events == ["counter", "counter", "set up", "counter"]
-    assert find_actors(mesh).get(TIMEOUT_S)["foo"].add.call_one(1).get(TIMEOUT_S) == 2
-    assert network.ranks(mesh)[0].instances().keys() == {"foo", "bar", "counter"}
+    for name in ("counter", "bootstrap"):  # which does not take its place
+        assert mesh.spawn(name, Counter).add.call_one(5).get(TIMEOUT_S) == 5
+    assert events == ["counter", "counter", "set up", "counter", "counter"]
+    found = find_actors(mesh).get(TIMEOUT_S)
+    assert found["foo"].add.call_one(1).get(TIMEOUT_S) == 2
+    assert network.ranks(mesh)[0].instances().keys() == {"foo", "bar", "counter", "bootstrap"}
+    found["foo"].fail.broadcast()
+    assert "OSError: after all" in network.told.get(timeout=TIMEOUT_S)
+    assert mesh.spawn("another", Counter).add.call_one(1).get(TIMEOUT_S) == 1
     mesh.stop().get(TIMEOUT_S)
 
 
-def test_actors_of_its_actors_do_not_wait_for_it_either(network: Network) -> None:
+def test_actors_of_its_actors_do_not_wait_for_it_either_and_it_is_stopped_while_it_hangs(network: Network) -> None:
     mesh = this_host().spawn_procs(bootstrap=_spawn_two_deep)
     assert mesh.initialized.get(TIMEOUT_S) is True
     assert events[-1] == "11"
-
-
-def test_an_actor_of_the_same_name_does_not_take_its_place(network: Network) -> None:
-    mesh = this_host().spawn_procs(bootstrap=_spawn_here)
-    assert mesh.spawn("bootstrap", Counter).add.call_one(1).get(TIMEOUT_S) == 1
-    assert find_actors(mesh).get(TIMEOUT_S)["foo"].add.call_one(1).get(TIMEOUT_S) == 2
+    mesh = this_host().spawn_procs(bootstrap=_hold_async)
+    call = mesh.spawn("counter", Counter).add.call(1)
+    waits.get(timeout=TIMEOUT_S)
+    assert mesh.stop().get(TIMEOUT_S) is None
+    assert "was stopped" in str(call.exception(TIMEOUT_S))
 
 
 @pytest.mark.parametrize("bootstrap", [_fail, _fail_async])
@@ -139,14 +143,6 @@ def test_one_that_raises_fails_all_and_says_where(network: Network, bootstrap: C
     assert "bootstrap" in {each.name for each in network.ranks(mesh)[0].actors()}, "to say why"
 
 
-def test_an_actor_that_it_left_may_fail_later_and_others_are_spawned(network: Network) -> None:
-    mesh = this_host().spawn_procs(bootstrap=_spawn_here)
-    mesh.initialized.get(TIMEOUT_S)
-    find_actors(mesh).get(TIMEOUT_S)["foo"].fail.broadcast()
-    assert "OSError: after all" in network.told.get(timeout=TIMEOUT_S)
-    assert mesh.spawn("counter", Counter).add.call_one(1).get(TIMEOUT_S) == 1
-
-
 @pytest.mark.parametrize("bootstrap", [_hold, _hold_async])
 def test_one_that_hangs_is_seen_and_can_be_interrupted(network: Network, bootstrap: Callable[[], Any]) -> None:
     mesh = this_host().spawn_procs(bootstrap=bootstrap)
@@ -165,21 +161,10 @@ def test_one_that_hangs_is_seen_and_can_be_interrupted(network: Network, bootstr
         assert "did not succeed" in str(call.exception(TIMEOUT_S))
 
 
-def test_its_processes_can_be_stopped_while_it_hangs(network: Network) -> None:
-    mesh = this_host().spawn_procs(bootstrap=_hold_async)
-    call = mesh.spawn("counter", Counter).add.call(1)
-    waits.get(timeout=TIMEOUT_S)
-    assert mesh.stop().get(TIMEOUT_S) is None
-    assert "was stopped" in str(call.exception(TIMEOUT_S))
-
-
-def test_one_that_can_not_be_pickled_is_refused(network: Network) -> None:
-    lock = threading.Lock()
-    with pytest.raises(TypeError, match="pickle"):
-        this_host().spawn_procs(bootstrap=lambda: lock.acquire())
-
-
-async def test_the_setup_of_first_releases(network: Network) -> None:
+async def test_the_setup_of_first_releases_and_one_that_can_not_be_pickled(network: Network) -> None:
     mesh = await proc_mesh(gpus=1, setup=_spawn_here_async)
     assert await mesh.initialized
     assert events[-1] == "set up"
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        this_host().spawn_procs(bootstrap=lambda: lock.acquire())

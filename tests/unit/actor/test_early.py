@@ -69,19 +69,17 @@ def test_they_wait_for_the_spawn_and_keep_their_order(network: Network, late: li
 
 
 @pytest.mark.usefixtures("late")
-def test_they_fail_when_no_spawn_comes(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "EARLY_S", 0.01)
-    _, asker = spawn(network)
-    with pytest.raises(ActorError, match="was never told to spawn it"):
-        asker.hear.call_one().get(TIMEOUT_S)
-
-
-@pytest.mark.usefixtures("late")
-def test_an_interrupt_does_not_wait_for_the_spawn(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "EARLY_S", TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("early_s", "said"), [(0.01, "was never told to spawn it"), (TIMEOUT_S, "before its turn had come")]
+)
+def test_they_fail_when_no_spawn_comes_or_they_are_interrupted(
+    network: Network, monkeypatch: pytest.MonkeyPatch, early_s: float, said: str
+) -> None:
+    monkeypatch.setattr(mailbox, "EARLY_S", early_s)
     mesh, asker = spawn(network)
-    network.ranks(mesh)[1].withdraw("")
-    with pytest.raises(ActorError, match="before its turn had come"):
+    if early_s == TIMEOUT_S:
+        network.ranks(mesh)[1].withdraw("")
+    with pytest.raises(ActorError, match=said):
         asker.hear.call_one().get(TIMEOUT_S)
 
 

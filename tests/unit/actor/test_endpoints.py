@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,37 +90,22 @@ class Turns(Actor):
 def test_messages_of_one_sender_are_handled_in_their_order(network: Network) -> None:
     mesh = network.mesh(gpus=2).spawn("notes", Notes)
     first = mesh.slice(gpus=0)
-    for number in range(200):
+    for number in range(3_000):
         [mesh.note.broadcast, first.note.call_one, mesh.note.call][number % 3](number)
-    assert first.notes_so_far.call_one().get(TIMEOUT_S) == list(range(200))
-    others = [number for number in range(200) if number % 3 != 1]
+    assert first.notes_so_far.call_one().get(TIMEOUT_S) == list(range(3_000))
+    others = [number for number in range(3_000) if number % 3 != 1]
     assert mesh.slice(gpus=1).notes_so_far.call_one().get(TIMEOUT_S) == others
 
 
-def test_ten_thousand_broadcasts_are_queued_and_handled(network: Network) -> None:
-    notes = network.mesh(gpus=1).spawn("notes", Notes)
-    for number in range(10_000):
-        notes.note.broadcast(number)
-    assert notes.notes_so_far.call().get(TIMEOUT_S).values() == [list(range(10_000))]
-
-
-def test_an_async_actor_handles_one_message_at_a_time(network: Network) -> None:
+def test_an_async_actor_handles_one_message_at_a_time_but_for_concurrent_endpoints(network: Network) -> None:
     turns = network.mesh(gpus=1).spawn("turns", Turns)
     for call in [turns.turn.call() for _ in range(5)]:
         call.get(TIMEOUT_S)
     assert turns.at_most.call_one().get(TIMEOUT_S) == 1
-
-
-def test_concurrent_endpoints_run_beside_each_other(network: Network) -> None:
-    turns = network.mesh(gpus=1).spawn("turns", Turns)
     assert [call.get(TIMEOUT_S) for call in [turns.meet.call_one(3) for _ in range(3)]] == [3, 3, 3]
-
-
-def test_a_concurrent_endpoint_that_raises_leaves_the_actor_alive(network: Network) -> None:
-    turns = network.mesh(gpus=1).spawn("turns", Turns)
     with pytest.raises(ActorError, match="ValueError: bad"):
         turns.fail.call_one().get(TIMEOUT_S)
-    assert turns.at_most.call_one().get(TIMEOUT_S) == 0
+    assert turns.at_most.call_one().get(TIMEOUT_S) == 1, "it lives"
 
 
 def test_actors_of_a_process_do_not_wait_for_each_other(network: Network) -> None:
@@ -132,26 +118,22 @@ def test_actors_of_a_process_do_not_wait_for_each_other(network: Network) -> Non
     call.get(TIMEOUT_S)
 
 
-def test_a_rank_knows_its_place_in_what_was_called(network: Network) -> None:
-    notes = network.mesh(hosts=2, gpus=2).spawn("notes", Notes)
+def test_a_rank_knows_its_place_in_what_was_called_and_results_have_the_shape_of_the_mesh(network: Network) -> None:
+    mesh = network.mesh(hosts=2, gpus=2)
+    notes = mesh.spawn("notes", Notes)
     rank, base, size, name, thread = notes.slice(hosts=1).where.call().get(TIMEOUT_S).item(gpus=1)
-    assert (repr(rank), repr(base), size, name) == (
-        "{'gpus': 1/2}",
-        "{'hosts': 1/2, 'gpus': 1/2}",
-        {"gpus": 2},
-        "notes",
-    )
+    assert (repr(rank), repr(base)) == ("{'gpus': 1/2}", "{'hosts': 1/2, 'gpus': 1/2}")
+    assert (size, name) == ({"gpus": 2}, "notes")
     assert thread != threading.main_thread().name
     assert notes.slice(hosts=0, gpus=1).where.call_one().get(TIMEOUT_S)[0].rank == 0
-
-
-def test_a_mesh_spawned_on_a_slice_counts_from_0(network: Network) -> None:
-    notes = network.mesh(hosts=2, gpus=2).slice(hosts=1).spawn("notes", Notes)
-    assert [base.rank for _, base, *_ in notes.where.call().get(TIMEOUT_S).values()] == [0, 1]
-
-
-def test_the_program_itself_has_a_context(network: Network) -> None:
-    assert (context().actor_instance.name, repr(context().actor_instance), current_rank().rank) == ("root", "<root>", 0)
+    part = mesh.slice(hosts=1).spawn("part", Notes)
+    assert [base.rank for _, base, *_ in part.where.call().get(TIMEOUT_S).values()] == [0, 1], "it counts from 0"
+    result = notes.notes_so_far.call().get(TIMEOUT_S)
+    assert isinstance(result, ValueMesh)
+    assert result.sizes == {"hosts": 2, "gpus": 2}
+    assert notes.slice(hosts=0, gpus=0).notes_so_far.call().get(TIMEOUT_S).item() == []
+    program = context().actor_instance
+    assert (program.name, repr(program), current_rank().rank) == ("root", "<root>", 0)
 
 
 def test_plain_methods_are_called_as_endpoints(network: Network) -> None:
@@ -191,32 +173,7 @@ def test_responses_go_through_the_port(network: Network) -> None:
         responder.refuse.call().get(TIMEOUT_S)
 
 
-def test_results_have_the_shape_of_the_mesh(network: Network) -> None:
-    notes = network.mesh(hosts=2, gpus=2).spawn("notes", Notes)
-    result = notes.notes_so_far.call().get(TIMEOUT_S)
-    assert isinstance(result, ValueMesh)
-    assert result.sizes == {"hosts": 2, "gpus": 2}
-    assert notes.slice(hosts=0, gpus=0).notes_so_far.call().get(TIMEOUT_S).item() == []
-
-
-def test_streams_come_in_the_order_of_their_arrival(network: Network) -> None:
-    flags = [threading.Event() for _ in range(4)]
-    order = []
-    assert asyncio.run(_streamed(network.mesh(gpus=3).spawn("notes", Notes))) == [None] * 3
-    futures = network.mesh(gpus=4).spawn("late", _late(flags)).when.stream()
-    for future in futures:
-        rank = future.get(TIMEOUT_S)
-        order.append(rank)
-        flags[rank].set()
-    assert order == [3, 2, 1, 0]
-
-
-def _late(flags: list[threading.Event]) -> type[Actor]:
-    _Late.flags = flags
-    return _Late
-
-
-class _Late(Actor):
+class Late(Actor):
     flags: list[threading.Event] = []  # noqa: RUF012
 
     @endpoint
@@ -224,20 +181,21 @@ class _Late(Actor):
         rank = current_rank().rank
         for number in range(rank + 1, 4):
             assert self.flags[number].wait(TIMEOUT_S)
+        if not rank:
+            raise ValueError("not me")
         return rank
 
 
-def test_one_of_a_stream_may_fail(network: Network) -> None:
-    class Half(Actor):
-        @endpoint
-        def half(self) -> int:
-            if current_rank().rank:
-                raise ValueError("not me")
-            return 5
-
-    half = network.mesh(gpus=2).spawn("half", Half)
-    outcomes = [future.exception(TIMEOUT_S) or future.get() for future in half.half.stream()]
-    assert sorted(type(each).__name__ for each in outcomes) == ["ActorError", "int"]
+def test_streams_come_in_the_order_of_their_arrival(network: Network) -> None:
+    Late.flags = [threading.Event() for _ in range(4)]
+    order = []
+    assert asyncio.run(_streamed(network.mesh(gpus=3).spawn("notes", Notes))) == [None] * 3
+    *others, last = network.mesh(gpus=4).spawn("late", Late).when.stream()
+    for future in others:
+        order.append(rank := future.get(TIMEOUT_S))
+        Late.flags[rank].set()
+    assert order == [3, 2, 1]
+    assert isinstance(last.exception(TIMEOUT_S), ActorError), "one of a stream may fail"
 
 
 def test_choose_reaches_one_and_finally_all(network: Network) -> None:
@@ -269,28 +227,27 @@ class TestRefused:
             notes.note.call()
         assert "".join(raised.value._render_traceback_()).count("\n") == 0  # type: ignore[attr-defined]
         assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
-        with pytest.raises(TypeError, match=r"notes\.note is an endpoint: use notes\.note\.call\(1, y=2\)"):
-            notes.note(1, y=2)
-        with pytest.raises(TypeError, match="too many positional arguments"):
-            notes.note.broadcast(1, 2)
-        with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
-            notes.note.stream(1, y=1)
-        with pytest.raises(TypeError, match="too many positional arguments"):
-            mesh.spawn("notes", Notes, 1)
-        with pytest.raises(ValueError, match="call_one requires exactly 1 actor, but mesh has 2"):
-            notes.note.call_one(1)
-        with pytest.raises(TypeError, match=r"^notes\.note: argument 1, .*cannot pickle"):
-            notes.note.call(threading.Lock())
-        with pytest.raises(AttributeError, match="no endpoint 'nope'"):
-            _ = notes.nope
-        with pytest.raises(AttributeError, match=r"\.actors\['notes'\]\.load\(DIRECTORY\) loads what the attributes"):
-            notes.load("checkpoints/a")
-        with pytest.raises(TypeError, match=r"use notes\.note\.call"):
-            notes.note(1)
+        wrong: list[tuple[Callable[[], object], type[Exception], str]] = [
+            (lambda: notes.note(1, y=2), TypeError, r"notes\.note is an endpoint: use notes\.note\.call\(1, y=2\)"),
+            (lambda: notes.note.broadcast(1, 2), TypeError, "too many positional arguments"),
+            (lambda: notes.note.stream(1, y=1), TypeError, "unexpected keyword argument 'y'"),
+            (lambda: mesh.spawn("notes", Notes, 1), TypeError, "too many positional arguments"),
+            (lambda: notes.note.call_one(1), ValueError, "call_one requires exactly 1 actor, but mesh has 2"),
+            (lambda: notes.note.call(threading.Lock()), TypeError, r"^notes\.note: argument 1, .*cannot pickle"),
+            (lambda: notes.nope, AttributeError, "no endpoint 'nope'"),
+            (
+                lambda: notes.load("a"),
+                AttributeError,
+                r"\.actors\['notes'\]\.load\(DIRECTORY\) loads what",
+            ),
+        ]
+        for call, error, said in wrong:
+            with pytest.raises(error, match=said):
+                call()
         assert network.wire(network.client).sent == sent
         assert network.client.calls() == []
 
-    def test_classes_that_do_not_go_together(self, network: Network) -> None:
+    def test_classes_that_are_no_actors(self, network: Network) -> None:
         class Mixed(Actor):
             @endpoint
             def x(self) -> None: ...
@@ -302,26 +259,24 @@ class TestRefused:
             @endpoint
             def stop(self) -> None: ...
 
-        mesh = network.mesh(gpus=1)
-        with pytest.raises(ValueError, match=r"mixes both async and sync endpoints.*sync: \['x'\] async: \['y'\]"):
-            mesh.spawn("mixed", Mixed)
-        with pytest.raises(ValueError, match="collides with an endpoint name: attribute=stop"):
-            mesh.spawn("collides", Collides)
-        with pytest.raises(ValueError, match=r"<class 'int'> must subclass monarch_nb\.actor\.Actor to spawn it here$"):
-            mesh.spawn("int", int)
+        theirs = type("Actor", (), {"__module__": "monarch._src.actor.actor_mesh"})
+        for kind, said in (
+            (Mixed, r"mixes both async and sync endpoints.*sync: \['x'\] async: \['y'\]"),
+            (Collides, "collides with an endpoint name: attribute=stop"),
+            (int, r"<class 'int'> must subclass monarch_nb\.actor\.Actor to spawn it here$"),
+            (
+                type("Trainer", (theirs,), {}),
+                r"Trainer'> must subclass .*: this is an Actor of torchmonarch's, which",
+            ),
+            (
+                type("Half", (Actor,), {"step": theirs()}),
+                r"Half\.step is an endpoint of torchmonarch's: from mon",
+            ),
+        ):
+            with pytest.raises(ValueError, match=said):
+                network.mesh(gpus=1).spawn("none", kind)
         with pytest.raises(ValueError, match="can only wrap async endpoints"):
             concurrent_endpoint(lambda self: None)
-
-    def test_classes_and_endpoints_of_torchmonarch_are_told_from_ours(self, network: Network) -> None:
-        theirs = type("Actor", (), {"__module__": "monarch._src.actor.actor_mesh"})
-        mixed = type("Mixed", (Actor,), {"step": theirs()})
-        mesh = network.mesh(gpus=1)
-        with pytest.raises(
-            ValueError, match=r"Trainer'> must subclass .*: this is an Actor of torchmonarch's, which dev"
-        ):
-            mesh.spawn("theirs", type("Trainer", (theirs,), {}))
-        with pytest.raises(ValueError, match=r"Mixed\.step is an endpoint of torchmonarch's: from monarch_nb\.actor"):
-            mesh.spawn("mixed", mixed)
 
 
 class TestSelfCalls:
@@ -351,18 +306,13 @@ class TestSelfCalls:
         async def other(self) -> int:
             return 1
 
-    def test_waiting_for_oneself_is_an_error(self, network: Network) -> None:
+    def test_waiting_for_oneself_is_an_error_but_for_concurrent_endpoints(self, network: Network) -> None:
         for kind in (self.Selfish, self.Async):
-            mesh = network.mesh(gpus=1).spawn("selfish", kind)
-            assert "waits for its own actor" in mesh.slice(gpus=0).direct.call_one(mesh).get(TIMEOUT_S)
-
-    def test_concurrent_endpoints_may(self, network: Network) -> None:
-        mesh = network.mesh(gpus=1).spawn("selfish", self.Async).slice(gpus=0)
-        assert mesh.beside.call_one(mesh).get(TIMEOUT_S) == 1
-
-    def test_others_of_the_mesh_may_be_called(self, network: Network) -> None:
-        mesh = network.mesh(gpus=2).spawn("selfish", self.Selfish)
-        assert mesh.slice(gpus=0).direct.call_one(mesh.slice(gpus=1)).get(TIMEOUT_S) == "None"
+            mesh = network.mesh(gpus=2).spawn("selfish", kind)
+            first, second = mesh.slice(gpus=0), mesh.slice(gpus=1)
+            assert "waits for its own actor" in first.direct.call_one(mesh).get(TIMEOUT_S)
+        assert first.beside.call_one(first).get(TIMEOUT_S) == 1
+        assert first.direct.call_one(second).get(TIMEOUT_S) == "no error", "others of the mesh may be called"
 
 
 def test_timeouts_consume_nothing(network: Network) -> None:

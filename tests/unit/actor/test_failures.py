@@ -9,6 +9,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, current_rank, endpoint
+from monarch_nb.actor.engine import calls, mailbox, runner
 from monarch_nb.actor.engine.process import Address
 from monarch_nb.errors import GROUP_ABORTED, ActorError, ProcessGroupAborted, SupervisionError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
@@ -112,6 +113,19 @@ def _nothing_left() -> None:
         cleaned.get()
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moment is short."""
+    for module, name in ((mailbox, "EARLY_S"), (runner, "INTERRUPTED_S"), (calls, "AFTER_DEATH_S")):
+        monkeypatch.setattr(module, name, 0.05)
+
+
+@pytest.fixture
+def fragile(network: Network) -> Any:
+    """A mesh of one."""
+    return network.mesh(gpus=1).spawn("fragile", Fragile)
+
+
 def test_an_error_has_every_ranks_outcome(network: Network) -> None:
     fragile = network.mesh(hosts=2, gpus=2).spawn("fragile", Fragile)
     with pytest.raises(ActorError) as raised:
@@ -128,8 +142,7 @@ def test_an_error_has_every_ranks_outcome(network: Network) -> None:
     assert fragile.fail_on.call(-1).get(TIMEOUT_S).values() == [0, 1, 2, 3]
 
 
-def test_errors_that_can_not_travel_say_what_they_were(network: Network) -> None:
-    fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
+def test_errors_that_can_not_travel_say_what_they_were(fragile: Any) -> None:
     assert "TwoArguments: one and two" in str(fragile.odd.call_one().exception(TIMEOUT_S))
     assert "cannot pickle '_thread.lock' object" in str(fragile.unpicklable.call_one().exception(TIMEOUT_S))
     assert fragile.fail_on.call_one(-1).get(TIMEOUT_S) == 0
@@ -147,14 +160,12 @@ def test_a_failed_init_is_told_by_calls_and_once_to_people(network: Network) -> 
 
 
 @pytest.mark.parametrize("how", ["broadcast", "exit", "port"])
-def test_an_actor_fails_when_nobody_is_told_otherwise(network: Network, how: str) -> None:
-    fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
+def test_an_actor_fails_when_nobody_is_told_otherwise(network: Network, fragile: Any, how: str) -> None:
     if how == "broadcast":
         fragile.fail_on.broadcast(0)
-    elif how == "exit":
-        assert isinstance(fragile.leave.call_one().exception(TIMEOUT_S), SupervisionError)
     else:
-        assert isinstance(fragile.escape.call_one().exception(TIMEOUT_S), SupervisionError)
+        call = (fragile.leave if how == "exit" else fragile.escape).call_one()
+        assert isinstance(call.exception(TIMEOUT_S), SupervisionError)
     with pytest.raises(SupervisionError):
         fragile.fail_on.call(-1).get(TIMEOUT_S)
     assert "fragile" in network.told.get(timeout=TIMEOUT_S)
@@ -177,10 +188,9 @@ def test_a_broadcasts_failure_is_told_in_one_calm_text_where_it_was_made(network
     assert "the actor has ended: it had failed before, in fragile.fail_on (broadcast):" in later
 
 
-def test_the_programs_own_hook_is_told(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_own_hook_is_told(fragile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     monkeypatch.setattr(monarch_nb.actor, "unhandled_fault_hook", failures.put)
-    fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
     fragile.fail_on.broadcast(0)
     failure = failures.get(timeout=TIMEOUT_S)
     assert failure.mesh_name.startswith("fragile-")
@@ -189,15 +199,17 @@ def test_the_programs_own_hook_is_told(network: Network, monkeypatch: pytest.Mon
 
 
 class TestSupervision:
-    def test_an_owner_may_handle_it(self, network: Network) -> None:
-        owner = network.mesh(gpus=1).spawn("owner", Owner, True)
-        child = owner.adopt.call_one(network.mesh(gpus=1)).get(TIMEOUT_S)
+    def test_an_owner_may_handle_it_and_what_it_spawned_ends_with_it(self, network: Network) -> None:
+        owner, procs = network.mesh(gpus=1).spawn("owner", Owner, True), network.mesh(gpus=1)
+        child = owner.adopt.call_one(procs).get(TIMEOUT_S)
         assert isinstance(child.fail_on.call_one(-1).exception(TIMEOUT_S), SupervisionError)
         while cleaned.get(timeout=TIMEOUT_S)[0] != "supervised":
             pass
         [failure] = owner.failures_so_far.call_one().get(TIMEOUT_S)
         assert failure.startswith("MeshFailure(mesh_name=child-")
         assert network.told.empty()
+        owner.stop().get(TIMEOUT_S)
+        assert network.ranks(procs)[0].instances() == {}
 
     def test_who_does_not_handle_it_fails_as_well(self, network: Network) -> None:
         owner = network.mesh(gpus=1).spawn("owner", Owner, False)
@@ -205,14 +217,6 @@ class TestSupervision:
         assert "did not handle a supervision event from its child" in network.told.get(timeout=TIMEOUT_S)
         with pytest.raises(SupervisionError, match="did not handle"):
             owner.failures_so_far.call_one().get(TIMEOUT_S)
-
-    def test_what_an_actor_spawned_ends_with_it(self, network: Network) -> None:
-        owner = network.mesh(gpus=1).spawn("owner", Owner, True)
-        procs = network.mesh(gpus=1)
-        child = owner.adopt.call_one(procs).get(TIMEOUT_S)
-        owner.stop().get(TIMEOUT_S)
-        assert isinstance(child.fail_on.call_one(-1).exception(TIMEOUT_S), SupervisionError)
-        assert network.ranks(procs)[0].instances() == {}
 
     def test_it_ends_also_when_the_process_of_its_owner_dies(self, network: Network) -> None:
         procs, owners = network.mesh(gpus=1), network.mesh(gpus=1)
@@ -224,7 +228,7 @@ class TestSupervision:
 
 
 class TestDeath:
-    def test_a_call_that_waits_learns_of_it(self, network: Network) -> None:
+    def test_a_call_that_waits_learns_of_it_and_later_ones_fail(self, network: Network) -> None:
         mesh = network.mesh(gpus=2)
         fragile = mesh.spawn("fragile", Fragile)
         fragile.initialized.get(TIMEOUT_S)
@@ -235,6 +239,9 @@ class TestDeath:
         assert raised.value.failures[0].kind == "died"
         assert "SIGKILL" in network.told.get(timeout=TIMEOUT_S), "its owner is told"
         held.set()
+        assert isinstance(fragile.fail_on.call(-1).exception(TIMEOUT_S), SupervisionError)
+        assert fragile.slice(gpus=0).fail_on.call_one(-1).get(TIMEOUT_S) == 0
+        assert fragile.stop().get(TIMEOUT_S) is None, "the dead have ended"
 
     def test_the_release_of_a_mesh_ends_calls_and_is_nobodys_fault(self, network: Network) -> None:
         mesh = network.mesh(gpus=2)
@@ -252,7 +259,7 @@ class TestDeath:
         network.kill(other.places()[0])
         assert "failing" in network.told.get(timeout=TIMEOUT_S), "of the release nobody is told"
 
-    def test_others_are_waited_for_a_moment_only(self, network: Network) -> None:
+    def test_others_are_waited_for_a_moment_only(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=2)
         fragile = mesh.spawn("fragile", Fragile)
         call = fragile.hold.call()
@@ -262,15 +269,6 @@ class TestDeath:
         assert list(raised.value.failures) == [1]
         held.set()
 
-    def test_a_call_of_a_dead_rank_fails(self, network: Network) -> None:
-        mesh = network.mesh(gpus=2)
-        fragile = mesh.spawn("fragile", Fragile)
-        fragile.initialized.get(TIMEOUT_S)
-        network.kill(mesh.places()[1])
-        assert isinstance(fragile.fail_on.call(-1).exception(TIMEOUT_S), SupervisionError)
-        assert fragile.slice(gpus=0).fail_on.call_one(-1).get(TIMEOUT_S) == 0
-        assert fragile.stop().get(TIMEOUT_S) is None, "the dead have ended"
-
     def test_a_lost_node_answers_nothing_any_more(self, network: Network) -> None:
         fragile = network.mesh(hosts=2, gpus=1).spawn("fragile", Fragile)
         call = fragile.slice(hosts=1).hold.call()
@@ -279,7 +277,7 @@ class TestDeath:
             call.get(TIMEOUT_S)
         held.set()
 
-    def test_an_actor_that_its_process_does_not_know(self, network: Network) -> None:
+    def test_an_actor_that_its_process_does_not_know(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=1)
         fragile = mesh.spawn("fragile", Fragile)
         fragile.initialized.get(TIMEOUT_S)
@@ -290,8 +288,7 @@ class TestDeath:
 
 
 class TestStop:
-    def test_what_waits_is_refused(self, network: Network) -> None:
-        fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
+    def test_what_waits_is_refused(self, network: Network, fragile: Any) -> None:
         fragile.initialized.get(TIMEOUT_S)
         running, waiting = fragile.hold.call_one(), fragile.fail_on.call_one(-1)
         stopped = fragile.stop("enough")
@@ -303,8 +300,10 @@ class TestStop:
         assert fragile.stop().get(TIMEOUT_S) is None
         assert network.told.empty()
 
-    def test_the_same_name_replaces(self, network: Network) -> None:
+    def test_the_same_name_replaces_also_one_that_failed(self, network: Network) -> None:
         mesh = network.mesh(gpus=1)
+        failed = mesh.spawn("fragile", Fragile, 0)
+        assert failed.initialized.exception(TIMEOUT_S) is not None
         old = mesh.spawn("fragile", Fragile)
         old.initialized.get(TIMEOUT_S)
         new = mesh.spawn("fragile", Fragile)
@@ -313,26 +312,18 @@ class TestStop:
         assert "was stopped" in str(old.fail_on.call(-1).exception(TIMEOUT_S))
         assert [state.name for state in network.ranks(mesh)[0].actors()] == ["fragile"]
 
-    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment_only(self, network: Network) -> None:
+    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment(self, network: Network, at_once: None) -> None:
         mesh = network.mesh(gpus=1)
-        rank = network.ranks(mesh)[0]
         running = mesh.spawn("fragile", Fragile).hold.call_one()
-        while (execution := network.wire(rank).started.get(timeout=TIMEOUT_S)).endpoint != "hold":
-            pass
+        execution = network.started(mesh, "hold")
         new = mesh.spawn("fragile", Fragile)
         assert "spawned new actors under its name" in str(running.exception(TIMEOUT_S))
         assert new.fail_on.call_one(-1).get(TIMEOUT_S) == 0
         assert execution.interrupted
-        assert [(bool(state.running), state.is_ending) for state in rank.actors()] == [(True, True), (False, False)]
+        told = [(bool(state.running), state.is_ending) for state in network.ranks(mesh)[0].actors()]
+        assert told == [(True, True), (False, False)]
         held.set()
         assert cleaned.get(timeout=TIMEOUT_S) == ("Fragile", True)
-
-    def test_a_failed_one_is_replaced_too(self, network: Network) -> None:
-        mesh = network.mesh(gpus=1)
-        old = mesh.spawn("fragile", Fragile, 0)
-        assert old.initialized.exception(TIMEOUT_S) is not None
-        assert mesh.spawn("fragile", Fragile).fail_on.call(-1).get(TIMEOUT_S).values() == [0]
-        assert len(network.ranks(mesh)[0].actors()) == 1
 
     def test_processes_end_with_their_mesh(self, network: Network) -> None:
         mesh = monarch_nb.actor.this_host().spawn_procs({"gpus": 2}, name="evaluators")
@@ -350,38 +341,31 @@ class TestInterrupts:
         mesh = network.mesh(gpus=1)
         waits = mesh.spawn("waits", Waits)
         call = waits.wait.call_one()
-        wire = network.wire(network.ranks(mesh)[0])
-        while (execution := wire.started.get(timeout=TIMEOUT_S)).endpoint != "wait":
-            pass
-        execution.interrupt()
-        with pytest.raises(ActorError, match=r"Actor call waits\.wait was interrupted") as raised:
-            call.get(TIMEOUT_S)
-        assert [failure.kind for failure in raised.value.failures.values()] == ["interrupted"]
-        assert waits.nothing.call_one().get(TIMEOUT_S) == 1
-        execution.interrupt()
-        assert waits.nothing.call_one().get(TIMEOUT_S) == 1
+        execution = network.started(mesh, "wait")
+        for _ in range(2):
+            execution.interrupt()
+            with pytest.raises(ActorError, match=r"Actor call waits\.wait was interrupted") as raised:
+                call.get(TIMEOUT_S)
+            assert [failure.kind for failure in raised.value.failures.values()] == ["interrupted"]
+            assert waits.nothing.call_one().get(TIMEOUT_S) == 1
 
-    def test_who_interrupted_learns_of_broken_process_groups(self, network: Network) -> None:
-        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
-        call = network.mesh(gpus=1).spawn("fragile", Fragile).hold_groups.call_one()
+    @pytest.mark.parametrize(
+        ("endpoint", "killed", "said"),
+        [
+            ("hold_groups", "", GROUP_ABORTED[:30]),
+            ("hold", "killed and restarted rank 3", r"interrupted fragile\.hold; killed and restarted rank 3"),
+        ],
+    )
+    def test_who_waits_interrupts_what_was_called(
+        self, network: Network, fragile: Any, endpoint: str, killed: str, said: str
+    ) -> None:
+        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)}, killed=killed)
+        call = getattr(fragile, endpoint).call_one()
         tag.interrupt = held.set  # type: ignore[method-assign]
         interrupt = Interrupt()
         interrupt.set()
-        with interruptible(interrupt), pytest.raises(KeyboardInterrupt, match=GROUP_ABORTED[:30]):
+        with interruptible(interrupt), pytest.raises(KeyboardInterrupt, match=said):
             call.get(TIMEOUT_S)
         interrupt.close()
-
-    def test_who_waits_interrupts_what_was_called(self, network: Network) -> None:
-        tag = network.wire(network.client).tag_given = FakeTag(
-            {"mesh0": ("run", 1, 0)}, killed="killed and restarted rank 3"
-        )
-        fragile = network.mesh(gpus=1).spawn("fragile", Fragile)
-        call = fragile.hold.call_one()
-        tag.interrupt = held.set  # type: ignore[method-assign]
-        interrupt = Interrupt()
-        interrupt.set()
-        text = r"interrupted fragile\.hold; killed and restarted rank 3"
-        with interruptible(interrupt), pytest.raises(KeyboardInterrupt, match=text):
-            call.get(TIMEOUT_S)
-        interrupt.close()
-        assert call.get(0) == 1, "it waited for the answer"
+        if killed:
+            assert call.get(0) == 1, "it waited for the answer"

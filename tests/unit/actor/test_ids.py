@@ -53,14 +53,10 @@ def test_instances_are_equal_by_number() -> None:
     assert len({Uid.from_string("x<abc>"), Uid.from_string("<abc>"), Uid.from_string("x")}) == 2
     assert Uid.instance("x") != Uid.instance("x")
     assert Uid.anonymous().label is None
-    assert Uid.from_string("x") != "x"
-    assert Uid.from_string("x") != ProcId.from_string("x")
-
-
-@pytest.mark.parametrize("label", ["", "X y", "9_"])
-def test_labels_that_can_not_be_written_are_refused(label: str) -> None:
-    with pytest.raises(ValueError, match="begins with a letter"):
-        Uid.instance(label)
+    assert Uid.from_string("x") not in ("x", ProcId.from_string("x"))
+    for label in ("", "X y", "9_"):
+        with pytest.raises(ValueError, match="begins with a letter"):
+            Uid.instance(label)
 
 
 def test_processes() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import HostMesh, ProcMesh
-from monarch_nb.actor.left_out import LEFT_OUT, LEFT_OUT_METHODS, explain
+from monarch_nb.actor.left_out import LEFT_OUT, LEFT_OUT_METHODS
 
 DOCS = Path(__file__).parents[3] / "docs" / "actors.md"
 
@@ -63,9 +63,6 @@ def test_the_docs_have_every_name_of_monarch_once() -> None:
     assert len(MONARCH_0_7) == 44
     here = documented("Names")
     assert sorted([*here, *(name for name in LEFT_OUT if name in MONARCH_0_7)]) == sorted(MONARCH_0_7)
-
-
-def test_the_docs_say_what_to_use_in_place_of_what_is_left_out() -> None:
     section = "Left out, and what to use instead"
     assert sorted({*documented(section)} - {"HostMesh"}) == sorted(LEFT_OUT)
     assert sorted(documented(section, r"`(\w+\.\w+)`")) == sorted(LEFT_OUT_METHODS)
@@ -85,16 +82,6 @@ def test_a_mesh_has_what_one_of_monarch_has_or_says_what_to_use_instead() -> Non
     assert pickle.loads(pickle.dumps(hosts)).extent == hosts.extent
 
 
-@pytest.mark.parametrize("name", sorted(LEFT_OUT))
-def test_what_is_left_out_is_explained(name: str) -> None:
-    assert explain(name) == f"monarch_nb.actor leaves {name} out: {LEFT_OUT[name]}"
-
-
-def test_what_monarch_does_not_have_either_is_not_explained() -> None:
-    assert explain("Actor") is None
-    assert explain("Aktor") is None
-
-
 def test_the_package_has_what_it_says_and_explains_the_rest() -> None:
     for name in monarch_nb.actor.__all__:
         assert getattr(monarch_nb.actor, name) is not None
@@ -104,14 +91,11 @@ def test_the_package_has_what_it_says_and_explains_the_rest() -> None:
         exec("from monarch_nb.actor import enable_transport")
 
 
-def test_imports_are_told_what_to_use_instead(package: ModuleType) -> None:
+def test_imports_and_attributes_are_told_what_to_use_instead(package: ModuleType) -> None:
     with pytest.raises(ImportError, match=r"leaves enable_transport out: messages go through the allocators"):
         exec("from leaving_out import enable_transport")
     with pytest.raises(ImportError, match="cannot import name 'Aktor'"):
         exec("from leaving_out import Aktor")
-
-
-def test_attributes_are_told_too_and_can_be_asked_for(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match=r"leaves enable_transport out"):
         package.enable_transport  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'Aktor'"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.actor import Actor, context, endpoint
-from monarch_nb.actor.engine.process import Execution, Process, executing
+from monarch_nb.actor.engine.process import Execution, executing
 from monarch_nb.errors import ActorError, SupervisionError
 from unit.actor.network import TIMEOUT_S, Network
 
@@ -60,14 +60,6 @@ class Blocks(Actor):
         return result
 
 
-def _execution(process: Process, name: str) -> Execution:
-    """Wait for an endpoint to be executed; return that."""
-    while True:
-        execution: Execution = process.outside.started.get(timeout=TIMEOUT_S)  # type: ignore[attr-defined]
-        if execution.endpoint == name:
-            return execution
-
-
 def test_callers_on_many_threads(network: Network) -> None:
     busy = network.mesh(gpus=2).spawn("busy", Busy)
 
@@ -81,16 +73,21 @@ def test_callers_on_many_threads(network: Network) -> None:
     assert network.client.calls() == []
 
 
+def interrupt(execution: Execution) -> None:
+    """As an allocator does, in the thread of a sync endpoint too."""
+    execution.interrupt()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(execution.thread), ctypes.py_object(KeyboardInterrupt))
+
+
 def test_a_sync_endpoint_is_interrupted_and_its_actor_lives(network: Network) -> None:
     mesh = network.mesh(gpus=1)
     busy = mesh.spawn("busy", Busy)
     call = busy.work_for_ever.call_one()
-    execution = _execution(network.ranks(mesh)[0], "work_for_ever")
+    execution = network.started(mesh, "work_for_ever")
     [state] = network.client.calls()
     assert (state.title, list(state.unanswered)) == ("busy.work_for_ever", [0])
     assert execution.caller == "the notebook"
-    execution.interrupt()
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(execution.thread), ctypes.py_object(KeyboardInterrupt))
+    interrupt(execution)
     with pytest.raises(ActorError, match="was interrupted") as raised:
         call.get(TIMEOUT_S)
     assert not isinstance(raised.value, SupervisionError)
@@ -114,26 +111,18 @@ def test_who_has_an_answer_finds_the_actor_idle(network: Network, monkeypatch: p
     assert running == [0]
 
 
-def test_an_actor_that_stops_itself(network: Network) -> None:
-    ends = network.mesh(gpus=1).spawn("ends", Ends)
-    assert ends.leave.call_one().get(TIMEOUT_S) is None
-    with pytest.raises(SupervisionError, match="was stopped: enough"):
-        ends.what.call_one().get(TIMEOUT_S)
-    assert network.told.empty()
-
-
-def test_an_actor_that_aborts_fails(network: Network) -> None:
-    ends = network.mesh(gpus=1).spawn("ends", Ends)
-    assert ends.abort.call_one().get(TIMEOUT_S) == 1
-    with pytest.raises(SupervisionError, match="explicitly aborted due to: no way on"):
-        ends.what.call_one().get(TIMEOUT_S)
-    assert "no way on" in network.told.get(timeout=TIMEOUT_S)
-
-
-def test_code_knows_what_it_is_part_of(network: Network) -> None:
-    ends = network.mesh(gpus=2).spawn("ends", Ends)
-    assert ends.what.call().get(TIMEOUT_S).values() == [("ends", "what", "the notebook")] * 2
+def test_an_actor_that_stops_itself_and_one_that_aborts(network: Network) -> None:
+    first, second = (network.mesh(gpus=1).spawn("ends", Ends) for _ in range(2))
+    assert first.what.call_one().get(TIMEOUT_S) == ("ends", "what", "the notebook")
     assert executing() is None
+    assert first.leave.call_one().get(TIMEOUT_S) is None
+    with pytest.raises(SupervisionError, match="was stopped: enough"):
+        first.what.call_one().get(TIMEOUT_S)
+    assert network.told.empty()
+    assert second.abort.call_one().get(TIMEOUT_S) == 1
+    with pytest.raises(SupervisionError, match="explicitly aborted due to: no way on"):
+        second.what.call_one().get(TIMEOUT_S)
+    assert "no way on" in network.told.get(timeout=TIMEOUT_S)
 
 
 def test_blocking_a_loop_is_warned_of(network: Network) -> None:
@@ -155,21 +144,19 @@ def test_no_thread_is_left_when_a_process_closes(network: Network) -> None:
 
 def test_what_waits_in_the_name_of_a_run_is_withdrawn_though_the_actor_is_busy(network: Network) -> None:
     mesh = network.mesh(gpus=1)
-    busy = mesh.spawn("busy", Busy)
-    [rank] = network.ranks(mesh)
+    busy, [rank], tag = mesh.spawn("busy", Busy), network.ranks(mesh), network.wire(network.client).tag_given
     busy.work_for_ever.broadcast()
-    execution = _execution(rank, "work_for_ever")
-    network.wire(network.client).tag_given.runs = {"mesh0": ("mine", 1, 0)}
+    execution = network.started(mesh, "work_for_ever")
+    tag.runs = {"mesh0": ("mine", 1, 0)}
     withdrawn = busy.count.call_one(1)
-    network.wire(network.client).tag_given.runs = {"mesh0": ("other", 2, 0)}
+    tag.runs = {"mesh0": ("other", 2, 0)}
     kept = busy.count.call_one(2)
     rank.withdraw("mine")
     with pytest.raises(ActorError, match="before its turn had come"):
         withdrawn.get(TIMEOUT_S)
     assert rank.actors()[0].waiting == 1
-    network.wire(network.client).tag_given.runs = {"mesh0": ("mine", 1, 0)}
+    tag.runs = {"mesh0": ("mine", 1, 0)}
     with pytest.raises(ActorError, match="before its turn had come"):
         busy.count.call_one(3).get(TIMEOUT_S)
-    execution.interrupt()
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(execution.thread), ctypes.py_object(KeyboardInterrupt))
+    interrupt(execution)
     assert kept.get(TIMEOUT_S) == 2

@@ -105,12 +105,9 @@ class TestMeshes:
         assert kid.add.call_one(1).get(TIMEOUT_S) == 8
         assert kid.extent == {}
 
-    def test_they_are_small(self, network: Network) -> None:
+    def test_they_are_small_and_one_message_goes_to_a_node(self, network: Network) -> None:
         counters = network.mesh(hosts=2, gpus=64).spawn("counters", Counter)
         assert len(pickle.dumps(counters.slice(hosts=1))) < 2000
-
-    def test_one_message_per_node(self, network: Network) -> None:
-        counters = network.mesh(hosts=2, gpus=8).spawn("counters", Counter)
         counters.initialized.get(TIMEOUT_S)
         sent = network.wire(network.client).sent
         counters.add.call(1).get(TIMEOUT_S)
@@ -123,23 +120,22 @@ class TestMeshes:
         assert mine.add.call_one(1).get(TIMEOUT_S) == 7
         assert network.client.instances().keys() == {"mine"}
 
-    def test_actors_are_found_again(self, network: Network) -> None:
+    def test_actors_are_found_again_and_say_what_they_do(self, network: Network) -> None:
         mesh = network.mesh(gpus=2)
         mesh.spawn("counters", Counter).add.call(4).get(TIMEOUT_S)
         found = find_actors(mesh).get(TIMEOUT_S)
         assert found["counters"].add.call(1).get(TIMEOUT_S).values() == [5, 5]
+        [state] = network.ranks(mesh)[0].actors()
+        assert (state.name, state.class_name, state.waiting) == ("counters", f"{__name__}.Counter", 0)
+        assert state.called >= 2
+        assert network.ranks(mesh)[0].instances()["counters"].value == 5  # type: ignore[attr-defined]
 
-    def test_one_controller_for_all(self, network: Network) -> None:
-        counters = network.mesh(gpus=2).spawn("counters", Counter)
-        middle = network.mesh(gpus=2).spawn("middle", Middle, counters)
-        assert sorted(middle.controller.call().get(TIMEOUT_S).values()) == [101, 102]
-        assert get_or_spawn_controller("one", Counter, 0).get(TIMEOUT_S).add.call_one(1).get(TIMEOUT_S) == 103
-
-    def test_actors_of_all_nodes_reach_their_program(self, network: Network) -> None:
+    def test_actors_of_all_nodes_reach_the_one_controller_of_their_program(self, network: Network) -> None:
         """It has another address on each node, and they are told the one of the first."""
         counters = network.mesh(hosts=2).spawn("counters", Counter)
         middle = network.mesh(hosts=2).spawn("middle", Middle, counters)
         assert sorted(middle.controller.call().get(TIMEOUT_S).values()) == [101, 102]
+        assert get_or_spawn_controller("one", Counter, 0).get(TIMEOUT_S).add.call_one(1).get(TIMEOUT_S) == 103
 
 
 class AsksHost(Actor):
@@ -150,18 +146,22 @@ class AsksHost(Actor):
 
 
 class TestHosts:
-    def test_processes_of_any_shape(self, network: Network) -> None:
+    async def test_processes_of_any_shape_also_as_first_releases_made_them(self, network: Network) -> None:
         mesh = this_host().spawn_procs({"a": 2, "b": 2})
         assert mesh.extent == {"a": 2, "b": 2}
-        assert mesh.initialized.get(TIMEOUT_S) is True
-        assert mesh.spawn("c", Counter).rank.call().get(TIMEOUT_S).values() == [0, 1, 2, 3]
+        assert await mesh.initialized is True
+        assert (await mesh.spawn("c", Counter).rank.call()).values() == [0, 1, 2, 3]
         assert this_host().spawn_procs().extent == {}
+        counters = await (await proc_mesh(gpus=2)).spawn("counters", Counter)
+        assert (await counters.rank.call()).sizes == {"hosts": 1, "gpus": 2}
 
-    def test_impossible_shapes(self, network: Network) -> None:
+    def test_what_is_impossible_is_refused(self, network: Network) -> None:
         with pytest.raises(ValueError, match="size of 1 or more"):
             this_host().spawn_procs({"a": 0})
         with pytest.raises(UsageError, match="bootstrap="):
             this_host().spawn_procs({"a": 1}, proc_bind=[{}])
+        with pytest.raises(UsageError, match="the path of a Python on the hosts"):
+            this_host().with_python_executable("")
 
     def test_processes_with_another_python_start_others_with_it(self, network: Network) -> None:
         hosts = this_host().with_python_executable("/envs/eval/bin/python")
@@ -173,27 +173,29 @@ class TestHosts:
         assert mesh.spawn("asks", AsksHost).ask.call_one().get(TIMEOUT_S) == ("/envs/eval/bin/python", "node0")
         assert network.wire(network.ranks(this_host().spawn_procs())[0]).python == "", "the hosts are as they were"
 
-    def test_a_python_has_a_path(self, network: Network) -> None:
-        with pytest.raises(UsageError, match="the path of a Python on the hosts"):
-            this_host().with_python_executable("")
-
-    async def test_the_forms_of_first_releases(self, network: Network) -> None:
-        mesh = await proc_mesh(gpus=2)
-        counters = await mesh.spawn("counters", Counter)
-        assert (await counters.rank.call()).sizes == {"hosts": 1, "gpus": 2}
-
 
 class TestChannels:
-    def test_values_come_in_order(self, network: Network) -> None:
+    def test_values_and_exceptions_come_in_order_and_once_where_said(self, network: Network) -> None:
         port, receiver = Channel[int].open()
         for number in range(3):
             port.send(number)
+        port.exception(KeyError("x"))
         assert [receiver.recv().get(TIMEOUT_S) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(KeyError, match="x"):
+            receiver.recv().get(TIMEOUT_S)
+        port, receiver = Channel[int].open(once=True)
+        port.send(1)
+        with pytest.raises(RuntimeError, match="already used"):
+            port.send(2)
+        assert receiver.recv().get(TIMEOUT_S) == 1
+        with pytest.raises(ValueError, match="OncePort is already used"):
+            receiver.recv()
 
-    def test_ports_travel(self, network: Network) -> None:
+    def test_ports_travel_and_accumulators_fold_responses(self, network: Network) -> None:
         counters = network.mesh(hosts=2, gpus=2).spawn("counters", Counter, 1)
         middle = network.mesh(gpus=1).spawn("middle", Middle, counters.flatten("gpus")).slice(gpus=0)
         assert middle.receive.call_one(counters).get(TIMEOUT_S) == [1, 1, 1, 1, 2, 2, 2, 2]
+        assert Accumulator(counters.rank, 10, operator.add).accumulate().get(TIMEOUT_S) == 16
 
     def test_a_dropped_receipt_leaves_its_value_to_the_next(self, network: Network) -> None:
         port, receiver = Channel[int].open()
@@ -206,21 +208,6 @@ class TestChannels:
         gc.collect()
         port.send(2)
         assert [receiver.recv().get(TIMEOUT_S), receiver.recv().get(TIMEOUT_S)] == [1, 2]
-
-    def test_exceptions_are_raised_as_they_are(self, network: Network) -> None:
-        port, receiver = Channel[int].open()
-        port.exception(KeyError("x"))
-        with pytest.raises(KeyError, match="x"):
-            receiver.recv().get(TIMEOUT_S)
-
-    def test_once(self, network: Network) -> None:
-        port, receiver = Channel[int].open(once=True)
-        port.send(1)
-        with pytest.raises(RuntimeError, match="already used"):
-            port.send(2)
-        assert receiver.recv().get(TIMEOUT_S) == 1
-        with pytest.raises(ValueError, match="OncePort is already used"):
-            receiver.recv()
 
     def test_every_rank_responds_to_a_port(self, network: Network) -> None:
         counters = network.mesh(gpus=4).spawn("counters", Counter)
@@ -243,25 +230,17 @@ class TestChannels:
         with pytest.raises(TypeError, match="cannot be constructed directly"):
             Future()
 
-    def test_accumulators_fold_responses(self, network: Network) -> None:
-        counters = network.mesh(gpus=4).spawn("counters", Counter)
-        assert Accumulator(counters.rank, 10, operator.add).accumulate().get(TIMEOUT_S) == 16
-
 
 class TestContent:
-    def test_arrays_are_views_of_the_message(self, network: Network) -> None:
-        counters = network.mesh(gpus=1).spawn("counters", Counter)
-        total, twice = counters.slice(gpus=0).total.call_one(np.arange(100_000)).get(TIMEOUT_S)
-        assert total == sum(range(100_000))
-        assert twice.base is not None
-        assert not twice.flags.owndata
-
-    def test_arrays_that_arrive_can_be_changed(self, network: Network) -> None:
+    def test_arrays_are_views_of_the_message_and_can_be_changed(self, network: Network) -> None:
         counters = network.mesh(gpus=1).spawn("counters", Counter)
         for size in (3, 100_000):
-            _, twice = counters.slice(gpus=0).total.call_one(np.arange(size)).get(TIMEOUT_S)
+            total, twice = counters.slice(gpus=0).total.call_one(np.arange(size)).get(TIMEOUT_S)
+            assert total == sum(range(size))
             twice += 1
             assert twice[1] == 3
+        assert twice.base is not None
+        assert not twice.flags.owndata
 
     def test_a_class_of_a_cell_shows_its_lines(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         name = "<ipython-input-7-cafe>"
@@ -297,13 +276,3 @@ class TestContent:
         assert "def fail(self):" in cell.source.call_one().get(TIMEOUT_S)
         assert cell.answer.call_one().get(TIMEOUT_S) == 42
         del linecache.cache[name]
-
-
-def test_what_people_ask(network: Network) -> None:
-    mesh = network.mesh(gpus=1)
-    counters = mesh.spawn("counters", Counter)
-    counters.add.call(1).get(TIMEOUT_S)
-    [state] = network.ranks(mesh)[0].actors()
-    assert (state.name, state.class_name, state.waiting) == ("counters", f"{__name__}.Counter", 0)
-    assert state.called >= 2
-    assert network.ranks(mesh)[0].instances()["counters"].value == 1  # type: ignore[attr-defined]

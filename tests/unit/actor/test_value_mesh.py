@@ -18,13 +18,11 @@ def letters() -> ValueMesh[str]:
 
 
 class TestAccess:
-    def test_iteration_yields_places_with_values(self, letters: ValueMesh[str]) -> None:
+    def test_values_have_places(self, letters: ValueMesh[str]) -> None:
         expected = [(Point(rank, HOSTS_GPUS), value) for rank, value in enumerate("abcd")]
         assert list(letters) == list(letters.items()) == expected
-        assert letters.values() == ["a", "b", "c", "d"]
-        assert len(letters) == 4
-
-    def test_values_of_places(self, letters: ValueMesh[str]) -> None:
+        letters.values().clear()  # it is the caller's
+        assert (letters.values(), len(letters)) == (["a", "b", "c", "d"], 4)
         assert letters.item(hosts=1, gpus=0) == letters.get(2) == "c"
         assert ValueMesh(Extent([], []), [7]).item() == 7
 
@@ -45,36 +43,23 @@ class TestAccess:
             letters.item(**coordinates)
         assert text in str(failure.value)
 
-    @pytest.mark.parametrize("rank", [-1, 4])
-    def test_ranks_that_do_not_exist(self, letters: ValueMesh[str], rank: int) -> None:
-        with pytest.raises(ValueError, match=rf"^index {rank} out of range \(len=4\)$"):
-            letters.get(rank)
-
-    def test_every_rank_has_a_value(self) -> None:
+    def test_every_rank_has_a_value_and_nobody_else(self, letters: ValueMesh[str]) -> None:
+        for rank in (-1, 4):
+            with pytest.raises(ValueError, match=rf"^index {rank} out of range \(len=4\)$"):
+                letters.get(rank)
         with pytest.raises(ValueError, match=r"^invalid value mesh: expected 2 ranks, but contains 1 ranks$"):
             ValueMesh(Extent({"gpus": 2}), [1])
 
-    def test_what_was_returned_may_be_changed_and_the_mesh_stays(self, letters: ValueMesh[str]) -> None:
-        letters.values().clear()
-        assert letters.values() == ["a", "b", "c", "d"]
-
 
 class TestOperations:
-    def test_places_count_from_0_in_slices(self, letters: ValueMesh[str]) -> None:
+    def test_they_are_those_of_a_mesh(self, letters: ValueMesh[str]) -> None:
         part = letters.slice(hosts=1)
         assert [(dict(point), value) for point, value in part] == [({"gpus": 0}, "c"), ({"gpus": 1}, "d")]
         assert part.slice(gpus=slice(1, 2)).item(gpus=0) == "d"
-
-    def test_slices_across_rows_can_be_flattened(self, letters: ValueMesh[str]) -> None:
         assert letters.slice(gpus=1).flatten("hosts").values() == ["b", "d"]
-
-    def test_split_and_rename(self, letters: ValueMesh[str]) -> None:
         result = letters.flatten("all").split(all=("x", "y"), x=2).rename(x="hosts")
-        assert result.sizes == {"hosts": 2, "y": 2}
-        assert result.item(hosts=1, y=1) == "d"
-
-    def test_the_part_of_a_mesh_that_was_called_is_a_shape(self) -> None:
-        called = Extent({"hosts": 2, "gpus": 4}).region.slice({"gpus": slice(1, 4, 2)})
+        assert (result.sizes, result.item(hosts=1, y=1)) == ({"hosts": 2, "y": 2}, "d")
+        called = Extent({"hosts": 2, "gpus": 4}).region.slice({"gpus": slice(1, 4, 2)})  # a part of a mesh
         assert ValueMesh(called, [1, 3, 5, 7]).slice(hosts=1).values() == [5, 7]
 
 
@@ -93,13 +78,10 @@ class Unreadable:
 
 
 class TestText:
-    def test_equal_values_are_shown_once(self) -> None:
+    def test_equal_values_are_shown_once_and_columns_stay_in_line(self) -> None:
         mesh = ValueMesh(Extent({"hosts": 2, "gpus": 3}), [0.5, 0.5, {"b": 1, "a": 2}, 0.5, "x", 0.5])
-        assert repr(mesh) == (
-            "ValueMesh({hosts: 2, gpus: 3}):\n  ranks 0-1,3,5: 0.5\n  rank 2: {'b': 1, 'a': 2}\n  rank 4: 'x'"
-        )
-
-    def test_columns_stay_in_line(self) -> None:
+        shown = "ValueMesh({hosts: 2, gpus: 3}):\n  ranks 0-1,3,5: 0.5\n  rank 2: {'b': 1, 'a': 2}\n  rank 4: 'x'"
+        assert repr(mesh) == shown
         mesh = ValueMesh(Extent({"gpus": 2}), [numpy.eye(2)] * 2)
         assert repr(mesh) == "ValueMesh({gpus: 2}):\n  ranks 0-1:\n    array([[1., 0.],\n           [0., 1.]])"
 
@@ -111,20 +93,15 @@ class TestText:
     def test_long_values_are_cut(self, value: object) -> None:
         assert len(repr(ValueMesh(Extent({"gpus": 1}), [value]))) < 1100
 
-    def test_many_values_are_cut(self) -> None:
+    def test_many_values_and_many_ranks_are_cut(self) -> None:
         lines = repr(ValueMesh(Extent({"gpus": 4096}), list(range(4096)))).splitlines()
-        assert len(lines) == 18
-        assert lines[-1] == "  … and 4080 ranks with other values"
-
-    def test_many_ranks_are_cut(self) -> None:
+        assert (len(lines), lines[-1]) == (18, "  … and 4080 ranks with other values")
         text = repr(ValueMesh(Extent({"gpus": 4096}), [rank % 2 for rank in range(4096)]))
         assert "ranks 0,2,4," in text
         assert ",… (2048 ranks): 0" in text
         assert len(text) < 250
 
-    def test_other_libraries_have_arrays_too(self) -> None:
+    def test_odd_values_have_a_text(self) -> None:
         other = type("array", (), {"__repr__": lambda self: "array of another kind"})()
-        assert "array of another kind" in repr(ValueMesh(Extent({"gpus": 1}), [other]))
-
-    def test_a_value_that_has_no_text_is_no_failure(self) -> None:
-        assert "Unreadable" in repr(ValueMesh(Extent({"gpus": 1}), [Unreadable()]))
+        for value, said in ((other, "array of another kind"), (Unreadable(), "Unreadable")):
+            assert said in repr(ValueMesh(Extent({"gpus": 1}), [value]))

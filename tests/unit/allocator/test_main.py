@@ -42,30 +42,26 @@ def test_files_are_fresh_until_the_socket_is_gone(paths: config.NodePaths) -> No
     asyncio.run(remove_once_fresh())
 
 
-def test_a_temporary_node_ends_when_it_has_held_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("held", "never_held_s", "looks"),
+    [
+        (range(3, 5), [], 7),  # two looks, two at which something was held, three more
+        (range(6, 7), [8.0], 9),  # one that has never held anything may wait longer
+    ],
+)
+def test_a_temporary_node_ends_when_it_has_held_nothing_for_long(
+    monkeypatch: pytest.MonkeyPatch, held: range, never_held_s: list[float], looks: int
+) -> None:
     slept: list[float] = []
     node = SimpleNamespace(state=SimpleNamespace(leases={}))
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
-        node.state.leases = {"dev": object()} if 2 < len(slept) < 5 else {}
+        node.state.leases = {"dev": object()} if len(slept) in held else {}
 
     monkeypatch.setattr(main.asyncio, "sleep", sleep)
-    asyncio.run(main._unheld(cast(Node, node), 3.0))
-    assert len(slept) == 7, "two looks, two at which something was held, three more"
-
-
-def test_one_that_has_never_held_anything_may_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    node = SimpleNamespace(state=SimpleNamespace(leases={}))
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        node.state.leases = {"dev": object()} if len(slept) == 6 else {}
-
-    monkeypatch.setattr(main.asyncio, "sleep", sleep)
-    asyncio.run(main._unheld(cast(Node, node), 3.0, 8.0))
-    assert len(slept) == 9, "five looks, one at which something was held, three more"
+    asyncio.run(main._unheld(cast(Node, node), 3.0, *never_held_s))
+    assert len(slept) == looks
 
 
 @pytest.mark.parametrize("call", ["utime", "stat", "listdir"])

@@ -126,6 +126,20 @@ async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tree]:
     made.branches.close()
 
 
+async def heads(tree: Tree) -> dict[int, FakeStream]:
+    """Return the sessions with nodes 1 and 3, which know who is below them."""
+    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
+    for stream in streams.values():
+        await stream.gets("branches")
+    return streams
+
+
+def unnumbered(ranks: range = range(1, 5)) -> pb.Submit:
+    made = submit(ranks)
+    made.run.number, made.give_number = 0, True
+    return made
+
+
 def submit(ranks: range = range(1, 5)) -> pb.Submit:
     return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), all_ranks=ranks)
 
@@ -143,6 +157,11 @@ async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) ->
         assert (told.node_rank, [node.node_rank for node in told.nodes]) == (head, [below])
         assert list((await stream.gets("submit")).all_ranks) == [1, 2, 3, 4]
     assert tree.nodes.streams.keys() == {"n1", "n3"}
+    deaths = [pb.RankDied(mesh_id=mesh, rank=rank) for mesh, rank in (("other", 1), ("m", 2))]
+    stream.say(*(pb.SessionEvent(rank_died=death) for death in deaths))
+    await tree.hears(lambda event: event.HasField("rank_died"))
+    died = [event.rank_died.rank for event in tree.came if event.HasField("rank_died")]
+    assert died == [2], "deaths of other meshes are not passed on"
 
 
 async def test_those_below_a_lost_head_are_adopted_and_go_on_from_the_cursors(tree: Tree) -> None:
@@ -188,12 +207,8 @@ async def test_a_head_that_is_back_gets_them_again_and_nothing_comes_twice(tree:
 
 
 async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
-    unnumbered = submit()
-    unnumbered.run.number, unnumbered.give_number = 0, True
-    tree.branches.submit(unnumbered, numbered_by=1)
+    streams = await heads(tree)
+    tree.branches.submit(unnumbered(), numbered_by=1)
     assert (await streams[1].gets("submit")).give_number
     assert tree.branches.numbered(tree.branches.runs["r"], 7) == {3, 4}
     told = await streams[3].gets("submit")
@@ -204,12 +219,8 @@ async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
 
 
 async def test_another_node_gives_the_number(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
-    unnumbered = submit(range(3, 5))
-    unnumbered.run.number, unnumbered.give_number = 0, True
-    tree.branches.submit(unnumbered, numbered_by=1)
+    streams = await heads(tree)
+    tree.branches.submit(unnumbered(range(3, 5)), numbered_by=1)
     assert (await streams[1].gets("submit")).give_number, "although it has no rank of it"
     tree.branches.number_by(tree.branches.runs["r"], 3, newest=1000)
     told = await streams[3].gets("submit")
@@ -217,15 +228,17 @@ async def test_another_node_gives_the_number(tree: Tree) -> None:
 
 
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:
-    streams = {head: await tree.nodes.opened(f"n{head}") for head in (1, 3)}
-    for stream in streams.values():
-        await stream.gets("branches")
+    streams = await heads(tree)
     tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r", nodes=[4])), [4])
     await streams[3].gets("cancel")
     tree.branches.submit(submit(range(1, 3)))
     await streams[1].gets("submit")
     assert not any(request.HasField("cancel") for request in streams[1].sent)
     assert not any(request.HasField("submit") for request in streams[3].sent)
+    tree.branches.look(pb.Look(mesh_id="m", look_id="l", ranks=[1, 2, 4], of_run="r"))
+    asked = await streams[1].gets("look")
+    assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
+    assert list((await streams[3].gets("look")).ranks) == [4]
 
 
 async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None:
@@ -244,26 +257,6 @@ async def test_what_was_collected_goes_with_the_next_message(tree: Tree) -> None
     assert not tree.branches.runs, "nothing of it is wanted any more"
 
 
-async def test_deaths_of_other_meshes_are_not_passed_on(tree: Tree) -> None:
-    stream = await tree.nodes.opened("n1")
-    stream.say(
-        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="other", rank=1)),
-        pb.SessionEvent(rank_died=pb.RankDied(mesh_id="m", rank=2)),
-    )
-    await tree.hears(lambda event: event.HasField("rank_died"))
-    assert [event.rank_died.rank for event in tree.came if event.HasField("rank_died")] == [2]
-
-
-async def test_each_branch_is_asked_where_its_own_ranks_are(tree: Tree) -> None:
-    first, second = await tree.nodes.opened("n1"), await tree.nodes.opened("n3")
-    await first.gets("branches")
-    await second.gets("branches")
-    tree.branches.look(pb.Look(mesh_id="m", look_id="l", ranks=[1, 2, 4], of_run="r"))
-    asked = await first.gets("look")
-    assert (list(asked.ranks), asked.look_id, asked.of_run) == ([1, 2], "l", "r")
-    assert list((await second.gets("look")).ranks) == [4]
-
-
 async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tree) -> None:
     """Once may be for a certificate that has been replaced meanwhile."""
     tree.branches.submit(submit(range(3, 5)))
@@ -278,11 +271,9 @@ async def test_who_waits_for_a_node_that_does_not_let_us_in_is_told_why(tree: Tr
 
 async def test_who_is_refused_once_goes_on(tree: Tree) -> None:
     tree.branches.submit(submit())
-    first = await tree.nodes.opened("n3")
-    await first.gets("submit")
-    first.refuse(CertificateRefused("was revoked"))
-    again = await tree.nodes.opened("n3", 2)
-    assert list((await again.gets("submit")).all_ranks) == [1, 2, 3, 4]
-    again.refuse(CertificateRefused("was revoked"))
+    for times in (1, 2):
+        stream = await tree.nodes.opened("n3", times)
+        assert list((await stream.gets("submit")).all_ranks) == [1, 2, 3, 4]
+        stream.refuse(CertificateRefused("was revoked"))
     await (await tree.nodes.opened("n3", 3)).gets("submit")
     assert not any(event.HasField("refused") for event in tree.came)

@@ -91,24 +91,20 @@ class TestResults:
         assert list(equal.ranks.bounds) == [0, 4]
         assert list(results_of(equal)) == results
 
-    def test_what_differs_stays_apart(self) -> None:
+    def test_what_differs_stays_apart_but_for_where_files_end(self) -> None:
         ok, value, failed = result(0), result(1, value_inline=b"v"), result(2)
         failed.outcome = run_pb2.OUTCOME_ERROR
-        events, _ = fold([finished(ok, value, failed)])
-        assert [list(ranks_of_equal(equal)) for equal in events[0].finished.equal] == [[0], [1], [2]]
+        ended = [result(rank, end=run_pb2.Cursor(stdout_bytes=rank)) for rank in (3, 4)]
+        events, _ = fold([finished(ok, value, failed, *ended)])
+        assert [list(ranks_of_equal(equal)) for equal in events[0].finished.equal] == [[0, 3, 4], [1], [2]]
 
-    def test_folded_again_one_level_up(self) -> None:
-        (below,), _ = fold([finished(result(3, 0.3), result(4, 0.4))])
-        events, _ = fold([below, finished(result(0, 0.1))])
-        (equal,) = events[0].finished.equal
-        assert [(one.rank, one.duration_s) for one in results_of(equal)] == [(0, 0.1), (3, 0.3), (4, 0.4)]
-        assert list(equal.ranks.bounds) == [0, 1, 3, 5]
-        assert list(ranks_finished(events[0].finished)) == [0, 3, 4]
-
-    def test_ranges_between_others_keep_what_is_each_ranks_own(self) -> None:
-        below = [fold([finished(*(result(rank, float(rank)) for rank in ranks))])[0][0] for ranks in ([0, 6], [3, 1])]
-        (equal,) = fold(below)[0][0].finished.equal
-        assert {one.rank: one.duration_s for one in results_of(equal)} == {0: 0.0, 6: 6.0, 3: 3.0, 1: 1.0}
+    def test_folded_again_one_level_up_each_rank_keeps_what_is_its_own(self) -> None:
+        below = [fold([finished(*(result(rank, rank / 8) for rank in ranks))])[0][0] for ranks in ([0, 6], [3, 1])]
+        (event,), _ = fold([*below, finished(result(4, 0.5))])
+        (equal,) = event.finished.equal
+        assert {one.rank: one.duration_s for one in results_of(equal)} == {rank: rank / 8 for rank in (0, 1, 3, 4, 6)}
+        assert list(equal.ranks.bounds) == [0, 1, 6, 7, 1, 2, 3, 5]
+        assert sorted(ranks_finished(event.finished)) == [0, 1, 3, 4, 6]
 
     def test_a_failure_is_not_joined_with_itself(self) -> None:
         died = result(0, death=run_pb2.Death(stderr_tail=["Killed"]))
@@ -119,26 +115,22 @@ class TestResults:
         (equal,) = fold([below, finished(other)])[0][0].finished.equal
         assert list(equal.result.death.stderr_tail) == ["Killed"]
 
-    def test_where_files_end_is_for_nobody_above(self) -> None:
-        ended = [result(rank, end=run_pb2.Cursor(stdout_bytes=rank)) for rank in range(2)]
-        events, _ = fold([finished(*ended)])
-        assert len(events[0].finished.equal) == 1
-
 
 class TestOutput:
-    def test_equal_text_is_one(self) -> None:
+    def test_equal_text_of_a_run_is_one(self) -> None:
         events, _ = fold([output(wrote(0, b"a\n")), output(wrote(1, b"a\n"), wrote(2, b"b\n"))])
         first, second = events[0].output.ranks
         assert [rank for rank, _ in ranks_of(first)] == [0, 1]
         assert not first.also_cursors
         assert second.rank == 2
+        events, _ = fold([output(wrote(0, b"a\n"), run_id="r"), output(wrote(0, b"a\n"), run_id="s")])
+        assert [event.output.run_id for event in events] == ["r", "s"]
 
     def test_cursors_stay_each_ranks_own(self) -> None:
         ends = {0: 2, 1: 2, 2: 12, 3: 2}
         (below,), _ = fold([output(*(wrote(rank, b"a\n", end=end) for rank, end in ends.items()))])
         (above,), _ = fold([below, output(wrote(4, b"a\n", end=7))])
-        (joined,) = above.output.ranks
-        assert {rank: cursor.stdout_bytes for rank, cursor in ranks_of(joined)} == {**ends, 4: 7}
+        assert {rank: cursor.stdout_bytes for rank, cursor in cursors_of(above.output).items()} == {**ends, 4: 7}
 
     def test_text_of_a_rank_is_joined_in_order(self) -> None:
         events, _ = fold([output(wrote(0, b"a", end=1)), output(wrote(0, b"b\n", end=3), wrote(1, b"ab\n"))])
@@ -151,10 +143,6 @@ class TestOutput:
         pieces = [output(*(wrote(rank, b"%d" % (rank // 2)) for rank in range(50))) for _ in range(2)]
         (event,), _ = fold(pieces)
         assert come_of(event.output) == {rank: b"%d%d" % (rank // 2, rank // 2) for rank in range(50)}
-
-    def test_runs_stay_apart(self) -> None:
-        events, _ = fold([output(wrote(0, b"a\n"), run_id="r"), output(wrote(0, b"a\n"), run_id="s")])
-        assert [event.output.run_id for event in events] == ["r", "s"]
 
     def test_a_flood_becomes_its_count_but_for_the_end(self) -> None:
         text = b"".join(b"line %d\n" % number for number in range(3000))
@@ -189,10 +177,13 @@ class TestOutput:
         assert shown_of(event.output.ranks[0]) == b"end\n"
         assert cursors_of(event.output) == {4: run_pb2.Cursor(stdout_bytes=94)}
 
-    def test_who_printed_little_is_not_elided(self) -> None:
+    def test_who_printed_little_is_not_elided_and_equal_floods_are_none(self) -> None:
         loud = [wrote(rank, b"%d\n" % rank * 20_000) for rank in range(8)]
         events, _ = fold([output(*loud, wrote(8, b"hello\n"))])
         assert events[0].output.ranks[-1].items[0].stdout == b"hello\n"
+        text = b"x" * (FLOOD_BYTES // 2) + b"\n"
+        events, flooding = fold([output(*(wrote(rank, text) for rank in range(64)))])
+        assert (flooding, len(events[0].output.ranks)) == (0, 1)
 
     def test_pictures_are_never_elided(self) -> None:
         loud = [wrote(rank, b"%d\n" % rank * 30_000) for rank in range(8)]
@@ -203,12 +194,6 @@ class TestOutput:
         pictures = [each.rank for each in events[0].output.ranks for item in each.items if item.HasField("display")]
         assert pictures == [0, 9], "also that of a rank whose text is only counted"
 
-    def test_equal_floods_are_none(self) -> None:
-        text = b"x" * (FLOOD_BYTES // 2) + b"\n"
-        events, flooding = fold([output(*(wrote(rank, text) for rank in range(64)))])
-        assert not flooding
-        assert len(events[0].output.ranks) == 1
-
 
 class TestPlaces:
     def seen(self, *places: tuple[int, str | None], look_id: str = "l") -> pb.SessionEvent:
@@ -217,18 +202,11 @@ class TestPlaces:
             seen.places.add(ranks=[rank], where=None if line is None else run_pb2.Where(line=line))
         return pb.SessionEvent(seen=seen)
 
-    def test_ranks_at_the_same_place_are_one(self) -> None:
+    def test_ranks_at_the_same_place_of_a_look_are_one(self) -> None:
         (below,), _ = fold([self.seen((2, "a.py:1"), (3, None))])
-        (event,), _ = fold([self.seen((0, "a.py:1"), (1, "b.py:2")), below, self.seen((4, None))])
-        assert [(list(place.ranks), place.where.line) for place in event.seen.places] == [
-            ([0, 2], "a.py:1"),
-            ([1], "b.py:2"),
-            ([3, 4], ""),
-        ]
-        assert [place.HasField("where") for place in event.seen.places] == [True, True, False]
-
-    def test_looks_stay_apart(self) -> None:
-        events, _ = fold([self.seen((0, "a.py:1")), self.seen((0, "a.py:2"), look_id="m")])
+        events, _ = fold([self.seen((0, "a.py:1"), (1, "b.py:2")), below, self.seen((4, None)), self.seen(look_id="m")])
+        told = [(list(place.ranks), place.where.line, place.HasField("where")) for place in events[0].seen.places]
+        assert told == [([0, 2], "a.py:1", True), ([1], "b.py:2", True), ([3, 4], "", False)]
         assert [event.seen.look_id for event in events] == ["l", "m"]
 
 
@@ -255,20 +233,32 @@ class TestOrder:
         events, _ = fold(queued)
         assert [event.queued.nodes for event in events] == [ranges(0, 2), ranges(1, 3)]
 
-    def test_the_last_word_on_a_link_counts(self) -> None:
+    def test_the_last_word_on_a_link_counts_and_others_are_left_alone(self) -> None:
         links = [pb.Links(mesh_id="m", down=[1, 2]), pb.Links(mesh_id="m", up=[2])]
-        events, _ = fold([pb.SessionEvent(links=each) for each in links])
-        assert (list(events[0].links.down), list(events[0].links.up)) == ([1], [2])
-
-    def test_others_are_left_alone(self) -> None:
         died = pb.SessionEvent(rank_died=pb.RankDied(mesh_id="m", rank=1))
         refused = pb.SessionEvent(refused=pb.Refused(run_id="r", error_json="{}"))
-        assert fold([died, refused])[0] == [died, refused]
+        events, _ = fold([died, *(pb.SessionEvent(links=each) for each in links), refused])
+        assert [event for event in events if not event.HasField("links")] == [died, refused]
+        assert [event.links for event in events if event.HasField("links")] == [pb.Links(mesh_id="m", down=[1], up=[2])]
 
 
-@pytest.mark.parametrize("seed", range(20))
+def folded_in_a_tree(streams: list[list[pb.SessionEvent]], chosen: random.Random, most: int) -> list[pb.SessionEvent]:
+    """Fold events on their way through a random tree, so many at a time at most."""
+    while len(streams) > 1:
+        left, right = streams.pop(), streams.pop()
+        merged: list[pb.SessionEvent] = []
+        while left or right:
+            source = chosen.choice([each for each in (left, right) if each])
+            count = chosen.randrange(1, most)
+            merged += fold(source[:count])[0]
+            del source[:count]
+        streams.insert(0, merged)
+    return streams[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_folded_where(seed: int) -> None:
-    """Events of many ranks, folded on their way through a random tree: what each rank wrote comes out, in order."""
+    """What each of many ranks wrote comes out, in order."""
     chosen = random.Random(seed)
     written: dict[int, bytes] = dict.fromkeys(range(12), b"")
     streams: list[list[pb.SessionEvent]] = [[] for _ in range(4)]
@@ -277,29 +267,21 @@ def test_whatever_is_folded_where(seed: int) -> None:
         text = chosen.choice([b"a\n", b"b", b"a longer line\n", b"%d\n" % rank, b"loss %d\n" % chosen.randrange(999)])
         written[rank] += text
         streams[rank % 4].append(output(wrote(rank, text, end=len(written[rank]))))
-    while len(streams) > 1:
-        left, right = streams.pop(), streams.pop()
-        merged: list[pb.SessionEvent] = []
-        while left or right:
-            source = chosen.choice([each for each in (left, right) if each])
-            count = chosen.randrange(1, 6)
-            merged += fold(source[:count])[0]
-            del source[:count]
-        streams.insert(0, merged)
     come: dict[int, bytes] = dict.fromkeys(range(12), b"")
-    for event in streams[0]:
+    events = folded_in_a_tree(streams, chosen, 6)
+    for event in events:
         for rank, text in come_of(event.output).items():
             come[rank] += text
         for rank, cursor in cursors_of(event.output).items():
             assert cursor.stdout_bytes == len(come[rank])
     assert come == written
-    assert any(item.HasField("alike") for event in streams[0] for each in event.output.ranks for item in each.items)
+    assert any(item.HasField("alike") for event in events for each in event.output.ranks for item in each.items)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_wherever_a_flood_is_folded_every_line_is_told_of_once(seed: int) -> None:
-    """Of 40 ranks, some of which print alike, through a random tree: what is shown and what is counted is all there
-    was, and no count is said to be of what comes before something shown already."""
+    """Of 40 ranks, some of which print alike: what is shown and what is counted is all there was, and no count is said
+    to be of what comes before something shown already."""
     chosen = random.Random(seed)
     written = {rank: [0, 0] for rank in range(40)}
     streams: list[list[pb.SessionEvent]] = [[] for _ in range(5)]
@@ -310,21 +292,13 @@ def test_wherever_a_flood_is_folded_every_line_is_told_of_once(seed: int) -> Non
         written[rank][0] += text.count(b"\n")
         written[rank][1] += len(text)
         streams[rank % 5].append(output(wrote(rank, text, end=written[rank][1])))
-    while len(streams) > 1:
-        left, right = streams.pop(), streams.pop()
-        merged: list[pb.SessionEvent] = []
-        while left or right:
-            source = chosen.choice([each for each in (left, right) if each])
-            count = chosen.randrange(1, 60)
-            merged += fold(source[:count])[0]
-            del source[:count]
-        streams.insert(0, merged)
     come = {rank: [0, 0] for rank in range(40)}
-    for event in streams[0]:
+    events = folded_in_a_tree(streams, chosen, 60)
+    for event in events:
         for rank, (lines, size_bytes) in told_of(event.output).items():
             come[rank][0] += lines
             come[rank][1] += size_bytes
         for rank, cursor in cursors_of(event.output).items():
             assert cursor.stdout_bytes == come[rank][1]
     assert come == written
-    assert any(event.output.HasField("counted") for event in streams[0])
+    assert any(event.output.HasField("counted") for event in events)

@@ -29,12 +29,9 @@ def test_every_node_is_below_exactly_one(count: int, fan_out: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_none() -> None:
-    assert split([], 8) == []
-
-
 def test_a_thousand_nodes_are_six_deep() -> None:
     assert depth(nodes(range(1, 1024)), 4) == 6
+    assert split([], 8) == []
 
 
 def test_nodes_of_a_part_are_next_to_each_other() -> None:
@@ -44,12 +41,7 @@ def test_nodes_of_a_part_are_next_to_each_other() -> None:
 
 
 def test_ranks_are_on_nodes() -> None:
-    some = Ranges.of([0, 3, 4, 5, 12])
+    some, there = Ranges.of([0, 3, 4, 5, 12]), Ranges.of(range(4, 8))
     assert list(nodes_of(some, 4)) == [0, 1, 3]
     assert list(ranks_on(Ranges.of([1, 3]), 2)) == [2, 3, 6, 7]
-
-
-def test_a_run_that_names_no_ranks_is_on_all() -> None:
-    there = Ranges.of(range(4, 8))
-    assert ranks_of_run([], there) == there
-    assert list(ranks_of_run([1, 5], there)) == [5]
+    assert (ranks_of_run([], there), list(ranks_of_run([1, 5], there))) == (there, [5]), "that names none is on all"

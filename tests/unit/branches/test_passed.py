@@ -33,6 +33,12 @@ def request(run: PassedRun, *nodes: int) -> pb.SessionRequest:
     return made
 
 
+def again(run: PassedRun, *nodes: int) -> pb.SessionRequest:
+    made = run.replay(Ranges.of(nodes))
+    assert made is not None
+    return made
+
+
 def test_each_part_learns_all_ranks_and_what_came_before_there() -> None:
     submit = request(passed(), 1, 3).submit
     assert list(submit.all_ranks) == list(range(8))
@@ -41,16 +47,12 @@ def test_each_part_learns_all_ranks_and_what_came_before_there() -> None:
     assert request(passed(), 0, 2).submit.give_number
 
 
-def test_nothing_for_nodes_without_ranks() -> None:
-    assert passed(ranks=range(2)).request(Ranges.of([1, 2])) is None
-
-
 def test_without_a_number_only_the_first_node_is_told() -> None:
+    assert passed(ranks=range(2)).request(Ranges.of([1, 2])) is None, "nothing for nodes without ranks"
     run = passed(number=0)
     assert run.request(Ranges.of([1, 2])) is None
     assert request(run, 0, 1).submit.give_number
-    assert run.submit is not None
-    run.submit.run.number = 9
+    run.submit.run.number = 9  # type: ignore[union-attr]
     run.on_queued(pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8), nodes=ranges(0)))
     run.on_queued(pb.Queued(run_id="r", number=9, nodes=ranges(1)))
     submit = request(run, 1).submit
@@ -88,22 +90,15 @@ def test_where_all_have_finished_it_is_only_followed() -> None:
 
 
 def test_a_replay_asks_again_from_the_beginning_also_those_that_were_quiet() -> None:
-    run = passed(quiet=True)
+    run, unnumbered = passed(quiet=True), passed(number=0)
     assert request(run, 1).submit.quiet
     run.on_output(pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=run_pb2.Cursor(stdout_bytes=3))]))
     run.restart()
-    replay = run.replay(Ranges.of([1, 2]))
-    assert replay is not None
-    assert list(replay.follow.ranks) == [2, 3, 4, 5]
-    assert not replay.follow.cursors
+    replay = again(run, 1, 2)
+    assert (list(replay.follow.ranks), len(replay.follow.cursors)) == ([2, 3, 4, 5], 0)
     assert not request(run, 1).submit.quiet
-
-
-def test_a_replay_before_it_has_its_number_is_for_the_first_node_and_those_below_it() -> None:
-    run = passed(number=0)
-    assert run.replay(Ranges.of([1, 2])) is None
-    replay = run.replay(Ranges.of([0, 1]))
-    assert replay is not None
+    assert unnumbered.replay(Ranges.of([1, 2])) is None, "before it has its number, only the first and those below it"
+    replay = again(unnumbered, 0, 1)
     assert list(replay.follow.ranks) == [0, 1, 2, 3]
 
 
@@ -113,17 +108,12 @@ def test_a_run_of_somebody_else_is_followed_from_what_was_shown() -> None:
     assert (list(follow.ranks), follow.from_shown) == ([6, 7], True)
 
 
-def test_it_is_taken_in_when_every_node_has_said_so() -> None:
+def test_it_is_taken_in_when_every_node_has_said_so_and_the_last_output_named_counts() -> None:
     run = passed()
-    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(0, 1, 2)))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(0, 1, 2)))
     assert not run.is_taken_in
-    run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(3)))
+    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(3)))
     assert run.is_taken_in
-
-
-def test_the_last_output_that_a_node_has_named_counts() -> None:
-    run = passed()
-    run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(0, 1, 2, 3)))
     run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(2)))
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(2)))
     assert dict(request(run, 1, 2).submit.outputs) == {1: 4, 2: 4}

@@ -50,20 +50,14 @@ def make(kind: type[MonarchNbError]) -> MonarchNbError:
     return kind("what happened", **{name: FACTS[name] for name in names})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CLASSES if not issubclass(kind, errors.ActorError)])
-def test_facts_survive_json(kind: type[MonarchNbError]) -> None:
-    error = make(kind)
-    again = MonarchNbError.from_facts(json.loads(json.dumps(error.to_facts())))
-    assert type(again) is (kind if kind is not MonarchNbError else MonarchNbError)
-    assert str(again) == "what happened"
-    assert vars(again) == vars(error)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_errors_can_be_pickled(kind: type[MonarchNbError]) -> None:
-    error = make(kind)
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), vars(again)) == (kind, str(error), vars(error))
+def test_errors_cross_processes_with_their_facts() -> None:
+    for kind in CLASSES:
+        error = make(kind)
+        again = [pickle.loads(pickle.dumps(error))]
+        if not issubclass(kind, errors.ActorError):
+            again.append(MonarchNbError.from_facts(json.loads(json.dumps(error.to_facts()))))
+        for each in again:
+            assert (type(each), str(each), vars(each)) == (kind, str(error), vars(error))
 
 
 def test_an_error_of_a_newer_version_is_still_an_error() -> None:
@@ -86,9 +80,20 @@ class TestRunFailed:
         other = RankFailure(4, "node1", "died", "RankDied", "killed by signal 9", stderr_tail=("a", "b"), signal=9)
         return RunFailed(failures=[*same, other])
 
-    def test_equal_failures_are_one_group(self) -> None:
-        groups = self.failed().groups()
-        assert [ranks for ranks, _ in groups] == [[0, 1, 2, 6], [4]]
+    def test_equal_failures_are_one_group_and_shown_once(self) -> None:
+        class Run:
+            ranks, mesh = range(8), SimpleNamespace(flag=" --mesh judges")
+
+        assert [ranks for ranks, _ in self.failed().groups()] == [[0, 1, 2, 6], [4]]
+        first = str(self.failed()).splitlines()[0]
+        assert first == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
+        failed = RunFailed(failures=self.failed().failures.values(), run=Run())  # type: ignore[arg-type]
+        *shown, restart, kept = failed._render_traceback_()
+        text = "\n".join(shown)
+        assert text.count("the traceback") == 1
+        assert text.index("ranks 0-2,6") < text.index("the traceback") < text.index("rank 4") < text.index("    b")
+        assert restart.startswith("%mesh restart --mesh judges -t ")
+        assert kept == "5 of 8 ranks failed; results of the others are kept (-o NAME, or run.values)"
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -98,10 +103,6 @@ class TestRunFailed:
         facts = {"kind": "error", "name": "KeyError", "message": "'x'", "rendered": "the traceback"}
         first, second = RankFailure(0, "h", **facts), RankFailure(1, "h", **(facts | {field: value}))  # type: ignore[arg-type]
         assert len(RunFailed(failures=[first, second]).groups()) == 2
-
-    def test_the_message_names_rank_sets(self) -> None:
-        first = str(self.failed()).splitlines()[0]
-        assert first == "ranks 0-2,6: KeyError: 'x'; rank 4: RankDied: killed by signal 9"
 
     def test_a_script_reads_the_tracebacks_as_plain_text_equal_ones_once(self) -> None:
         same = [
@@ -125,12 +126,6 @@ class TestRunFailed:
         assert str(RunFailed(failures=died)) == f"ranks 0-9 ({nodes} and 2 more): RankDied: killed"
         of_node = RankFailure(0, "node0", "died", "RankDied", "killed", of_node=True)
         assert str(RunFailed(failures=[of_node])) == "node node0: RankDied: killed"
-
-    def test_it_shows_each_traceback_once(self) -> None:
-        text = "\n".join(self.failed()._render_traceback_())
-        assert text.count("the traceback") == 1
-        assert text.index("ranks 0-2,6") < text.index("the traceback") < text.index("rank 4") < text.index("    b")
-        assert "RankDied: killed by signal 9" in text
 
     def test_beside_a_cause_those_that_it_took_along_are_a_line_each(self) -> None:
         cause = RankFailure(2, "node0", "error", "KeyError", "'x'", "the cause", "train.py:3")
@@ -156,14 +151,6 @@ class TestRunFailed:
         )
         assert "starts" not in "".join(RunFailed(failures=[restarted])._render_traceback_())
 
-    def test_it_says_that_the_others_are_kept(self) -> None:
-        class Run:
-            ranks, mesh = range(8), SimpleNamespace(flag=" --mesh judges")
-
-        *_, restart, text = RunFailed(failures=self.failed().failures.values(), run=Run())._render_traceback_()  # type: ignore[arg-type]
-        assert restart.startswith("%mesh restart --mesh judges -t ")
-        assert text == "5 of 8 ranks failed; results of the others are kept (-o NAME, or run.values)"
-
 
 class TestCollectivesThatDoNotMatch:
     DIED = "killed by signal 6 (SIGABRT): collectives do not match: Gloo got 4,096 bytes of a peer where this …"
@@ -181,22 +168,16 @@ class TestCollectivesThatDoNotMatch:
         said = "call 17 in the default group is all_reduce of float32[8] on ranks 0,2, "
         said += "all_reduce of float32[1024] on rank 1"
         assert failed.failures[3].message == f"killed by signal 6 (SIGABRT): collectives do not match: {said}"
-        again = RunFailed(failures=failed.failures.values())
-        assert again.failures == failed.failures, "said once, also where the failures are shown elsewhere"
+        rebuilt = MonarchNbError.from_facts(json.loads(json.dumps(failed.to_facts())))
+        for again in (RunFailed(failures=failed.failures.values()), rebuilt):
+            assert isinstance(again, RunFailed)
+            assert again.failures == failed.failures, "said once, also where the failures are shown elsewhere"
 
     def test_it_is_the_odd_one_where_all_others_have_called_the_same(self) -> None:
         assert self.failed([8, 8, 8]).failures[3].message.endswith("on ranks 0-2; rank 3 called something else")
         assert self.failed([8, 8, 8], size=5).failures[3].message.endswith("on ranks 0-2"), "or a fifth"
-
-    def test_other_deaths_are_left_as_they_are(self) -> None:
         assert self.failed([8, 1024, 8], message="out of memory").failures[3].message == "out of memory"
         assert self.failed([]).failures[3].message == self.DIED, "nobody knows more"
-
-    def test_the_calls_cross_processes(self) -> None:
-        failed = self.failed([8, 1024, 8])
-        rebuilt = MonarchNbError.from_facts(json.loads(json.dumps(failed.to_facts())))
-        assert isinstance(rebuilt, RunFailed)
-        assert rebuilt.failures == failed.failures
 
 
 def test_a_plain_error_shows_its_message_and_no_stack() -> None:

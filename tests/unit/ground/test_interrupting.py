@@ -12,18 +12,9 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.ground.interrupting import Interrupt, current, interruptible
 
 
-def test_it_interrupts_once() -> None:
+def test_it_wakes_a_selector_and_interrupts_once() -> None:
     interrupt = Interrupt()
     interrupt.check()
-    interrupt.set()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt.check()
-    interrupt.check()  # whoever cleans up goes on
-    interrupt.close()
-
-
-def test_it_wakes_a_selector() -> None:
-    interrupt = Interrupt()
     with selectors.DefaultSelector() as selector:
         selector.register(interrupt, selectors.EVENT_READ)
         assert not selector.select(0)
@@ -31,8 +22,11 @@ def test_it_wakes_a_selector() -> None:
         assert selector.select(0)
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
+        interrupt.check()  # whoever cleans up goes on
         assert not selector.select(0)
     interrupt.close()
+    interrupt.set()
+    interrupt.check()  # it has ended
 
 
 def test_it_covers_only_its_block() -> None:
@@ -41,13 +35,6 @@ def test_it_covers_only_its_block() -> None:
         assert current() is interrupt
     assert current() is None
     interrupt.close()
-
-
-def test_after_its_end_it_has_no_effect() -> None:
-    interrupt = Interrupt()
-    interrupt.close()
-    interrupt.set()
-    interrupt.check()
 
 
 def test_a_call_that_waits_is_cancelled_and_has_cleaned_up() -> None:

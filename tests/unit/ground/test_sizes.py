@@ -22,25 +22,8 @@ def test_other_texts_are_refused(text: str) -> None:
         bytes_of(text, "--log-limit")
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (9_960, "10 kB"),
-        (999_600, "1.0 MB"),
-        (12.3e9, "12 GB"),
-        (4e15, "4000 TB"),
-    ],
-)
-def test_sizes_are_told(count: float, expected: str) -> None:
-    assert size(count) == expected
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [(0, "0 B"), (1023, "1.0 KiB"), (1536, "1.5 KiB"), (12 * 2**30, "12 GiB"), (4000 * 2**40, "4000 TiB")],
-)
-def test_sizes_of_memory_are_told_as_torch_does(count: float, expected: str) -> None:
-    assert binary_size(count) == expected
+def test_sizes_are_told() -> None:
+    told = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 9_960: "10 kB", 999_600: "1.0 MB", 12.3e9: "12 GB", 4e15: "4000 TB"}
+    assert {count: size(count) for count in told} == told
+    of_memory = {0: "0 B", 1023: "1.0 KiB", 1536: "1.5 KiB", 12 << 30: "12 GiB", 4000 << 40: "4000 TiB"}
+    assert {count: binary_size(count) for count in of_memory} == of_memory, "as torch does"

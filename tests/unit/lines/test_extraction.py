@@ -33,21 +33,13 @@ def test_names_that_differ_in_a_digit() -> None:
     assert {name: known.count for (name, _), known in made.names().items()} == {"Acc@1": 2, "Acc@5": 2}
 
 
-def test_lines_of_one_shape_whose_digits_lie_elsewhere() -> None:
-    assert taken(["rank 1 loss: 2.0", "rank loss1: .2", "rank 12 loss: 23.5"], "loss") == [
-        (0, None, 2.0),
-        (2, None, 23.5),
-    ]
-
-
-def test_against_a_name() -> None:
-    lines = ["tokens: 1,024 loss: 2.5", "loss: 2.4", "tokens: 2,048 loss: 2.25"]
-    assert taken(lines, "loss", "tokens") == [(0, 1024, 2.5), (2, 2048, 2.25)]
-
-
-def test_colours_and_states_of_a_bar() -> None:
-    lines = ["\x1b[32mstep: 3\x1b[0m  \x1b[1;31mloss:\x1b[0m 2.5\r 1/4 [00:00, loss=2.0]\r 2/4 [00:00, loss=1.5]"]
-    assert taken(lines, "loss") == [(0, 3, 2.5), (1, 1, 2.0), (2, 2, 1.5)]
+def test_what_is_taken_of_lines() -> None:
+    elsewhere = ["rank 1 loss: 2.0", "rank loss1: .2", "rank 12 loss: 23.5"]  # of one shape, but for where digits lie
+    assert taken(elsewhere, "loss") == [(0, None, 2.0), (2, None, 23.5)]
+    against_a_name = ["tokens: 1,024 loss: 2.5", "loss: 2.4", "tokens: 2,048 loss: 2.25"]
+    assert taken(against_a_name, "loss", "tokens") == [(0, 1024, 2.5), (2, 2048, 2.25)]
+    bar = ["\x1b[32mstep: 3\x1b[0m  \x1b[1;31mloss:\x1b[0m 2.5\r 1/4 [00:00, loss=2.0]\r 2/4 [00:00, loss=1.5]"]
+    assert taken(bar, "loss") == [(0, 3, 2.5), (1, 1, 2.0), (2, 2, 1.5)]
 
 
 NUMBER = st.one_of(st.integers(0, 10**6).map(str), st.floats(-1e6, 1e6).map(repr), st.just("nan"))

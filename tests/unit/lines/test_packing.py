@@ -54,9 +54,7 @@ def test_packed_lines_open_to_every_line(line: str, ranks: int, chance: random.R
 
 @settings(deadline=None)
 @given(_LINES, st.lists(st.integers(1, 4), min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_packed_lines_spread_as_lines_do_that_come_one_by_one(
-    line: str, sizes: list[int], chance: random.Random
-) -> None:
+def test_packed_lines_spread_as_those_that_come_one_by_one(line: str, sizes: list[int], chance: random.Random) -> None:
     tried = [_with_other_digits(line, chance) for _ in range(sum(sizes))]
     lines = [each if key_of(each, "numbers") == key_of(line, "numbers") else line for each in tried]
     ranks = chance.sample(range(40), len(lines))

@@ -56,10 +56,20 @@ def test_a_number_far_from_the_others_stands_behind_the_line() -> None:
     assert _spread(*["0.1 s"] * 8, "0.2 s") == ["[0-8] 0.1–0.2 s"], "as if it were rounded"
 
 
-def test_the_fewer_ranks_the_further_is_far() -> None:
+def test_the_fewer_ranks_the_further_is_far_and_many_far_outside_are_no_exception() -> None:
     assert _spread("x 100", "x 101", "x 102", "x 360") == ["[0-3] x 100–102", "[3]! x: 360"]
     assert _spread("x 100", "x 101", "x 102", "x 350") == ["[0-3] x 100–350"]
     assert _spread("x 100", "x 101", "x 900") == ["[0-2] x 100–900"], "of two others nobody knows"
+    assert _spread(*["x 1"] * 14, "x 900", "x 901") == ["[0-15] x 1", "[14-15]! x: 900–901"]
+    assert _spread(*["x 1"] * 14, "x 900", "x -901") == ["[0-15] x 1", "[14]! x: 900", "[15]! x: -901"]
+    assert _spread(*["x 1"] * 14, *["x 900"] * 3) == ["[0-16] x 1–900"]
+
+
+def test_a_straggler_does_not_hide_in_a_time() -> None:
+    assert _spread(*["elapsed 0:01:10"] * 15, "elapsed 1:59:59") == ["[0-15] elapsed 0:01:10", "[15]! elapsed 1:59:59"]
+    assert _spread(*["00:59:10 eta"] * 15, "12:00:00 eta") == ["[0-15] 00:59:10 eta", "[15]! 12:00:00"]
+    clocks = [f"10:40:{rank:02} up" for rank in range(16)]
+    assert _spread(*clocks, "10:41:10 up") == ["[0-16] 10:40:00–10:41:10 up"]
 
 
 def test_what_is_apart_has_its_name_and_its_unit() -> None:
@@ -84,19 +94,6 @@ def test_what_is_apart_is_coloured_behind_the_line() -> None:
     assert far.marked == "tps: 9000–9008  \x1b[1;93m[9]! tps: 12\x1b[0m", "another colour than nan"
 
 
-def test_a_straggler_does_not_hide_in_a_time() -> None:
-    assert _spread(*["elapsed 0:01:10"] * 15, "elapsed 1:59:59") == ["[0-15] elapsed 0:01:10", "[15]! elapsed 1:59:59"]
-    assert _spread(*["00:59:10 eta"] * 15, "12:00:00 eta") == ["[0-15] 00:59:10 eta", "[15]! 12:00:00"]
-    clocks = [f"10:40:{rank:02} up" for rank in range(16)]
-    assert _spread(*clocks, "10:41:10 up") == ["[0-16] 10:40:00–10:41:10 up"]
-
-
-def test_many_far_outside_are_no_exception() -> None:
-    assert _spread(*["x 1"] * 14, "x 900", "x 901") == ["[0-15] x 1", "[14-15]! x: 900–901"]
-    assert _spread(*["x 1"] * 14, "x 900", "x -901") == ["[0-15] x 1", "[14]! x: 900", "[15]! x: -901"]
-    assert _spread(*["x 1"] * 14, *["x 900"] * 3) == ["[0-16] x 1–900"]
-
-
 def test_ranks_apart_that_wrote_the_same_are_named_together() -> None:
     texts = ["loss 1.5"] * 30 + ["loss nan"] * 2
     assert _spread(*texts) == ["[0-31] loss 1.5", "[30-31]! loss: nan"]
@@ -107,15 +104,11 @@ def test_ranks_apart_that_wrote_the_same_are_named_together() -> None:
     assert mark.endswith(",… 100 ranks]! loss: nan\x1b[0m")
 
 
-def test_ranks_themselves_are_never_outside() -> None:
+def test_ranks_themselves_are_never_outside_and_a_thousand_are_one_row() -> None:
     assert _spread(*(f"rank {rank}: ready" for rank in range(128))) == ["[0-127] rank 0-127: ready"]
     assert _spread("rank 0 of 4", "rank 1 of 4", "rank 3 of 4") == ["[0-2] rank 0-1,3 of 4"]
-    many = [f"shard {rank} of {rank + 2}" for rank in (*range(9), 5_000)]
-    lines = [(1 << rank, text) for rank, text in zip((*range(9), 5_000), many, strict=True)]
+    lines = [(1 << rank, f"shard {rank} of {rank + 2}") for rank in (*range(9), 5_000)]
     assert spread(lines).text == "shard 0–5000 of 2–10", "numbers that happen to be ranks are a range as all others"
-
-
-def test_a_thousand_ranks_are_one_row() -> None:
     shown = _spread(*(f"step: 5 loss: {2 + rank / 1e5:.4f} tps: {9_000 + rank}" for rank in range(1_024)))
     assert shown == ["[0-1023] step: 5 loss: 2.0000–2.0102 tps: 9000–10023"]
 

@@ -40,33 +40,21 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
     return Authority.create("lab", make_paths("lab"))
 
 
-def test_a_certificate_says_who_calls(authority: Authority) -> None:
+def test_a_certificate_says_who_calls_and_on_the_unix_socket_it_is_our_own_user(authority: Authority) -> None:
     identity = authority.issue("alice", "user")
     caller = caller_of(Context(identity.certificate))
     assert (caller.name, caller.role, caller.certificate) == ("alice", "user", identity.facts)
-    assert not caller.local
+    local = caller_of(LocalContext(None))
+    assert (caller.local, local.local, local.role) == (False, True, "admin")
+    for certificate, error in ((None, AccessDenied), (b"garbage", TrustError)):
+        with pytest.raises(error):
+            caller_of(Context(certificate))
 
 
-def test_on_the_unix_socket_the_allocators_own_user_calls() -> None:
-    caller = caller_of(LocalContext(None))
-    assert caller.local
-    assert caller.role == "admin"
-
-
-def test_without_a_certificate_of_a_pool_nobody_calls() -> None:
-    with pytest.raises(AccessDenied):
-        caller_of(Context(None))
-    with pytest.raises(TrustError):
-        caller_of(Context(b"garbage"))
-
-
-def test_a_node_calls_for_a_person_and_has_no_more_rights(authority: Authority) -> None:
+def test_only_nodes_call_for_others_and_have_no_more_rights_then(authority: Authority) -> None:
     node = authority.issue("host2", "node")
     caller = caller_of(Context(node.certificate, acting_for("alice")))
     assert (caller.name, caller.role, caller.node) == ("alice", "user", "host2")
-
-
-def test_only_nodes_call_for_others(authority: Authority) -> None:
     for role in ("user", "admin"):
         caller = caller_of(Context(authority.issue("bob", role).certificate, acting_for("alice")))
         assert (caller.name, caller.node) == ("bob", "")

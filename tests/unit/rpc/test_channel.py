@@ -9,9 +9,7 @@ import pytest
 from monarch_nb.rpc import channel
 
 
-def test_a_node_of_a_network_calls_no_peer_on_a_socket_of_its_machine_without_tls(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_of_a_network_calls_no_peer_on_a_unix_socket_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     secure = Mock()
     monkeypatch.setattr(channel.grpc.aio, "secure_channel", secure)
     monkeypatch.setattr(channel, "_credentials", Mock())

@@ -21,16 +21,11 @@ from unit.worker.users import label, run_cell
 
 def test_whose_files_are_whose(tmp_path: Path) -> None:
     user_code = UserCode(label, str(tmp_path))
-    assert user_code.is_users("<cell>")
-    assert user_code.is_users(str(tmp_path / "train.py"))
-    assert not user_code.is_users("<string>")
-    assert not user_code.is_users(os.__file__)
-    assert not user_code.is_users(numpy.__file__)
-    assert not user_code.is_users(values.__file__)
-    assert not user_code.is_users(str(tmp_path / "overlay/lib/python3/site-packages/torch/nn.py"))
-    assert user_code.line(str(tmp_path / "pkg" / "a.py"), 4) == "pkg/a.py:4"
-    assert user_code.line("/else/where/b.py", 4) == "b.py:4"
-    assert user_code.line("<cell>", 3) == "Cell In[7]:3"
+    installed = str(tmp_path / "overlay/lib/python3/site-packages/torch/nn.py")
+    assert all(map(user_code.is_users, ("<cell>", str(tmp_path / "train.py"))))
+    assert not any(map(user_code.is_users, ("<string>", os.__file__, numpy.__file__, values.__file__, installed)))
+    lines = [user_code.line(file, 4) for file in (str(tmp_path / "pkg" / "a.py"), "/else/where/b.py", "<cell>")]
+    assert lines == ["pkg/a.py:4", "b.py:4", "Cell In[7]:4"]
 
 
 def files_of(trace: TracebackType | None) -> list[str]:
@@ -69,11 +64,8 @@ def deep(depth: int, functions: int) -> TracebackType:
 )
 def test_only_what_takes_long_to_render_is_cut(depth: int, functions: int, left_out: int) -> None:
     whole = deep(depth, functions)
-    assert len(files_of(whole)) == depth + 1
     cut, count = cut_middle(whole)
-    assert count == left_out
-    assert len(files_of(cut)) == depth + 1 - left_out
-    assert len(files_of(whole)) == depth + 1
+    assert (count, len(files_of(cut)), len(files_of(whole))) == (left_out, depth + 1 - left_out, depth + 1)
 
 
 def test_awaited_frames() -> None:

@@ -45,9 +45,7 @@ def autosaves(rank: Any, script: Any) -> Autosaves:
     return Autosaves(records, supervisor)
 
 
-async def test_ranks_and_scripts_save_where_it_is_armed_for_the_end(
-    autosaves: Autosaves, rank: Any, script: Any
-) -> None:
+async def test_ranks_and_scripts_save_where_armed_for_the_end(autosaves: Autosaves, rank: Any, script: Any) -> None:
     autosaves.arm("m", run_pb2.ArmSaves(secret="s", every_s=60))
     assert autosaves.before_s("r") == 0
     await autosaves.save([rank, script], "the node is taken away", 5.0)

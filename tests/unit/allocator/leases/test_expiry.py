@@ -67,9 +67,7 @@ class TestLimits:
         node = make_node(tmp_path)
         await node.start()
         try:
-            async with asyncio.timeout(10):
-                while node.state.leases:
-                    await asyncio.sleep(0.001)
+            await TestProvisionalLease().gone(node, "r")
             assert node.state.procs_free == 4
             assert [ended.name for ended in node.state.ended.values()] == ["r"]
         finally:
@@ -142,24 +140,24 @@ class TestReleasedByAPerson:
         self, node: NodeWithoutProcesses
     ) -> None:
         await spawn(node)
-        session = submit(node, "run")
+        session, stranger = submit(node, "run"), Session()
+        node.sessions.add(stranger)
         node.leases.expiry.attach(session, "r")
+        reserve(node, "unconfirmed")
+        await node.leases.release("unconfirmed", by="in the panel")
         await node.leases.release("r", by="in the panel", asked_at=1e9)
         ended = events(session, "time_left")[-1].ended
         assert (ended.name, ended.by, ended.ended_at) == ("r", "in the panel", 1e9)
         [refused] = events(session, "refused")
+        assert refused.run_id == "run"
         assert isinstance(error_from_json(refused.error_json), ReservationReleased)
+        assert events(stranger, "refused") == []
         again = NodeState(4)
         read_state(node.records.database, [], again, {})
-        assert again.ended["r"] == ended, "an allocator that is started again knows it"
+        assert again.ended == {"r": ended}, "an allocator that is started again knows it; the other one nobody used"
         late = Session()
         node.leases.expiry.attach(late, "r")
         assert [event.ended for event in events(late, "time_left")] == [ended]
-
-    async def test_what_was_never_confirmed_nobody_uses(self, node: NodeWithoutProcesses) -> None:
-        reserve(node)
-        await node.leases.release("r", by="in the panel")
-        assert not node.state.ended
 
 
 class TestProvisionalLease:
@@ -167,14 +165,19 @@ class TestProvisionalLease:
     def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
 
-    async def gone(self, node: Node) -> None:
+    async def gone(self, node: Node, reservation_id: str) -> None:
         async with asyncio.timeout(10):
-            while node.state.leases:
+            while reservation_id in node.state.leases:
                 await asyncio.sleep(0.001)
 
-    async def test_nobody_confirms(self, node: NodeWithoutProcesses) -> None:
+    @pytest.mark.parametrize("died", ["before it began", "after the store was forked", "after the ranks were forked"])
+    async def test_nobody_confirms(self, node: NodeWithoutProcesses, died: str) -> None:
         reserve(node)
-        await self.gone(node)
+        if died != "before it began":
+            await node.stores.host(store_request())
+        if died == "after the ranks were forked":
+            await node.forking.spawn(spawn_request())
+        await self.gone(node, "r")
         assert_nothing_left(node)
 
     async def test_a_client_that_is_there_is_waited_for(self, node: NodeWithoutProcesses) -> None:
@@ -184,45 +187,21 @@ class TestProvisionalLease:
         for name, client in (("r", "here"), ("other", "gone")):
             request = pb.ReserveRequest(reservation_id=name, name=name, owner="me", procs=1, client_id=client)
             node.leases.reserve(request)
-        async with asyncio.timeout(10):
-            while "other" in node.state.leases:
-                await asyncio.sleep(0.001)
+        await self.gone(node, "other")
         assert "r" in node.state.leases
         node.sessions.discard(session)
-        await self.gone(node)
+        await self.gone(node, "r")
 
-    async def test_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
-        reserve(node)
-        reserve(node, "other")
-        node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
-        async with asyncio.timeout(10):
-            while "other" in node.state.leases:
-                await asyncio.sleep(0.001)
-        assert "r" in node.state.leases
-
-    async def test_a_slow_start_is_no_dead_client(self, node: NodeWithoutProcesses) -> None:
+    async def test_a_slow_start_is_no_dead_client_and_confirmed_it_stays(self, node: NodeWithoutProcesses) -> None:
         reserve(node)
         node.supervisor.warm.clear()
         starting = asyncio.create_task(node.stores.host(store_request()))
         reserve(node, "other")
-        async with asyncio.timeout(10):
-            while "other" in node.state.leases:
-                await asyncio.sleep(0.001)
+        await self.gone(node, "other")
         node.supervisor.warm.set()
         await starting
         await node.forking.spawn(spawn_request())
         node.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+        reserve(node, "another")
+        await self.gone(node, "another")
         assert node.state.leases["r"].confirmed
-
-    async def test_a_client_that_died_after_the_store_was_forked(self, node: NodeWithoutProcesses) -> None:
-        reserve(node)
-        await node.stores.host(store_request())
-        await self.gone(node)
-        assert_nothing_left(node)
-
-    async def test_a_client_that_died_after_the_ranks_were_forked(self, node: NodeWithoutProcesses) -> None:
-        reserve(node)
-        await node.stores.host(store_request())
-        await node.forking.spawn(spawn_request())
-        await self.gone(node)
-        assert_nothing_left(node)

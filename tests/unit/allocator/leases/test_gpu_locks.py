@@ -25,6 +25,7 @@ from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.ground import file_locks
 from monarch_nb.proto import allocator_pb2 as pb
 
+Make = Callable[[str], GpuLocks]
 ME = user_name(os.getuid())
 NOBODY = 65534
 GPUS = [pb.Gpu(index=index, uuid=f"GPU-{index}") for index in range(4)]
@@ -42,7 +43,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def allocator(directory: Path) -> Iterator[Callable[[str], GpuLocks]]:
+def allocator(directory: Path) -> Iterator[Make]:
     """Make the locks of one allocator of several."""
     made: list[GpuLocks] = []
 
@@ -61,7 +62,7 @@ def lease(*gpus: int, owner: str = ME, name: str = "dev", left_s: float = 0.0) -
     return Lease(pb.ReserveRequest(owner=owner, name=name, gpus=len(gpus)), list(gpus), limits=limits)
 
 
-def test_another_allocator_sees_who_holds_a_gpu_and_until_when(allocator: Callable[[str], GpuLocks]) -> None:
+def test_another_allocator_sees_who_holds_a_gpu_and_until_when(allocator: Make) -> None:
     ours, theirs = allocator("a"), allocator("b")
     assert theirs.held_by_others() == {}
     ours.take("r", lease(1, 3, left_s=3600.0))
@@ -80,7 +81,7 @@ def test_another_allocator_sees_who_holds_a_gpu_and_until_when(allocator: Callab
     assert theirs.held_by_others() == {}
 
 
-def test_a_lock_ends_with_the_last_process_that_holds_it(allocator: Callable[[str], GpuLocks], directory: Path) -> None:
+def test_a_lock_ends_with_the_last_process_that_holds_it(allocator: Make, directory: Path) -> None:
     """The allocator dies first, and a rank goes on."""
     ours, theirs = allocator("a"), allocator("b")
     ours.take("r", lease(2))
@@ -105,7 +106,7 @@ def test_a_lock_ends_with_the_last_process_that_holds_it(allocator: Callable[[st
     os.close(tell)
 
 
-def test_an_allocator_that_starts_again_takes_up_what_its_ranks_hold(allocator: Callable[[str], GpuLocks]) -> None:
+def test_an_allocator_that_starts_again_takes_up_what_its_ranks_hold(allocator: Make) -> None:
     ours, other = allocator("a"), allocator("b")
     ours.take("r", lease(0))
     again = allocator("a")
@@ -117,9 +118,7 @@ def test_an_allocator_that_starts_again_takes_up_what_its_ranks_hold(allocator: 
     assert other.held_by_others().keys() == {0}
 
 
-async def test_one_allocator_at_a_time_takes_gpus(
-    allocator: Callable[[str], GpuLocks], directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_at_a_time_takes_gpus(allocator: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_locks, "TURN_WAIT_S", 0.05)
     ours, theirs = allocator("a"), allocator("b")
     async with ours.turn():
@@ -130,9 +129,7 @@ async def test_one_allocator_at_a_time_takes_gpus(
         pass
 
 
-def test_files_that_no_allocator_made_harm_nobody(
-    allocator: Callable[[str], GpuLocks], directory: Path, tmp_path: Path
-) -> None:
+def test_files_that_no_allocator_made_harm_nobody(allocator: Make, directory: Path, tmp_path: Path) -> None:
     ours, theirs = allocator("a"), allocator("b")
     ours.take("r", lease(0))
     target = tmp_path / "target"
@@ -156,9 +153,7 @@ def test_files_that_no_allocator_made_harm_nobody(
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_a_link_in_the_way_is_not_followed(
-    allocator: Callable[[str], GpuLocks], directory: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_link_in_the_way_is_not_followed(allocator: Make, directory: Path, tmp_path: Path, kind: str) -> None:
     """Somebody knows what a file will be called."""
     ours = allocator("a")
     ours.take("r", lease(0))
@@ -185,9 +180,7 @@ def test_a_link_in_the_way_is_not_followed(
         (b'{"owner": "%s", "reservation": "dev", "until": -1}' % (b"a" * 900), f"{'a' * 64}, user {ME}", "dev"),
     ],
 )
-def test_what_others_write_is_taken_with_care(
-    allocator: Callable[[str], GpuLocks], content: bytes, owner: str, name: str
-) -> None:
+def test_what_others_write_is_taken_with_care(allocator: Make, content: bytes, owner: str, name: str) -> None:
     ours, theirs = allocator("a"), allocator("b")
     ours.take("r", lease(0))
     Path(ours.files("r")[0]).write_bytes(content)
@@ -195,28 +188,20 @@ def test_what_others_write_is_taken_with_care(
     assert (holder.owner, holder.reservation, holder.until) == (owner, name, 0)
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o777, 0o1755])
-def test_a_directory_that_is_not_for_all_is_refused(
-    allocator: Callable[[str], GpuLocks], directory: Path, mode: int
-) -> None:
+def test_a_directory_that_is_a_link_or_not_for_all_is_refused(allocator: Make, directory: Path, tmp_path: Path) -> None:
     directory.mkdir()
-    directory.chmod(mode)
-    with pytest.raises(PoolError, match=rf"{directory} is not open to all users \(chmod 1777\).*--gpus none"):
-        allocator("a").held_by_others()
-
-
-def test_a_directory_that_is_a_link_is_refused(
-    allocator: Callable[[str], GpuLocks], directory: Path, tmp_path: Path
-) -> None:
+    for mode in (0o700, 0o777, 0o1755):
+        directory.chmod(mode)
+        with pytest.raises(PoolError, match=rf"{directory} is not open to all users \(chmod 1777\).*--gpus none"):
+            allocator("a").held_by_others()
+    directory.rmdir()
     tmp_path.chmod(0o1777)
     directory.symlink_to(tmp_path)
     with pytest.raises(PoolError, match=f"can not use {directory}"):
         allocator("a").held_by_others()
 
 
-def test_the_directory_is_made_for_all_whatever_the_umask(
-    allocator: Callable[[str], GpuLocks], directory: Path
-) -> None:
+def test_the_directory_is_made_for_all_whatever_the_umask(allocator: Make, directory: Path) -> None:
     before = os.umask(0o077)
     try:
         ours = allocator("a")
@@ -228,9 +213,7 @@ def test_the_directory_is_made_for_all_whatever_the_umask(
 
 
 @as_root
-def test_another_user_sees_a_lock_and_can_do_nothing_to_it(
-    allocator: Callable[[str], GpuLocks], directory: Path
-) -> None:
+def test_another_user_sees_a_lock_and_can_do_nothing_to_it(allocator: Make, directory: Path) -> None:
     ours = allocator("a")
     ours.take("r", lease(0))
     [file] = ours.files("r")
@@ -265,7 +248,7 @@ def test_another_user_sees_a_lock_and_can_do_nothing_to_it(
     assert ours.held_by_others() == {}
 
 
-def test_whoever_looks_holds_nothing(allocator: Callable[[str], GpuLocks]) -> None:
+def test_whoever_looks_holds_nothing(allocator: Make) -> None:
     ours, theirs = allocator("a"), allocator("b")
     ours.take("r", lease(0))
     for _ in range(3):

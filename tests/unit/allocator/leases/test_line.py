@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -47,9 +48,14 @@ class Waiting:
         await self._replies.aclose()
 
 
-async def test_who_came_first_is_first() -> None:
+async def test_who_came_first_is_first_and_all_learn_that_slots_are_free() -> None:
     line = Line()
     first, second, third = (Waiting(line, procs=1) for _ in range(3))
+    gpus = Waiting(line, gpus=8)
+    assert await gpus.told() == (1, True), "a line of their own"
+    assert [await one.told() for one in (first, second, third)] == [(1, True), (2, True), (3, True)]
+    line.slots_are_free()
+    line.slots_are_free()
     assert [await one.told() for one in (first, second, third)] == [(1, True), (2, True), (3, True)]
     assert [await one.told() for one in (first, second, third)] == [None, None, None]
     await first.leave()
@@ -57,27 +63,8 @@ async def test_who_came_first_is_first() -> None:
     await third.leave()
     assert await second.told() is None, "nothing has changed for it"
     await second.leave()
-    assert len(line) == 0
-
-
-async def test_all_learn_that_slots_are_free() -> None:
-    line = Line()
-    first, second = Waiting(line, procs=1), Waiting(line, procs=1)
-    assert [await one.told() for one in (first, second)] == [(1, True), (2, True)], "perhaps before they came"
-    line.slots_are_free()
-    line.slots_are_free()
-    assert [await one.told() for one in (first, second)] == [(1, True), (2, True)]
-    assert [await one.told() for one in (first, second)] == [None, None]
-    await first.leave()
-    await second.leave()
-
-
-async def test_gpus_and_cpu_slots_have_lines_of_their_own() -> None:
-    line = Line()
-    procs, gpus = Waiting(line, procs=1), Waiting(line, gpus=8)
-    assert [await one.told() for one in (procs, gpus)] == [(1, True), (1, True)]
-    await procs.leave()
     await gpus.leave()
+    assert len(line) == 0
 
 
 async def test_whoever_has_a_ticket_of_another_node_keeps_his_place() -> None:
@@ -132,27 +119,17 @@ async def test_who_holds_more_waits_longer() -> None:
     pool = PoolOf(alice=8)
     line = Line(held=pool)
     alice, bob = (Waiting(line, procs=4, nodes=1, owner=owner, wait_id=owner) for owner in ("alice", "bob"))
-    assert await alice.told() == (1, True)
+    elsewhere = Waiting(line, gpus=4, owner="alice", ticket=50.0)
+    assert [await alice.told(), await elsewhere.told()] == [(1, True), (1, True)]
     assert [await bob.told(), await alice.told()] == [(1, True), (2, False)]
     before = alice.ticket
     pool.held = {"bob": 8}
     line.slots_are_free()
-    assert [await alice.told(), await bob.told()] == [(1, True), (2, True)]
+    assert [await alice.told(), await bob.told(), await elsewhere.told()] == [(1, True), (2, True), (1, True)]
     assert before - alice.ticket == pytest.approx(86400.0 / 4), "a quarter of the pool: six hours"
-    for one in (alice, bob):
+    assert elsewhere.ticket == 50.0, "a ticket of another node is that one's affair"
+    for one in (alice, bob, elsewhere):
         await one.leave()
-
-
-async def test_a_ticket_of_another_node_is_that_ones_affair() -> None:
-    pool = PoolOf(alice=8)
-    line = Line(held=pool)
-    alice = Waiting(line, procs=4, owner="alice", ticket=50.0)
-    await alice.told()
-    pool.held = {}
-    line.slots_are_free()
-    await alice.told()
-    assert alice.ticket == 50.0
-    await alice.leave()
 
 
 async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,12 +158,12 @@ async def test_clients_of_a_reservation_are_told_who_waits_for_such_slots(node: 
     node.sessions |= {attached, late, stranger}
     node.leases.attach(attached, "r")
     line = node.leases.line
-    first, second = Waiting(line, procs=4, wait_id="a"), Waiting(line, procs=2, wait_id="b")
-    await first.told()
-    await second.told()
+    waiting = [Waiting(line, procs=4, wait_id="a"), Waiting(line, procs=2, wait_id="b"), Waiting(line, gpus=8)]
+    for one in waiting:
+        await one.told()
     node.leases.attach(late, "r")
-    await first.leave()
-    await second.leave()
+    for one in waiting:
+        await one.leave()
     assert told_of_line(attached) == [["a"], ["a", "b"], ["b"], []]
     assert told_of_line(late) == [["a", "b"], ["b"], []]
     assert told_of_line(stranger) == []
@@ -205,17 +182,7 @@ async def test_one_that_is_to_grow_does_not_wait_for_itself(node: NodeWithoutPro
     await others.leave()
 
 
-async def test_who_waits_for_gpus_is_nothing_to_those_who_hold_cpu_slots(node: NodeWithoutProcesses) -> None:
-    reserve(node)
-    session = Session()
-    node.sessions.add(session)
-    node.leases.attach(session, "r")
-    gpus = Waiting(node.leases.line, gpus=8)
-    await gpus.told()
-    assert not any(told_of_line(session))
-    await gpus.leave()
-
-
 def told_of_line(session: Session) -> list[list[str]]:
+    """Return who waits, each time that others do."""
     told = [event.in_line for event in session._events if event.HasField("in_line")]
-    return [[one.wait_id for one in each.waiting] for each in told]
+    return [waiting for waiting, _ in itertools.groupby([one.wait_id for one in each.waiting] for each in told)]

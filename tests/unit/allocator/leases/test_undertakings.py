@@ -47,6 +47,12 @@ async def told(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> T
     return Told(node, monkeypatch)
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that is gone is waited for no longer."""
+    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+
+
 def begun(*, mesh_id: str = "", done: bool = False) -> pb.UndertakeRequest:
     return pb.UndertakeRequest(
         reservation_id="r", mesh_id=mesh_id, nodes=NODES, owner="me", client_id="client", done=done
@@ -66,22 +72,26 @@ def leave(node: NodeWithoutProcesses, session: Session) -> None:
 
 
 RELEASED = {("node0", "Release", "r", "me"), ("node1", "Release", "r", "me")}
+STOPPED = {("node0", "StopMesh", "m", "me"), ("node1", "StopMesh", "m", "me")}
 
 
-async def test_a_client_that_does_not_come_back(
-    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
-    session = session_of(node)
-    node.undertakings.take(begun())
-    leave(node, session)
-    assert await told.all() == RELEASED
-
-
-async def test_a_mesh_is_stopped(node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+@pytest.mark.usefixtures("at_once")
+async def test_a_mesh_is_stopped(node: NodeWithoutProcesses, told: Told) -> None:
     node.undertakings.take(begun(mesh_id="m"))  # its session never came
-    assert await told.all() == {("node0", "StopMesh", "m", "me"), ("node1", "StopMesh", "m", "me")}
+    assert await told.all() == STOPPED
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_client_that_is_back_goes_on_and_one_that_stays_away_not(
+    node: NodeWithoutProcesses, told: Told
+) -> None:
+    node.undertakings.take(begun())
+    leave(node, session_of(node))
+    again = session_of(node)
+    await asyncio.wait(node.undertakings._waiting.values())
+    assert told.calls.empty()
+    leave(node, again)
+    assert await told.all() == RELEASED
 
 
 async def test_the_end_of_its_process_is_waited_for_no_longer(node: NodeWithoutProcesses, told: Told) -> None:
@@ -96,45 +106,14 @@ async def test_the_end_of_its_process_is_waited_for_no_longer(node: NodeWithoutP
         assert await told.all() == RELEASED
 
 
-async def test_one_that_is_back_goes_on(
-    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
-    node.undertakings.take(begun())
-    leave(node, session_of(node))
-    again = session_of(node)
-    await asyncio.wait(node.undertakings._waiting.values())
-    assert told.calls.empty()
-    leave(node, again)
-    assert await told.all() == RELEASED
-
-
-async def test_what_is_done_stays(node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+@pytest.mark.usefixtures("at_once")
+async def test_what_is_done_stays(node: NodeWithoutProcesses, told: Told, tmp_path: Path) -> None:
     session = session_of(node)
     node.undertakings.take(begun())
     node.undertakings.take(begun(done=True))
-    leave(node, session)
-    assert not node.undertakings._waiting
-    assert told.calls.empty()
-
-
-async def test_what_is_done_stays_when_the_allocator_is_killed_at_once(
-    node: NodeWithoutProcesses, tmp_path: Path
-) -> None:
-    node.undertakings.take(begun())
-    node.undertakings.take(begun(done=True))
-    assert not make_node(tmp_path).records.undertakings()
-
-
-async def test_a_mesh_that_is_whole_stays_whoever_says_so(
-    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The change of nodes that came with it, and not the client, which may have died since."""
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
-    session = session_of(node)
+    assert not make_node(tmp_path).records.undertakings(), "also when the allocator is killed at once"
     node.undertakings.take(begun(mesh_id="m"))
-    node.undertakings.mesh_is_whole("m")
+    node.undertakings.mesh_is_whole("m")  # as the change of nodes says that came with it; its client may have died
     leave(node, session)
     assert not node.undertakings._waiting
     assert told.calls.empty()
@@ -142,10 +121,10 @@ async def test_a_mesh_that_is_whole_stays_whoever_says_so(
     assert not node.records.undertakings()
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_the_next_allocator_looks_after_it(
     node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
     session_of(node)
     node.undertakings.take(begun())
     again = make_node(tmp_path)
@@ -155,15 +134,11 @@ async def test_the_next_allocator_looks_after_it(
     assert not again.records.undertakings()
 
 
-async def test_what_is_nobodys_is_refused(node: NodeWithoutProcesses) -> None:
-    """Nodes would not know in whose name to end it on others."""
+async def test_too_much_and_what_is_nobodys_fails(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     request = begun()
-    request.owner = ""
+    request.owner = ""  # nodes would not know in whose name to end it on others
     with pytest.raises(UsageError, match="whose"):
         node.undertakings.take(request)
-
-
-async def test_too_much_is_refused(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.allocator.leases.undertakings.MOST", 1)
     node.undertakings.take(begun())
     with pytest.raises(UsageError, match="try again later"):
@@ -216,26 +191,15 @@ def using(client: str, linger_s: float = 0.01) -> pb.UndertakeRequest:
     )
 
 
-async def test_a_mesh_ends_when_its_last_user_has_been_gone_for_a_while(
-    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
+@pytest.mark.usefixtures("at_once")
+async def test_a_mesh_ends_when_its_last_user_has_been_gone_for_a_while(node: NodeWithoutProcesses, told: Told) -> None:
     session = session_of(node)
     node.undertakings.take(using("client"))
     node.undertakings.mesh_is_whole("m")  # that it was made is another thing
     node.undertakings.take(using("gone before"))
-    leave(node, session)
-    assert await told.all() == {("node0", "StopMesh", "m", "me"), ("node1", "StopMesh", "m", "me")}
-    assert not node.records.undertakings()
-
-
-async def test_a_mesh_that_another_client_uses_stays(
-    node: NodeWithoutProcesses, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "PROVISIONAL_LEASE_S", 0.01)
-    session_of(node)
-    node.undertakings.take(using("client"))
-    node.undertakings.take(using("gone"))
     while len(node.records.undertakings()) > 1:
         await asyncio.sleep(0)
-    assert told.calls.empty()
+    assert told.calls.empty(), "another client uses it"
+    leave(node, session)
+    assert await told.all() == STOPPED
+    assert not node.records.undertakings()

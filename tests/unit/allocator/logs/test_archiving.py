@@ -85,14 +85,15 @@ class TestOneOutput:
         assert files.read("out", 99_999, 100_003) == b"\0lef"
         assert files.read_since(run_pb2.Cursor()) == before
 
-    def test_what_is_empty_goes(self, runs: Path, archive: Archive) -> None:
+    def test_what_is_empty_goes_and_what_is_very_much_stays(
+        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         files = archived(write(runs, 7, b""), archive)
-        assert put_away(files, archive, {})
+        with files.path("out").open("rb"):  # who reads does not matter
+            assert put_away(files, archive, {})
         assert (files.archived(), os.listdir(runs / "7"), archive_file(runs).exists()) == (None, [], False)
-
-    def test_what_is_very_much_stays(self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(archiving, "MOST_BYTES", 10)
-        files = archived(write(runs, 7, b"x" * 11), archive)
+        files = archived(write(runs, 8, b"x" * 11), archive)
         assert not put_away(files, archive, {})
         assert files.path("out").exists()
 
@@ -115,11 +116,6 @@ class TestWhoeverWrites:
         child.communicate()
         assert put_away(files, archive, {})
         assert files.read("out", 0, 99) == b"a\nlate\n"
-
-    def test_who_reads_does_not_matter(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7), archive)
-        with files.path("out").open("rb"):
-            assert put_away(files, archive, {})
 
     def test_who_opens_it_meanwhile_waits_and_ends_nobody(self, runs: Path, archive: Archive) -> None:
         files = archived(write(runs, 7), archive)

@@ -37,21 +37,17 @@ def chosen(outputs: list[StoredOutput], limit_mb: int) -> dict[tuple[int, int], 
 
 
 class TestChoosing:
-    def test_nothing_while_there_is_room(self) -> None:
-        assert chosen([stored(1, 50, 50)], 100) == {}
-
     def test_the_oldest_runs_go_and_of_the_last_of_them_a_part(self) -> None:
         outputs = [stored(4, 20, finished=False), stored(3, 40), stored(2, 10, 20), stored(1, 20)]
+        assert chosen(outputs, 110) == {}, "there is room"
         assert chosen(outputs, 100) == {(1, 0): 0}
         assert chosen(outputs, 80) == {(1, 0): 0, (2, 0): 6, (2, 1): 6}
         assert chosen(outputs, 50) == {(1, 0): 0, (2, 0): 0, (2, 1): 0, (3, 0): 25}
 
-    def test_of_what_goes_on_the_longest_become_equal(self) -> None:
+    def test_of_what_goes_on_the_longest_become_equal_and_the_newest_stays(self) -> None:
         outputs = [stored(1, 10), stored(2, 70, 5, 30, finished=False)]
         assert chosen(outputs, 100) == {(1, 0): 0, (2, 0): 55}
         assert chosen(outputs, 50) == {(1, 0): 0, (2, 0): 20, (2, 2): 20}
-
-    def test_the_newest_of_what_goes_on_stays(self) -> None:
         assert [kept for _, kept in choose([stored(1, 9, finished=False)], 1)] == [limit.NEWEST_BYTES]
 
 

@@ -41,6 +41,12 @@ class Writer:
     def show(self, content: str) -> None:
         self.mark(run_pb2.Display(content_json=content, kind=run_pb2.Display.KIND_SHOW))
 
+    def read(self) -> pb.RankOutput:
+        """Return all that there is to send."""
+        found = self.files.read_since(run_pb2.Cursor())
+        assert found is not None
+        return found
+
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
@@ -73,22 +79,19 @@ def everything(files: RankFiles) -> list[Piece]:
     return pieces(files.read_since(run_pb2.Cursor()))
 
 
-def test_nothing_written_is_nothing_to_send(writer: Writer) -> None:
-    assert writer.files.read_since(run_pb2.Cursor()) is None
-    writer.write("out", b"x\n")
-    read = writer.files.read_since(run_pb2.Cursor())
-    assert read is not None
-    assert writer.files.read_since(read.cursor) is None
-
-
 def test_streams_and_displays_keep_their_order(writer: Writer) -> None:
-    writer.write("out", b"one\n")
+    assert writer.files.read_since(run_pb2.Cursor()) is None, "nothing written is nothing to send"
+    writer.write("out", b"\xff\xfe\x80 caf\xe9 \xe2\x82\n")
     writer.write("err", b"two\n")
     writer.show('{"n": 3}')
     writer.write("err", b"four\n")
     writer.write("out", b"five")
-    expected = [("out", b"one\n"), ("err", b"two\n"), ("display", b'{"n": 3}'), ("err", b"four\n"), ("out", b"five")]
-    assert everything(writer.files) == expected
+    read = writer.read()
+    assert pieces(read) == [
+        *[("out", b"\xff\xfe\x80 caf\xe9 \xe2\x82\n"), ("err", b"two\n"), ("display", b'{"n": 3}')],
+        *[("err", b"four\n"), ("out", b"five")],
+    ]
+    assert writer.files.read_since(read.cursor) is None
 
 
 steps = st.lists(
@@ -137,8 +140,7 @@ class TestFlood:
     def test_its_middle_is_elided_with_true_counts(self, writer: Writer) -> None:
         lines = [b"line %d\n" % number for number in range(20_000)]
         writer.write("out", b"".join(lines))
-        read = writer.files.read_since(run_pb2.Cursor())
-        assert read is not None
+        read = writer.read()
         head, elided, tail = read.items
         shown = head.stdout.splitlines(keepends=True) + tail.stdout.splitlines(keepends=True)
         assert shown == lines[: len(shown) - tail.stdout.count(b"\n")] + lines[-tail.stdout.count(b"\n") :]
@@ -147,14 +149,17 @@ class TestFlood:
         assert len(head.stdout) + len(tail.stdout) < FLOOD_BYTES
         assert read.cursor == writer.files.end()
 
-    def test_exactly_the_limit_is_none(self, writer: Writer) -> None:
+    def test_exactly_the_limit_is_none_and_what_comes_after_one_is_whole_again(self, writer: Writer) -> None:
         writer.write("out", b"x" * FLOOD_BYTES)
         assert everything(writer.files) == [("out", b"x" * FLOOD_BYTES)]
+        writer.write("out", b"x\n" * FLOOD_BYTES)
+        read = writer.read()
+        writer.write("out", b"calm\n")
+        assert pieces(writer.files.read_since(read.cursor)) == [("out", b"calm\n")]
 
     def test_one_line_of_ten_megabytes(self, writer: Writer) -> None:
         writer.write("err", b"a" * 10_000_000)
-        read = writer.files.read_since(run_pb2.Cursor())
-        assert read is not None
+        read = writer.read()
         head, elided, tail = read.items
         assert (elided.elided.stderr, elided.elided.lines) == (True, 0)
         assert len(head.stderr) + elided.elided.size_bytes + len(tail.stderr) == 10_000_000
@@ -167,21 +172,11 @@ class TestFlood:
         assert [data for kind, data in found if kind == "display"] == [b"0", b"1", b"2"]
         assert [kind for kind, _ in found][3:] == ["out", "elided", "out"]
 
-    def test_what_comes_after_it_is_whole_again(self, writer: Writer) -> None:
-        writer.write("out", b"x\n" * FLOOD_BYTES)
-        read = writer.files.read_since(run_pb2.Cursor())
-        assert read is not None
-        writer.write("out", b"calm\n")
-        assert pieces(writer.files.read_since(read.cursor)) == [("out", b"calm\n")]
-
     def test_counting_works_across_chunks(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(output_module, "_COUNT_CHUNK_BYTES", 7)
         writer.write("out", b"ab\n" * 30_000)
-        counted = sum(
-            item.elided.lines if item.HasField("elided") else item.stdout.count(b"\n")
-            for item in writer.files.read_since(run_pb2.Cursor()).items  # type: ignore[union-attr]
-        )
-        assert counted == 30_000
+        items = writer.read().items
+        assert sum(item.elided.lines + item.stdout.count(b"\n") for item in items) == 30_000
 
 
 class TestTornMarks:
@@ -189,9 +184,8 @@ class TestTornMarks:
         writer.write("out", b"one\n")
         mark = encode_frame(run_pb2.Mark(stdout_bytes=4, display={"content_json": "{}"}).SerializeToString())
         writer.append("marks", mark[:5])
-        read = writer.files.read_since(run_pb2.Cursor())
+        read = writer.read()
         assert pieces(read) == [("out", b"one\n")]
-        assert read is not None
         assert read.cursor.marks_bytes == 0
         writer.append("marks", mark[5:])
         assert pieces(writer.files.read_since(read.cursor)) == [("display", b"{}")]
@@ -200,9 +194,8 @@ class TestTornMarks:
     def test_marks_that_can_not_be_read_cost_no_text(self, writer: Writer, garbage: bytes) -> None:
         writer.write("out", b"one\n")
         writer.append("marks", garbage)
-        read = writer.files.read_since(run_pb2.Cursor())
+        read = writer.read()
         assert pieces(read) == [("out", b"one\n")]
-        assert read is not None
         writer.append("out", b"two\n")
         assert pieces(writer.files.read_since(read.cursor)) == [("out", b"two\n")]
         assert [kind for kind, *_ in writer.files.segments(run_pb2.Cursor())[0]] == ["out"]
@@ -214,12 +207,6 @@ class TestTornMarks:
         real = writer.files.size_bytes
         monkeypatch.setattr(RankFiles, "size_bytes", lambda files, kind: 0 if kind == "out" else real(kind))
         assert pieces(writer.files.read_since(run_pb2.Cursor())) == [("out", b"one\n"), ("display", b"{}")]
-
-
-def test_bytes_that_are_not_utf8_pass_unchanged(writer: Writer) -> None:
-    data = b"\xff\xfe\x80 caf\xe9 \xe2\x82\n"
-    writer.write("out", data)
-    assert everything(writer.files) == [("out", data)]
 
 
 def test_segments_are_the_order_of_writing(writer: Writer) -> None:
@@ -239,7 +226,6 @@ def test_the_tail_for_a_death_report(writer: Writer) -> None:
 
 
 def test_outputs_are_found_by_number(tmp_path: Path) -> None:
-    assert stored_outputs(tmp_path / "none") == []
     for name in ("10", "9", "x", "1"):
         (tmp_path / name).mkdir()
-    assert stored_outputs(tmp_path) == [1, 9, 10]
+    assert [stored_outputs(tmp_path / "none"), stored_outputs(tmp_path)] == [[], [1, 9, 10]]

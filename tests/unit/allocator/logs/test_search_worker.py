@@ -39,18 +39,14 @@ def test_what_matches(monkeypatch: pytest.MonkeyPatch, step_bytes: int) -> None:
     assert found("loss 2.3.") == [], "no regular expression unless asked for"
 
 
-def test_from_the_middle_and_without_an_end() -> None:
-    data = b"a\na\nb\na"
-    assert list(matching(io.BytesIO(data), 2, 7, 1, matcher("a", regex=False, ignore_case=False))) == [1, 3]
-    assert list(matching(io.BytesIO(data), 2, 3, 1, matcher("a", regex=False, ignore_case=False))) == [1]
-
-
-def test_a_very_long_line_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_middle_and_a_very_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    matches = matcher("a", regex=False, ignore_case=False)
+    for end, lines in ((7, [1, 3]), (3, [1])):
+        assert list(matching(io.BytesIO(b"a\na\nb\na"), 2, end, 1, matches)) == lines
     monkeypatch.setattr(search_worker, "_STEP_BYTES", 4)
     monkeypatch.setattr(search_worker, "_LONGEST_LINE_BYTES", 10)
     data = b"x\n" + b"abc " * 20 + b"\nabc\n"
-    assert found("abc", data) == [1, 2]
-    assert found("x", data) == [0]
+    assert (found("abc", data), found("x", data)) == ([1, 2], [0])
 
 
 def test_an_answer(tmp_path: Path) -> None:

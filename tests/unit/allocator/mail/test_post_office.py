@@ -70,9 +70,11 @@ def test_letters_for_a_process_that_is_being_started_wait_in_order() -> None:
 def test_who_sends_to_a_process_that_never_was_is_told_why() -> None:
     office = Office()
     office.post(letter("m/1 x/5", body=b"x", call=4))
+    office.post(letter("m/0", node="unix:/alias", call=1), from_node=True)
     assert office.ranks[1].bodies == [b"x"]
-    (told,) = office.ranks[0].undelivered
+    told, alias = (letter.envelope.notice.undelivered for letter in office.ranks[0].letters)
     assert (told.call, list(told.processes), told.reason) == (4, ["x/5"], "no x/5")
+    assert (alias.reason, office.forwarded) == ("unix:/alias is another node", []), "what a node sent is not sent on"
 
 
 def test_nobody_is_told_that_an_answer_or_a_notice_did_not_arrive() -> None:
@@ -132,13 +134,6 @@ def test_nothing_is_awaited_from_a_node_after_all_its_answers() -> None:
     assert office.open_calls == 0
     office.node_lost(THERE, "away")
     assert office.ranks[0].lost[-1] == NodeLost()  # the last letter is the refusal
-
-
-def test_a_letter_from_another_node_is_not_sent_on() -> None:
-    office = Office()
-    office.post(letter("m/0", node="unix:/alias", call=1), from_node=True)
-    assert office.forwarded == []
-    assert office.ranks[0].undelivered[0].reason == "unix:/alias is another node"
 
 
 def test_the_end_of_a_mesh_is_that_of_all_its_processes() -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
-
 from monarch_nb.allocator.ranks.environment import (
     Job,
     node_environment,
@@ -71,70 +69,44 @@ def test_torchruns_variables() -> None:
     )
 
 
-def test_defaults_of_training_libraries_mean_the_mesh() -> None:
+def test_defaults_of_training_libraries_mean_the_mesh_unless_the_user_says_something() -> None:
     defaults = {"PL_TRAINER_DEVICES": "4", "PL_TRAINER_NUM_NODES": "2", "ACCELERATE_USE_CPU": "true"}
     assert environment().items() >= defaults.items()
     assert "ACCELERATE_USE_CPU" not in environment(gpus=(0,))
     alone = environment(spec=spec(ranks=1, world_size=1, first_rank=0, node_rank=0))
     assert (alone["PL_TRAINER_DEVICES"], alone["PL_TRAINER_NUM_NODES"]) == ("1", "1")
+    for name in defaults:
+        assert environment({name: "mine"})[name] == "mine"
+        assert environment({name: "theirs"}, spec(environment={name: "mine"}))[name] == "mine"
+    contradict_arguments = ("LT_", "PL_TRAINER_STRATEGY", "PL_TRAINER_ACCELERATOR")
+    assert not [name for name in environment() if name.startswith(contradict_arguments)]
 
 
-@pytest.mark.parametrize("name", ["PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES", "ACCELERATE_USE_CPU"])
-def test_what_the_user_says_of_libraries_stands(name: str) -> None:
-    assert environment({name: "mine"})[name] == "mine"
-    assert environment({name: "theirs"}, spec(environment={name: "mine"}))[name] == "mine"
+def test_only_the_leased_gpus_are_visible() -> None:
+    for gpus, text in (((), ""), ((3,), "3"), ((0, 2), "0,2")):
+        told = environment({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, gpus=gpus)
+        assert told["CUDA_VISIBLE_DEVICES"] == text
+        assert all(type(value) is str for value in told.values())
 
 
-@pytest.mark.parametrize("prefix", ["LT_", "PL_TRAINER_STRATEGY", "PL_TRAINER_ACCELERATOR"])
-def test_nothing_is_set_that_contradicts_arguments(prefix: str) -> None:
-    assert not [name for name in environment() if name.startswith(prefix)]
-
-
-def test_all_values_are_text() -> None:
-    assert all(type(value) is str for value in environment(gpus=(1,)).values())
-
-
-@pytest.mark.parametrize(("gpus", "text"), [((), ""), ((3,), "3"), ((0, 2), "0,2")])
-def test_only_the_leased_gpus_are_visible(gpus: tuple[int, ...], text: str) -> None:
-    assert environment({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, gpus=gpus)["CUDA_VISIBLE_DEVICES"] == text
-
-
-@pytest.mark.parametrize(("cpu_count", "threads"), [(16, "4"), (6, "1"), (2, "1")])
-def test_cpus_are_shared_out(cpu_count: int, threads: str) -> None:
-    assert environment(cpu_count=cpu_count)["OMP_NUM_THREADS"] == threads
-
-
-def test_the_users_own_thread_count_stands() -> None:
-    assert environment({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-    assert environment({"OMP_NUM_THREADS": "3"}, spec(environment={"OMP_NUM_THREADS": "5"}))["OMP_NUM_THREADS"] == "5"
+def test_cpus_are_shared_out_unless_the_user_says_how() -> None:
+    assert [environment(cpu_count=count)["OMP_NUM_THREADS"] for count in (16, 6, 2)] == ["4", "1", "1"]
+    own = {"OMP_NUM_THREADS": "3"}
+    for added, threads in (({}, "3"), ({"OMP_NUM_THREADS": "5"}, "5")):
+        assert environment(own, spec(environment=added))["OMP_NUM_THREADS"] == threads
 
 
 def test_the_allocators_environment_is_passed_on_but_for_grpcs_and_a_kernels() -> None:
-    base = {"PATH": "/bin", "HF_HOME": "/hf", "GRPC_ENABLE_FORK_SUPPORT": "0", "JPY_PARENT_PID": "7", "RANK": "99"}
-    got = environment(base)
-    assert (got["PATH"], got["HF_HOME"], got["RANK"]) == ("/bin", "/hf", "6")
+    base = {"PATH": "/bin", "A": "1", "GRPC_ENABLE_FORK_SUPPORT": "0", "JPY_PARENT_PID": "7", "RANK": "99"}
+    base |= {RANK_TOKEN_VARIABLE: "of another rank", SHARED_VARIABLE: "/old"}
+    added = {"A": "2", "NCCL_DEBUG": "INFO", "MASTER_PORT": "1", SHARED_VARIABLE: "/data"}
+    got = environment(base, spec(environment=added))
+    assert got.items() >= {**added, "PATH": "/bin", "RANK": "6", RANK_TOKEN_VARIABLE: "t"}.items(), "what is added wins"
     assert not [name for name in got if name.startswith(("GRPC_", "JPY_"))]
     assert base["RANK"] == "99"
-
-
-def test_what_the_user_adds_wins() -> None:
-    got = environment({"A": "1"}, spec(environment={"A": "2", "NCCL_DEBUG": "INFO", "MASTER_PORT": "1"}))
-    assert (got["A"], got["NCCL_DEBUG"], got["MASTER_PORT"]) == ("2", "INFO", "1")
-
-
-def test_a_local_mesh_stays_on_loopback() -> None:
-    assert environment()["GLOO_SOCKET_IFNAME"] == "eth1"
-    assert environment()["NCCL_SOCKET_IFNAME"] == "=eth1", "only that one, not also eth10"
-
-
-def test_descendants_can_be_found() -> None:
-    assert environment({RANK_TOKEN_VARIABLE: "of another rank"})[RANK_TOKEN_VARIABLE] == "t"
-
-
-def test_shared_storage_is_what_the_reservation_named_never_the_allocators_own() -> None:
-    assert SHARED_VARIABLE not in environment({SHARED_VARIABLE: "/old"})
-    named = spec(environment={SHARED_VARIABLE: "/data"})
-    assert environment({SHARED_VARIABLE: "/old"}, named)[SHARED_VARIABLE] == "/data"
+    assert SHARED_VARIABLE not in environment(base), "shared storage is what the reservation named"
+    assert got["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert got["NCCL_SOCKET_IFNAME"] == "=eth1", "only that one, not also eth10"
 
 
 def place(node_rank: int, ranks: Sequence[int]) -> Place:
@@ -157,13 +129,10 @@ class TestCommands:
         names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "PET_RDZV_BACKEND"}
         assert not [name for name in own if name in names or name.startswith("TORCHELASTIC")]
 
-    def test_find_what_is_installed_for_the_ranks_first(self) -> None:
-        assert node_environment(environment({"PATH": "/bin"}), place(0, (0,)), "/env/bin/python")["PATH"] == (
-            "/env/bin:/bin"
-        )
-        assert node_environment(environment({"PATH": "/bin"}), place(0, (0,)), "")["PATH"] == "/bin"
-
-    def test_print_at_once_unless_told_otherwise(self) -> None:
-        assert node_environment(environment(), place(0, (0,)), "")["PYTHONUNBUFFERED"] == "1"
-        own = node_environment(environment({"PYTHONUNBUFFERED": ""}), place(0, (0,)), "")
-        assert own["PYTHONUNBUFFERED"] == ""
+    def test_find_what_is_installed_for_the_ranks_first_and_print_at_once(self) -> None:
+        for base, python, path, unbuffered in (
+            ({"PATH": "/bin"}, "/env/bin/python", "/env/bin:/bin", "1"),
+            ({"PATH": "/bin", "PYTHONUNBUFFERED": ""}, "", "/bin", ""),
+        ):
+            own = node_environment(environment(base), place(0, (0,)), python)
+            assert (own["PATH"], own["PYTHONUNBUFFERED"]) == (path, unbuffered)

@@ -75,17 +75,17 @@ def is_to_change(node: Node) -> bool:
     return record is not None and record.HasField("next_node_rank")
 
 
-async def test_ranks_that_keep_their_numbers_are_restarted_once(node: Node) -> None:
-    node.has([2, 3], number=1, next_number=1)
+@pytest.mark.parametrize(("next_number", "is_next_allocator"), [(1, False), (1, True), (None, False)])
+async def test_ranks_that_keep_their_numbers_are_restarted_once(
+    node: Node, next_number: int | None, is_next_allocator: bool
+) -> None:
+    node.has([2, 3], number=1, next_number=next_number)
+    if is_next_allocator:
+        node.resizing.resume()
     await node.resizing.settle()
     await node.resizing.settle()
-    assert node.told == [("restart", "m", [2, 3], "me let main start anew")]
-
-
-async def test_a_mesh_that_is_as_it_is_to_be_is_left_alone(node: Node) -> None:
-    node.has([2, 3], number=1, next_number=None)
-    await node.resizing.settle()
-    assert node.told == []
+    assert node.told == [("restart", "m", [2, 3], "me let main start anew")] * (next_number or 0)
+    node.resizing.close()
 
 
 @pytest.mark.parametrize("ranks", [[4, 5], []], ids=["other numbers", "the last allocator was killed before it forked"])
@@ -121,11 +121,3 @@ async def test_what_is_released_meanwhile_is_not_started(node: Node) -> None:
     await node.resizing.settle()
     assert [told[0] for told in node.told] == ["end runs", "between"]
     assert not node.records.meshes
-
-
-async def test_the_next_allocator_goes_on(node: Node) -> None:
-    node.has([2, 3], number=1, next_number=1)
-    node.resizing.resume()
-    await node.resizing.settle()
-    assert node.told == [("restart", "m", [2, 3], "me let main start anew")]
-    node.resizing.close()

@@ -40,10 +40,9 @@ class TestRestart:
         node.supervisor.asked.clear()
         restart = asyncio.create_task(node.restarts.restart(MESH, [0, 1]))
         await node.supervisor.asked.wait()
-        left = (len(node.supervisor.leaving), len(node.supervisor.ranks))
+        assert (len(node.supervisor.leaving), len(node.supervisor.ranks)) == (2, 0)
         node.supervisor.may_end.set()
         await restart
-        assert left == (2, 0)
         assert len(node.supervisor.ranks) == 2
 
     async def test_a_release_waits_for_those_that_are_leaving(self, node: NodeWithoutProcesses) -> None:

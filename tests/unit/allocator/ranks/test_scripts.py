@@ -75,14 +75,11 @@ async def test_where_one_has_failed_the_others_end_although_no_client_sees_to_it
     assert node.killed == [1]
 
 
-async def test_where_one_has_ended_well_the_others_go_on(node: Any) -> None:
-    ended = node.supervisor.ranks.pop(("run", 0))
-    node.scripts().on_result(ended, run_pb2.RankResult(run_id="run", rank=0, outcome=run_pb2.OUTCOME_OK))
+async def test_where_one_has_ended_well_the_others_go_on_and_are_killed_by_name_only(node: Any) -> None:
+    ended, scripts_ = node.supervisor.ranks.pop(("run", 0)), node.scripts()
+    scripts_.on_result(ended, run_pb2.RankResult(run_id="run", rank=0, outcome=run_pb2.OUTCOME_OK))
     for _ in range(5):
         await asyncio.sleep(0)
     assert (node.links[1].told, node.killed) == ([], [])
-
-
-async def test_only_the_runs_own_processes_are_killed(node: Any) -> None:
-    assert [process.rank for process in node.scripts().kill("run", [1])] == [1]
-    assert node.scripts().kill("another", [0, 1]) == []
+    assert scripts_.kill("another", [0, 1]) == []
+    assert [process.rank for process in scripts_.kill("run", [1])] == [1]

@@ -44,7 +44,9 @@ def readings_of(link: Link, **facts: Any) -> RankActors:
     return RankActors({("m", 0): RankProcess("m", 0, record, link, watch=None, oom_kills_before=0)})  # type: ignore[arg-type]
 
 
-async def test_a_rank_with_actors_is_asked_each_time(link: Link) -> None:
+async def test_a_rank_with_actors_is_asked_each_time_and_scripts_never(link: Link) -> None:
+    await readings_of(link, script_of="m").refresh()
+    assert link.asked == 0
     link.actors = [run_pb2.ActorStatus(name="trainers")]
     readings = readings_of(link)
     await readings.refresh()
@@ -64,12 +66,7 @@ async def test_a_rank_without_is_not_asked_again_until_it_gets_mail(link: Link) 
     assert link.asked == 2
 
 
-async def test_scripts_are_not_asked(link: Link) -> None:
-    await readings_of(link, script_of="m").refresh()
-    assert link.asked == 0
-
-
-async def test_a_rank_that_is_stuck_keeps_what_it_said_and_its_time_goes_on(link: Link) -> None:
+async def test_a_rank_that_is_stuck_keeps_what_it_said_for_a_while(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     link.actors = [run_pb2.ActorStatus(name="trainers", running="step", running_s=5.0)]
     readings = readings_of(link)
     await readings.refresh()
@@ -77,13 +74,7 @@ async def test_a_rank_that_is_stuck_keeps_what_it_said_and_its_time_goes_on(link
     await readings.refresh()
     (actor,), _ = readings.of(10)
     assert actor.running == "step"
-    assert actor.running_s > 5.0
-
-
-async def test_what_was_not_asked_for_long_is_not_known(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    link.actors = [run_pb2.ActorStatus(name="trainers")]
-    readings = readings_of(link)
-    await readings.refresh()
+    assert actor.running_s > 5.0, "its time goes on"
     monkeypatch.setattr(asking, "FORGOTTEN_S", -1.0)
     assert readings.of(10) == ((), 0)
 

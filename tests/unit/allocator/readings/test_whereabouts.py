@@ -73,6 +73,13 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node()
 
 
+async def test_a_short_run_is_not_asked_about(node: Any) -> None:
+    places = Whereabouts(node.state, node.supervisor.ranks)
+    node.began(ago_s=0.1)
+    await places.refresh()
+    assert (node.links[0].asked, places.of(10, node.slot.running)) == (0, None)
+
+
 async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
     places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=5)
@@ -80,17 +87,8 @@ async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
     where = places.of(10, node.slot.running)
     assert where is not None
     assert (where.collective, where.line) == ("all_reduce", "train.py:41")
-    assert node.links[1].asked == 0, "it is idle"
     await places.refresh()
-    assert node.links[0].asked == 1, "once a second"
-
-
-async def test_a_short_run_is_not(node: Any) -> None:
-    places = Whereabouts(node.state, node.supervisor.ranks)
-    node.began(ago_s=0.1)
-    await places.refresh()
-    assert node.links[0].asked == 0
-    assert places.of(10, node.slot.running) is None
+    assert [link.asked for link in node.links] == [1, 0], "once a second, and no idle one"
 
 
 async def test_who_does_not_answer_is_waited_for_a_little_and_not_asked_again_meanwhile(

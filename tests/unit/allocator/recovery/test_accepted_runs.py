@@ -32,25 +32,19 @@ def test_what_was_added_is_read_until_it_is_cleared(tmp_path: Path) -> None:
     assert names(AcceptedRuns(NodePaths(tmp_path))) == ["c"]
 
 
-def test_one_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> None:
-    paths = NodePaths(tmp_path)
-    AcceptedRuns(paths).add(run("a"))
-    with paths.accepted_runs.open("ab") as file:
+def test_one_that_was_cut_off_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, write = NodePaths(tmp_path), os.write
+    accepted = AcceptedRuns(paths)
+    with monkeypatch.context() as patch:  # by a full disk
+        patch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+        accepted.add(run("half"))
+    accepted.add(run("a"))
+    with paths.accepted_runs.open("ab") as file:  # by a kill
         file.write(b"\x00\x00\x00\x09cut")
     accepted = AcceptedRuns(paths)
     assert names(accepted) == ["a"]
     accepted.add(run("b"))
     assert names(AcceptedRuns(paths)) == ["a", "b"]
-
-
-def test_half_a_run_that_a_full_disk_took_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accepted = AcceptedRuns(NodePaths(tmp_path))
-    write = os.write
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", lambda file, data: write(file, data[:5]))
-        accepted.add(run("half"))
-    accepted.add(run("whole"))
-    assert names(AcceptedRuns(NodePaths(tmp_path))) == ["whole"]
 
 
 async def test_they_are_in_the_database_after_the_first_start(tmp_path: Path) -> None:

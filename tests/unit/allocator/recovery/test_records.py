@@ -12,9 +12,7 @@ from monarch_nb.allocator.recovery import records
 from unit.allocator.idle_node import make_node, reserve
 
 
-async def test_what_found_no_room_is_written_when_there_is_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_found_no_room_is_written_when_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "TRY_AGAIN_S", 0.01)
     node = make_node(tmp_path)
     database = node.records.database

@@ -47,9 +47,7 @@ class TestCalls:
         assert [len(node.supervisor.ranks[MESH, rank].link.runs) for rank in (0, 1)] == [2, 1], "no rank gets the calls"
         assert (run_of(node, "calls").cell_number, run_of(node, "calls").started) == (7, {0, 1})
 
-    async def test_a_run_on_another_node_does_not_wait_until_they_have_come_there(
-        self, node: NodeWithoutProcesses
-    ) -> None:
+    async def test_a_run_on_another_node_does_not_wait_until_they_come_there(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         call(node, "calls")
         [queued] = events(submit(node, "after"), "queued")
@@ -95,25 +93,18 @@ class TestCalls:
         assert [[request.interrupt.run_id for request in link] for link in told] == [["calls"], ["calls"]]
         assert run_of(node, "calls").results == {}
 
-    @pytest.mark.parametrize("comes_back", [False, True])
-    async def test_they_end_when_their_client_stays_away(self, node: NodeWithoutProcesses, comes_back: bool) -> None:
+    @pytest.mark.parametrize(("who", "ends"), [("nobody", True), ("a follower", True), ("their client", False)])
+    async def test_they_end_when_their_client_is_away(self, node: NodeWithoutProcesses, who: str, ends: bool) -> None:
         await spawn(node)
         leave(node, call(node, "calls"))
         assert not run_of(node, "calls").finished
-        if comes_back:
+        if who == "their client":
             call(node, "calls")
+        elif who == "a follower":
+            node.sessions.add(follower := Session())
+            node.runs.follow(follower, pb.Follow(mesh_id=MESH, run_id="calls"))
         node.runs._end_unless_called("calls")
-        assert run_of(node, "calls").finished is not comes_back
-
-    async def test_somebody_who_only_follows_does_not_keep_them(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        session = call(node, "calls")
-        follower = Session()
-        node.sessions.add(follower)
-        node.runs.follow(follower, pb.Follow(mesh_id=MESH, run_id="calls"))
-        leave(node, session)
-        node.runs._end_unless_called("calls")
-        assert run_of(node, "calls").finished
+        assert run_of(node, "calls").finished is ends
 
     async def test_a_restarted_allocator_ends_them_unless_their_client_comes(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch

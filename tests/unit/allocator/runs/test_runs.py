@@ -14,6 +14,7 @@ from unit.allocator.idle_node import (
     MESH,
     NodeWithoutProcesses,
     events,
+    fails_on_disk,
     make_node,
     spawn,
     submit,
@@ -28,11 +29,22 @@ class TestRuns:
     async def test_a_result_is_acknowledged_when_it_is_stored(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         submit(node, "a")
+        submit(node, "b")
+        link, database = node.supervisor.ranks[MESH, 0].link, node.records.database._connection
         tell(node, self.result("a"))
-        link = node.supervisor.ranks[MESH, 0].link
         assert link.forgotten == []
         node.records.flush()
         assert link.forgotten == ["a"]
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages}")  # the disk is full
+        large = self.result("b")
+        large.bundle_json = "x" * 1_000_000
+        tell(node, large)
+        node.records.flush()
+        assert link.forgotten == ["a"]
+        database.execute("PRAGMA max_page_count = 1000000")
+        node.records.flush()
+        assert link.forgotten == ["a", "b"]
 
     async def test_a_run_is_written_down_before_a_rank_executes_it(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
@@ -46,9 +58,14 @@ class TestRuns:
         submit(node, "a")
         assert seen_before == [["a"]]
 
-    async def test_an_interrupt_is_told_to_the_ranks_that_run_it_and_to_no_other(
-        self, node: NodeWithoutProcesses
-    ) -> None:
+    async def test_a_full_disk_stops_no_run(self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+        await spawn(node)
+        monkeypatch.setattr(Path, "mkdir", fails_on_disk)
+        session = submit(node, "a")
+        assert len(node.supervisor.ranks[MESH, 0].link.runs) == 1
+        assert events(session, "refused") == []
+
+    async def test_an_interrupt_is_told_to_ranks_that_run_it_and_no_other(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         session = submit(node, "a")
         submit(node, "b", session)
@@ -73,21 +90,6 @@ class TestRuns:
             ("", b""),
         ]
 
-    async def test_a_disk_that_is_full_leaves_results_with_their_ranks(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        submit(node, "a")
-        node.records.flush()
-        pages = node.records.database._connection.execute("PRAGMA page_count").fetchone()[0]
-        node.records.database._connection.execute(f"PRAGMA max_page_count = {pages}")
-        large = self.result("a")
-        large.bundle_json = "x" * 1_000_000
-        tell(node, large)
-        node.records.flush()
-        assert node.supervisor.ranks[MESH, 0].link.forgotten == []
-        node.records.database._connection.execute("PRAGMA max_page_count = 1000000")
-        node.records.flush()
-        assert node.supervisor.ranks[MESH, 0].link.forgotten == ["a"]
-
     async def test_the_result_of_an_unknown_run_stays_with_its_rank(self, node: NodeWithoutProcesses) -> None:
         """The allocator before this one was killed before it wrote the run down: its client submits it again."""
         await spawn(node)
@@ -97,19 +99,6 @@ class TestRuns:
         assert link.forgotten == []
         submit(node, "lost", number=7)
         assert len(link.runs) == 1, "the rank knows it and sends its result again"
-
-    async def test_a_full_disk_does_not_stop_runs(
-        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await spawn(node)
-
-        def mkdir(*_: object, **__: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "mkdir", mkdir)
-        session = submit(node, "a")
-        assert len(node.supervisor.ranks[MESH, 0].link.runs) == 1
-        assert events(session, "refused") == []
 
     async def test_the_newest_run_is_remembered_though_collected(self, node: NodeWithoutProcesses) -> None:
         """So that after a restart the next one, which comes after it, does not wait for it."""

@@ -27,10 +27,7 @@ def test_it_is_where_the_first_other_machine_is_reached_from(
     assert address_toward(hosts) == address
 
 
-def test_the_way_to_this_machine_is_its_own() -> None:
+def test_the_way_to_this_machine_is_its_own_and_a_host_that_nobody_knows_is_named() -> None:
     assert address_toward(["127.0.0.1"]) == "127.0.0.1"
-
-
-def test_a_host_that_nobody_knows_is_named() -> None:
     with pytest.raises(UsageError, match=r"--toward no-such-host\.invalid: this machine has no route there"):
         address_toward(["no-such-host.invalid"])

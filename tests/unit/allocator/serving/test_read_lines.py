@@ -96,35 +96,24 @@ async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pyt
 
 @pytest.mark.usefixtures("counted_at_once")
 class TestWatch:
-    async def test_what_there_is(self, node: FakeNode, log: LogLines) -> None:
-        node.add_run(1, [0, 1])
-        node.add_run(2, [0])
+    async def test_what_there_is_and_what_is_known_of_runs(self, node: FakeNode, log: LogLines) -> None:
+        run = {"run_id": "x", "number": 1, "cell": {"cell_number": 7}}
+        node.add(pb.Submit(mesh_id="m", run=run, ranks=[0, 1], title="train()"))
         node.write(1, 0, b"a\nb\n")
         node.write(1, 1, b"c\nd", kind="err")
-        node.write(2, 0, b"e\n")
-        [change] = [change async for change in watch(log)]
-        assert change.complete
-        assert parts(change) == [(1, 0, 2, 0), (1, 1, 0, 2), (2, 0, 1, 0)]
-        assert [(run.number, run.finished) for run in change.runs] == [(1, False), (2, False)]
-        [change] = [change async for change in watch(log, ranks=[0], number=1)]
-        assert parts(change) == [(1, 0, 2, 0)]
-        [change] = [change async for change in watch(log, number=3)]
-        assert change == pb.LogChange(complete=True)
-
-    async def test_what_is_known_of_runs(self, node: FakeNode, log: LogLines) -> None:
-        run = {"run_id": "x", "number": 1, "cell": {"cell_number": 7}}
-        node.add(pb.Submit(mesh_id="m", run=run, ranks=[0], title="train()"))
-        node.write(1, 0, b"a\n")
         node.write(5, 0, b"of a run that is forgotten\n")
         [change] = [change async for change in watch(log)]
+        assert change.complete
+        assert parts(change) == [(1, 0, 2, 0), (1, 1, 0, 2), (5, 0, 1, 0)]
         assert list(change.runs) == [
             pb.LogRun(number=1, title="train()", cell_number=7, finished=False),
             pb.LogRun(number=5, finished=True),
         ]
+        [change] = [change async for change in watch(log, ranks=[0], number=1)]
+        assert parts(change) == [(1, 0, 2, 0)]
+        assert [change async for change in watch(log, number=3)] == [pb.LogChange(complete=True)]
 
-    async def test_how_runs_failed_is_told_also_of_those_that_printed_nothing(
-        self, node: FakeNode, log: LogLines
-    ) -> None:
+    async def test_how_runs_failed_is_told_also_where_nothing_was_printed(self, node: FakeNode, log: LogLines) -> None:
         failure = run_pb2.Failure(name="ZeroDivisionError", message="division by zero", traceback="long")
         failed = run_pb2.RankResult(rank=1, outcome=run_pb2.OUTCOME_ERROR, failure=failure)
         async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
@@ -207,7 +196,7 @@ class TestWatch:
         assert [change.complete for change in changes] == [False, False, True]
         assert [run.number for run in changes[-1].runs] == [1]
 
-    async def test_the_run_of_text_is_that_which_wrote_it_also_when_it_is_forgotten(
+    async def test_the_run_of_text_is_that_which_wrote_it_also_if_forgotten(
         self, node: FakeNode, log: LogLines
     ) -> None:
         node.add_run(1, [0])
@@ -224,8 +213,9 @@ class TestWatch:
         async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
             await anext(changes)
             node.state.meshes.clear()
-            with pytest.raises(MeshNotFound):
-                await anext(changes)
+            for more in (anext(changes), read(log, (1, 0, 0, 1))):
+                with pytest.raises(MeshNotFound):
+                    await more
 
     async def test_an_index_is_kept_while_it_is_used(
         self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
@@ -246,22 +236,15 @@ class TestRead:
     async def test_windows(self, node: FakeNode, log: LogLines) -> None:
         node.write(1, 0, b"a\nb\nc\n")
         node.write(1, 1, b"d\n")
+        node.write(1, 1, b"e\n", kind="err")
         windows = [(1, 0, 1, 1), (1, 1, 0, 5), (1, 0, 2, 5), (1, 0, 3, 5), (9, 0, 0, 5), (1, 0, 0, 0)]
-        assert await read(log, *windows) == [["b"], ["d"], ["c"], [], [], []]
-
-    async def test_of_one_stream(self, node: FakeNode, log: LogLines) -> None:
-        node.write(1, 0, b"a\nb\n")
-        node.write(1, 0, b"c\n", kind="err")
-        assert await read(log, (1, 0, 0, 9), stream=pb.LOG_STREAM_STDERR) == [["c"]]
-        assert await read(log, (1, 0, 1, 9), stream=pb.LOG_STREAM_STDOUT) == [["b"]]
-        assert await read(log, (1, 0, 1, 9)) == [["b", "c"]]
-
-    async def test_long_lines_are_cut_between_characters(self, node: FakeNode, log: LogLines) -> None:
-        node.write(1, 0, "éé\nabc\n".encode())
-        asked = pb.ReadLinesRequest(mesh_id="m", windows=[{"number": 1, "count": 2}], max_line_bytes=3)
-        reply = await log.read(asked)
-        lines = reply.windows[0].lines
-        assert [(line.text.decode(), line.size_bytes) for line in lines] == [("é", 4), ("abc", 3)]
+        assert await read(log, *windows) == [["b"], ["d", "e"], ["c"], [], [], []]
+        assert await read(log, (1, 1, 0, 9), stream=pb.LOG_STREAM_STDERR) == [["e"]]
+        assert await read(log, (1, 0, 1, 9), stream=pb.LOG_STREAM_STDOUT) == [["b", "c"]]
+        node.write(2, 0, "éé\nabc\n".encode())
+        asked = pb.ReadLinesRequest(mesh_id="m", windows=[{"number": 2, "count": 2}], max_line_bytes=3)
+        lines = (await log.read(asked)).windows[0].lines
+        assert [(line.text.decode(), line.size_bytes) for line in lines] == [("é", 4), ("abc", 3)], "between characters"
 
     @pytest.mark.parametrize("digests", [False, True])
     async def test_what_does_not_fit_in_a_reply_is_asked_for_again(
@@ -287,11 +270,6 @@ class TestRead:
         assert [len(lines) for lines in got] == [400, 2]
         if not digests:
             assert got == expected
-
-    async def test_a_mesh_that_is_gone(self, node: FakeNode, log: LogLines) -> None:
-        node.state.meshes.clear()
-        with pytest.raises(MeshNotFound):
-            await read(log, (1, 0, 0, 1))
 
 
 async def test_search_gives_the_numbers_of_the_stream_that_was_searched(

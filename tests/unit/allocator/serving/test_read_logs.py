@@ -95,46 +95,31 @@ async def test_both_streams_in_the_order_of_writing(node: FakeNode) -> None:
     assert [line for _, _, line in await read(node, last_lines=2)] == ["two\n", "three\n"]
 
 
-class TestNewest:
-    async def test_of_each_rank_across_runs(self, node: FakeNode) -> None:
-        node.write(1, 0, b"old\n")
-        node.write(1, 1, b"old\nolder\n")
-        node.write(2, 0, b"a\nb\n")
-        assert await read(node, last_lines=3) == [
-            (1, 0, "old\n"),
-            (1, 1, "old\n"),
-            (1, 1, "older\n"),
-            (2, 0, "a\n"),
-            (2, 0, "b\n"),
-        ], "run after run"
-        assert await read(node, last_lines=1) == [(1, 1, "older\n"), (2, 0, "b\n")]
-
-    async def test_long_lines(self, node: FakeNode) -> None:
-        lines = [str(number) * 50_000 + "\n" for number in range(6)]
-        node.write(1, 0, "".join(lines).encode())
-        assert [line for _, _, line in await read(node, last_lines=3)] == lines[-3:]
+async def test_the_newest_of_each_rank_across_runs(node: FakeNode) -> None:
+    node.write(1, 0, b"old\n")
+    node.write(1, 1, b"old\nolder\n")
+    node.write(2, 0, b"a\nb\n")
+    newest = [(1, 0, "old\n"), (1, 1, "old\n"), (1, 1, "older\n"), (2, 0, "a\n"), (2, 0, "b\n")]
+    assert await read(node, last_lines=3) == newest, "run after run"
+    assert await read(node, last_lines=1) == [(1, 1, "older\n"), (2, 0, "b\n")]
+    lines = [str(number) * 50_000 + "\n" for number in range(6)]
+    node.write(3, 0, "".join(lines).encode())
+    assert await read(node, last_lines=3, ranks=[0]) == [(3, 0, line) for line in lines[-3:]]
 
 
-class TestSharedOutput:
-    """Runs that print nothing share the files of the run before them."""
-
-    async def test_text_belongs_to_the_newest_run_of_the_rank(self, node: FakeNode) -> None:
-        node.add_run(1, [0, 1])
-        node.add_run(2, [0], output=1)
-        node.add_run(3, [1], output=1)
-        node.write(1, 0, b"by 2\n")
-        node.write(1, 1, b"by 3\n")
-        assert await read(node) == [(2, 0, "by 2\n"), (3, 1, "by 3\n")]
-        assert await read(node, number=2) == [(2, 0, "by 2\n")]
-        assert await read(node, number=1) == []
-
-    async def test_runs_come_in_order_all_the_same(self, node: FakeNode) -> None:
-        node.add_run(1, [0])
-        node.add_run(2, [1])
-        node.add_run(3, [0], output=1)
-        node.write(1, 0, b"by 3\n")
-        node.write(2, 1, b"by 2\n")
-        assert [number for number, _, _ in await read(node)] == [2, 3]
+async def test_runs_that_print_nothing_share_the_files_of_the_run_before_them(node: FakeNode) -> None:
+    node.add_run(1, [0, 1])
+    node.add_run(2, [0], output=1)
+    node.add_run(3, [1], output=1)
+    node.write(1, 0, b"by 2\n")
+    node.write(1, 1, b"by 3\n")
+    assert await read(node) == [(2, 0, "by 2\n"), (3, 1, "by 3\n")], "it belongs to the newest run of the rank"
+    assert await read(node, number=2) == [(2, 0, "by 2\n")]
+    assert await read(node, number=1) == []
+    node.add_run(4, [1])
+    node.add_run(5, [0], output=1)
+    node.write(4, 1, b"by 4\n")
+    assert [number for number, _, _ in await read(node)] == [3, 4, 5], "runs come in order all the same"
 
 
 class TestFollow:
@@ -171,18 +156,16 @@ class TestFollow:
                 session.send(finished=pb.Finished(run_id="run1"))
             assert await rest == "the end"
 
-    async def test_a_run_that_is_long_over_or_never_was(self, node: FakeNode) -> None:
+    async def test_a_run_that_is_long_over_or_never_was_and_a_mesh_that_is_released(self, node: FakeNode) -> None:
         node.write(1, 0, b"text\n")
         assert await read(node, number=1, follow=True) == [(1, 0, "text\n")]
         assert await read(node, number=7, follow=True) == []
-
-    async def test_until_the_mesh_is_released(self, node: FakeNode) -> None:
         async with asyncio.timeout(20):
-            came = asyncio.create_task(anext(self.follow(node)))
-            await asyncio.sleep(0)
+            came = self.follow(node)
+            assert await anext(came) == [(1, 0, "text\n")]
             node.state.meshes.clear()
             with pytest.raises(MeshNotFound):
-                await came
+                await anext(came)
 
     async def follow(self, node: Any, **options: Any) -> AsyncGenerator[list[Line], None]:
         request = pb.ReadLogsRequest(mesh_id="m", follow=True, **options)

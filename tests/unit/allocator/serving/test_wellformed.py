@@ -40,9 +40,6 @@ def test_what_is_refused(request_: Any) -> None:
 def test_what_is_let_in() -> None:
     run = run_pb2.RunSpec(run_id="0f" * 16, cell=run_pb2.Cell(code="print('\\0../..')" * 1000))
     wellformed.check(pb.SessionRequest(submit=pb.Submit(mesh_id="0e" * 16, run=run, title="x / y")))
-
-
-def test_bytes_that_are_no_message_are_told_from_empty_ones() -> None:
     read = wellformed.reading(pb.ReserveRequest)
     assert read(b"") == pb.ReserveRequest()
-    assert isinstance(read(b"\xff\xff"), wellformed.Garbled)
+    assert isinstance(read(b"\xff\xff"), wellformed.Garbled), "no message"

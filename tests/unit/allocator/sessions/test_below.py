@@ -39,6 +39,11 @@ async def session(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Session]:
     made.close()
 
 
+def below_of(session: Session) -> module.Below:
+    assert session.below is not None
+    return session.below
+
+
 def submit(**more: Any) -> pb.Submit:
     return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4), all_ranks=range(2, 8), **more)
 
@@ -52,10 +57,18 @@ async def next_batch(session: Session) -> list[pb.SessionEvent]:
         return list((await session.batches()).events)
 
 
+async def next_kinds(session: Session) -> list[str | None]:
+    return [event.WhichOneof("message") for event in await next_batch(session)]
+
+
+def of_rank_4(*items: pb.OutputItem) -> pb.SessionEvent:
+    return pb.SessionEvent(output=pb.Output(run_id="r", ranks=[pb.RankOutput(rank=4, items=items)]))
+
+
 async def test_its_own_part_of_a_run(session: Session) -> None:
-    assert session.below is not None
     cursors = {rank: run_pb2.Cursor(stdout_bytes=rank) for rank in (3, 5)}
-    own = session.below.submit(submit(earlier=pb.EarlierRuns(by_node={1: 2, 2: 3}), outputs={1: 9}, cursors=cursors))
+    earlier = pb.EarlierRuns(by_node={1: 2, 2: 3})
+    own = below_of(session).submit(submit(earlier=earlier, outputs={1: 9}, cursors=cursors))
     assert list(own.ranks) == [2, 3]
     assert (own.after, own.run.output) == (2, 9)
     assert dict(own.cursors) == {3: cursors[3]}
@@ -64,22 +77,20 @@ async def test_its_own_part_of_a_run(session: Session) -> None:
 async def test_a_run_is_passed_on_when_this_node_has_given_it_its_number(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert session.below is not None
     passed: list[pb.Submit] = []
-    monkeypatch.setattr(session.below._branches, "submit", passed.append)
+    monkeypatch.setattr(below_of(session)._branches, "submit", passed.append)
     unnumbered = submit(give_number=True)
     unnumbered.run.number = 0
-    own = session.below.submit(unnumbered)
+    own = below_of(session).submit(unnumbered)
     assert (own.give_number, list(own.ranks), passed) == (True, [2, 3], [])
-    session.below.numbered(unnumbered, pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8)))
+    below_of(session).numbered(unnumbered, pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8)))
     (told,) = passed
     assert (told.run.number, told.give_number, list(told.all_ranks)) == (9, False, list(range(2, 8)))
     assert told.earlier.of_others == 8
 
 
 async def test_results_wait_until_all_have_come(session: Session) -> None:
-    assert session.below is not None
-    session.below.submit(submit())
+    below_of(session).submit(submit())
     session.send(queued=pb.Queued(run_id="r", number=4), urgent=False)
     session.send(finished=finished(2, 3))
     waiting = asyncio.ensure_future(next_batch(session))
@@ -92,11 +103,12 @@ async def test_results_wait_until_all_have_come(session: Session) -> None:
     assert list(ranks_finished(events[1].finished)) == list(range(2, 8))
 
 
-def stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a busy machine takes, no time passes."""
+def stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """However long a busy machine takes, no time passes but what the test adds."""
     loop = asyncio.get_running_loop()
-    now_s = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: now_s)
+    now_s = [loop.time()]
+    monkeypatch.setattr(loop, "time", lambda: now_s[0])
+    return now_s
 
 
 @pytest.mark.parametrize(("nodes", "patience_s"), [(10, 1.0), (600, 1.2), (1_000, 2.0), (5_000, 2.0)])
@@ -107,32 +119,26 @@ async def test_results_of_more_nodes_wait_longer_for_others(
     session = Session()
     below = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in range(1, nodes)]
     session.stand_above(pb.Branches(mesh_id="m", ranks_per_node=1, nodes=below, fan_out=2), lambda peer: Silent())
-    assert session.below is not None
-    session.below.submit(pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4)))
+    below_of(session).submit(pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4)))
     first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
-    assert session.below.delay_s(pb.SessionEvent(finished=first)) == pytest.approx(patience_s, abs=0.01)
+    assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(patience_s, abs=0.01)
     session.close()
 
 
-async def test_a_part_of_a_run_that_has_lasted_a_while_waits_less(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_part_of_a_run_that_has_lasted_waits_less(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # how long it waits is the matter
-    stop_the_clock(monkeypatch)
-    assert session.below is not None
-    session.below.submit(submit())
-    session.below._parts["r"].began_s -= 0.9
+    now_s = stop_the_clock(monkeypatch)
+    below_of(session).submit(submit())
     first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
-    assert session.below.delay_s(pb.SessionEvent(finished=first)) == pytest.approx(0.5, abs=0.01)
-    session.below._parts["r"].began_s -= 3600
-    assert session.below.delay_s(pb.SessionEvent(finished=first)) == 0.5
+    for lasted_s in (0.9, 3600):
+        now_s[0] += lasted_s
+        assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(0.5, abs=0.01)
 
 
 async def test_where_ranks_are_is_told_when_all_have_said_so(session: Session) -> None:
-    assert session.below is not None
-    assert session.below.look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
+    assert below_of(session).look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
     said = [pb.SessionEvent(seen=pb.Seen(look_id="l", places=[pb.SeenRanks(ranks=[rank])])) for rank in (4, 2, 6)]
-    assert [session.below.delay_s(event) for event in said] == [module.LOOK_S, module.LOOK_S, 0.0]
+    assert [below_of(session).delay_s(event) for event in said] == [module.LOOK_S, module.LOOK_S, 0.0]
 
 
 async def test_what_somebody_waits_for_goes_at_once(session: Session) -> None:
@@ -143,67 +149,51 @@ async def test_what_somebody_waits_for_goes_at_once(session: Session) -> None:
     assert list((await next_batch(session))[0].links.down) == [2]
 
 
-async def test_a_flood_of_more_ranks_is_held_back_longer(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that those above hear of as many ranks a second, of 8 of which all others are only counted."""
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
-    held_s = []
-    for ranks in (64, 256):
-        text = b"".join(b"%d\n" % number for number in range(1000))
-        told = [pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=b"%d\n" % rank + text)]) for rank in range(ranks)]
-        session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=told)))
-        session.send(refused=pb.Refused())
-        await next_batch(session)
-        held_s.append(session._flood_until_s - 100.0)
-        session._flood_until_s = 0.0
-    assert held_s == pytest.approx([(32 + 56 / 8) / 80, (32 + 248 / 8) / 80])
-
-
-async def test_what_a_part_says_after_a_flood_on_all_is_held_back_almost_as_long(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
-    session._flood_hold_s = 2.0
-    elided = pb.OutputItem(elided=pb.Elided(lines=9, size_bytes=99))
-    session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=[pb.RankOutput(rank=4, items=[elided])])))
+async def flood(session: Session) -> None:
+    """Have a flood of many ranks come and be sent."""
+    text = b"".join(b"%d\n" % number for number in range(1000))
+    told = [pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=b"%d\n" % rank + text)]) for rank in range(64)]
+    session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=told)))
     session.send(refused=pb.Refused())
     await next_batch(session)
-    assert session._flood_until_s == pytest.approx(101.6)
 
 
-async def test_what_is_held_back_after_a_flood_goes_with_a_result_and_with_nothing_else(session: Session) -> None:
-    session._flood_until_s = asyncio.get_running_loop().time() + 3600.0
-    session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=[pb.RankOutput(rank=4)])))
+async def test_what_is_held_back_after_a_flood_goes_with_a_result_and_with_nothing_else(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_the_clock(monkeypatch)
+    await flood(session)
+    session._add(of_rank_4())
     session.send(refused=pb.Refused())
-    assert [event.WhichOneof("message") for event in await next_batch(session)] == ["refused"]
+    assert await next_kinds(session) == ["refused"]
     session._add(pb.SessionEvent(finished=finished(4)), urgent=True)
-    assert [event.WhichOneof("message") for event in await next_batch(session)] == ["output", "finished"]
+    assert await next_kinds(session) == ["output", "finished"]
 
 
 async def test_a_part_of_the_results_is_held_back_after_a_flood_but_no_failure(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    assert session.below is not None
-    session.below.submit(submit())
-    session._flood_until_s = asyncio.get_running_loop().time() + 3600.0
-    output = pb.SessionEvent(output=pb.Output(run_id="r", ranks=[pb.RankOutput(rank=4)]))
-    session._add(output)
-    ok = [run_pb2.RankResult(rank=4, outcome=run_pb2.OUTCOME_OK)]
-    session._add(pb.SessionEvent(finished=pb.Finished(run_id="r", results=ok)))
+    stop_the_clock(monkeypatch)
+    below_of(session).submit(submit())
+    await flood(session)
+    session._add(of_rank_4())
+    for rank, outcome, kinds in (
+        (4, run_pb2.OUTCOME_OK, ["refused"]),
+        (5, run_pb2.OUTCOME_ERROR, ["output", "finished", "refused"]),
+    ):
+        result = run_pb2.RankResult(rank=rank, outcome=outcome)
+        session._add(pb.SessionEvent(finished=pb.Finished(run_id="r", results=[result])))
+        session.send(refused=pb.Refused())
+        assert await next_kinds(session) == kinds
+    session._add(of_rank_4())
     session.send(refused=pb.Refused())
-    assert [event.WhichOneof("message") for event in await next_batch(session)] == ["refused"]
-    failed = [run_pb2.RankResult(rank=5, outcome=run_pb2.OUTCOME_ERROR)]
-    session._add(pb.SessionEvent(finished=pb.Finished(run_id="r", results=failed)))
-    session.send(refused=pb.Refused())
-    told = [event.WhichOneof("message") for event in await next_batch(session)]
-    assert told == ["output", "finished", "refused"]
-    assert session._flood_hold_s == 0.0, "the flood is over"
+    assert await next_kinds(session) == ["output", "refused"], "the flood is over"
 
 
 async def test_a_client_that_does_not_read_stops_those_below(session: Session) -> None:
     session.most_unsent_bytes = 1000
-    text = pb.RankOutput(rank=4, items=[pb.OutputItem(stdout=b"x" * 2000)])
-    session._add(pb.SessionEvent(output=pb.Output(run_id="r", ranks=[text])))
+    session._add(of_rank_4(pb.OutputItem(stdout=b"x" * 2000)))
     waiting = asyncio.ensure_future(session.room())
     await asyncio.sleep(0)
     assert not waiting.done()

@@ -49,65 +49,34 @@ def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a
 
 
 class TestWatch:
-    async def test_one_shot_until_armed_again(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+    async def test_all_that_wait_for_a_directory_are_told_once(self, watch: DirectoryWatch, tmp_path: Path) -> None:
         seen: list[int] = []
-        changed = asyncio.Event()
-
-        def on_change() -> None:
-            seen.append(len(list(tmp_path.iterdir())))
-            changed.set()
-
-        assert watch.arm(tmp_path, on_change)
-        (tmp_path / "a").touch()
-        await asyncio.wait_for(changed.wait(), 10)
-        (tmp_path / "b").touch()
-        other = asyncio.Event()
-        watch.arm(tmp_path, other.set)
-        (tmp_path / "c").touch()
-        await asyncio.wait_for(other.wait(), 10)
-        assert len(seen) == 1
-
-    async def test_several_wait_for_one_directory(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        events = [asyncio.Event() for _ in range(3)]
-        for event in events:
-            watch.arm(tmp_path, event.set)
-        (tmp_path / "a").touch()
-        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 10)
-
-    async def test_disarmed(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        gone, stays = asyncio.Event(), asyncio.Event()
+        gone, other, late = (asyncio.Event() for _ in range(3))
+        assert watch.arm(tmp_path, lambda: seen.append(len(list(tmp_path.iterdir()))))
         watch.arm(tmp_path, gone.set)
-        watch.arm(tmp_path, stays.set)
+        watch.arm(tmp_path, other.set)
         watch.disarm(gone.set)
         (tmp_path / "a").touch()
-        await asyncio.wait_for(stays.wait(), 10)
-        assert not gone.is_set()
+        await asyncio.wait_for(other.wait(), 10)
+        watch.arm(tmp_path, late.set)
+        (tmp_path / "b").touch()
+        await asyncio.wait_for(late.wait(), 10)
+        assert (len(seen), gone.is_set()) == (1, False)
 
     async def test_the_kernels_watch_is_given_back(self, watch: DirectoryWatch, tmp_path: Path) -> None:
         def kernel_watches() -> int:
-            info = Path(f"/proc/self/fdinfo/{watch._fd}").read_text()
-            return info.count("inotify wd:")
+            return Path(f"/proc/self/fdinfo/{watch._fd}").read_text().count("inotify wd:")
 
         event = asyncio.Event()
         watch.arm(tmp_path, event.set)
         assert kernel_watches() == 1
         watch.disarm(event.set)
         assert kernel_watches() == 0
-
-    async def test_a_directory_that_is_gone(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        assert not watch.arm(tmp_path / "gone", asyncio.Event().set)
+        assert not watch.arm(tmp_path / "gone", event.set)
 
 
 class TestFollower:
-    async def test_what_is_there_and_what_comes(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        write(tmp_path, "before\n")
-        session = Session()
-        follow(session, watch, tmp_path)
-        assert await text_of(session, 7) == {"a": "before\n"}
-        write(tmp_path, "after\n")
-        assert await text_of(session, 6) == {"a": "after\n"}
-
-    async def test_two_sessions_on_one_run(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+    async def test_what_is_there_and_what_comes_for_two_sessions(self, watch: DirectoryWatch, tmp_path: Path) -> None:
         write(tmp_path, "one\n")
         both = [Session(), Session()]
         for session in both:
@@ -118,10 +87,15 @@ class TestFollower:
             for session in both:
                 assert await text_of(session, 2) == {"a": f"{number}\n"}
 
-    async def test_a_run_that_has_an_older_ones_output(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("how", ["left", "closed"])
+    async def test_only_the_run_with_the_output_is_told(self, watch: DirectoryWatch, tmp_path: Path, how: str) -> None:
         write(tmp_path, "")
         session = Session()
-        follow(session, watch, tmp_path, "old").leave([0])
+        old = follow(session, watch, tmp_path, "old")
+        if how == "left":
+            old.leave([0])
+        else:
+            session.unfollow("old")
         follow(session, watch, tmp_path, "new")
         write(tmp_path, "text of the new run\n")
         assert await text_of(session, 20) == {"new": "text of the new run\n"}
@@ -161,15 +135,6 @@ class TestFollower:
             "nothing is lost: the rest was in the file"
         )
 
-    async def test_one_that_was_closed_is_silent(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        write(tmp_path, "")
-        session = Session()
-        follow(session, watch, tmp_path, "a")
-        session.unfollow("a")
-        follow(session, watch, tmp_path, "b")
-        write(tmp_path, "text\n")
-        assert await text_of(session, 5) == {"b": "text\n"}
-
     async def test_many_finished_runs_are_not_all_followed(self, watch: DirectoryWatch, tmp_path: Path) -> None:
         session = Session()
         for number in range(MAX_FOLLOWED + 10):
@@ -182,15 +147,10 @@ class TestFollower:
         assert not watch._callbacks
 
 
-class TestBatches:
-    async def test_what_is_not_urgent_waits_for_others(self) -> None:
-        session = Session()
-        session.send(urgent=False, queued=pb.Queued(run_id="a"))
-        assert not session._wake.is_set()
-        session.send(finished=pb.Finished(run_id="a"))
-        assert len((await session.batches() or pb.SessionEvents()).events) == 2
-
-    async def test_but_not_for_ever(self) -> None:
-        session = Session()
-        session.send(urgent=False, queued=pb.Queued(run_id="a"))
-        assert len((await asyncio.wait_for(session.batches(), 10) or pb.SessionEvents()).events) == 1
+async def test_what_is_not_urgent_waits_for_others_but_not_for_ever() -> None:
+    session = Session()
+    session.send(urgent=False, queued=pb.Queued(run_id="a"))
+    session.send(finished=pb.Finished(run_id="a"))
+    assert len((await session.batches() or pb.SessionEvents()).events) == 2
+    session.send(urgent=False, queued=pb.Queued(run_id="a"))
+    assert len((await asyncio.wait_for(session.batches(), 10) or pb.SessionEvents()).events) == 1

@@ -10,7 +10,6 @@ from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import (
     CapacityError,
     MeshNotFound,
-    MonarchNbError,
     ReservationConflict,
     ReservationNotFound,
     UsageError,
@@ -28,21 +27,15 @@ def spec(mesh_id: str = "m", reservation_id: str = "r", ranks: int = 2, first_ra
 
 class TestReserve:
     def test_slots_are_taken_and_given_back(self) -> None:
-        state = NodeState(4, gpus=[0, 1, 2])
-        state.reserve(request("a", "a", procs=3))
-        assert state.reserve(request("b", "b", gpus=2)).gpu_indices == [0, 1]
-        assert (state.procs_free, state.gpus_free) == (1, [2])
-        state.release("b")
-        assert state.reserve(request("c", "c", gpus=3)).gpu_indices == [0, 1, 2]
-        state.release("a")
-        assert state.procs_free == 4
-
-    def test_gpus_that_come_free_in_between_are_leased_again(self) -> None:
-        state = NodeState(0, gpus=[4, 5, 6])
-        for name in "abc":
-            state.reserve(request(name, name, gpus=1))
-        state.release("b")
-        assert state.reserve(request("d", "d", gpus=1)).gpu_indices == [5]
+        state = NodeState(4, gpus=[4, 5, 6])
+        first = state.reserve(request("a", "a", procs=3))
+        assert state.reserve(request("a", "a", procs=3)) is first, "the same again"
+        assert state.reserve(request("b", "b", gpus=1)).gpu_indices == [4]
+        assert state.reserve(request("c", "c", gpus=2)).gpu_indices == [5, 6]
+        assert (state.procs_free, state.gpus_free) == (1, [])
+        for name in "ab":
+            state.release(name)
+        assert (state.procs_free, state.reserve(request("d", "d", gpus=1)).gpu_indices) == (4, [4])
 
     def test_a_gpu_that_is_lost_is_not_leased_until_it_can_be_read_again(self) -> None:
         state = NodeState(4, gpus=range(4))
@@ -73,87 +66,59 @@ class TestReserve:
         assert state.reserve(request("b", "b", gpus=2, force_busy=True)).gpu_indices == [0, 2]
         assert not state.describe_gpu(pb.Gpu(index=0)).used_by, "it is leased, and its ranks are among those who use it"
 
-    def test_the_same_reservation_again_is_the_same_lease(self) -> None:
-        state = NodeState(4)
-        assert state.reserve(request(procs=3)) is state.reserve(request(procs=3))
-        assert state.procs_free == 1
-
     @pytest.mark.parametrize(
-        ("asked", "message"),
+        ("asked", "error", "message"),
         [
-            ({"procs": 3}, r"^3 procs per node asked for, 2 of 4 free; dev \(me\) holds 2$"),
-            ({"gpus": 2}, r"^2 gpus per node asked for, 1 of 2 free; train \(you\) holds 1$"),
+            ({"procs": 3}, CapacityError, r"^3 procs per node asked for, 2 of 4 free; dev \(me\) holds 2$"),
+            ({"gpus": 2}, CapacityError, r"^2 gpus per node asked for, 1 of 2 free; train \(you\) holds 1$"),
+            ({}, UsageError, "not both"),
+            ({"procs": 1, "gpus": 1}, UsageError, "not both"),
         ],
     )
-    def test_too_much_names_who_holds_the_rest(self, asked: dict[str, int], message: str) -> None:
+    def test_too_much_names_who_holds_it(self, asked: dict[str, int], error: type[Exception], message: str) -> None:
         state = NodeState(4, gpus=[0, 1])
         state.reserve(request("a", "dev", "me", procs=2))
         state.reserve(request("b", "train", "you", gpus=1))
-        with pytest.raises(CapacityError, match=message):
+        with pytest.raises(error, match=message):
             state.reserve(request("c", "more", **asked))
-        assert set(state.leases) == {"a", "b"}
-
-    def test_gpus_without_gpus(self) -> None:
+        assert (set(state.leases), state.procs_free, state.meshes) == ({"a", "b"}, 2, {})
         with pytest.raises(CapacityError, match="this node has no GPU"):
             NodeState(4).reserve(request(gpus=1))
 
-    @pytest.mark.parametrize("asked", [{}, {"procs": 1, "gpus": 1}])
-    def test_neither_or_both(self, asked: dict[str, int]) -> None:
-        state = NodeState(4, gpus=[0])
-        with pytest.raises(UsageError, match="not both"):
-            state.reserve(request(**asked))
-        assert not state.leases
-
     def test_a_name_is_one_reservation_per_owner(self) -> None:
         state = NodeState(4)
-        state.reserve(request("a", procs=1))
+        assert not state.reserve(request("a", procs=1)).confirmed
         with pytest.raises(ReservationConflict, match="'dev' is already held"):
             state.reserve(request("b", procs=1))
         state.reserve(request("c", owner="another", procs=1))
         assert set(state.leases) == {"a", "c"}
-
-    def test_confirm_only_what_is_leased(self) -> None:
-        state = NodeState(4)
-        assert not state.reserve(request(procs=1)).confirmed
-        state.confirm("r")
-        assert state.lease("r").confirmed
+        state.confirm("a")
+        assert state.lease("a").confirmed
         with pytest.raises(ReservationNotFound):
-            state.confirm("other")
+            state.confirm("b")
 
 
 class TestMeshes:
     def test_ranks_are_numbered_from_the_nodes_first(self) -> None:
-        state = NodeState(4)
-        state.reserve(request(procs=4))
-        mesh = state.add_mesh(spec(ranks=4, first_rank=4))
-        assert list(mesh.ranks) == [4, 5, 6, 7]
-        assert not any(slot.ready for slot in mesh.ranks.values())
-
-    def test_each_rank_has_one_of_the_leased_gpus(self) -> None:
-        state = NodeState(0, gpus=[0, 1, 2, 3])
-        state.reserve(request("x", "x", gpus=2))
-        state.reserve(request(gpus=2))
-        assert [slot.gpu_indices for slot in state.add_mesh(spec()).ranks.values()] == [[2], [3]]
-
-    def test_more_ranks_than_slots(self) -> None:
-        state = NodeState(4)
+        state, main = NodeState(4), spec(ranks=3)
+        with pytest.raises(ReservationNotFound, match="reserve again"):
+            state.add_mesh(main)
         state.reserve(request(procs=2))
-        main = spec(ranks=3)
         main.name = "main"
         with pytest.raises(CapacityError, match="3 ranks do not fit in 2 slots of dev"):
             state.add_mesh(main)
         assert not state.meshes
+        mesh = state.add_mesh(spec(ranks=2, first_rank=4))
+        assert {rank: slot.ready for rank, slot in mesh.ranks.items()} == {4: False, 5: False}
 
-    def test_the_gpus_go_round_among_the_ranks_beside_main(self) -> None:
-        state = NodeState(0, gpus=[4, 5])
+    def test_each_rank_has_one_of_the_leased_gpus_which_go_round_beside_main(self) -> None:
+        state = NodeState(0, gpus=[0, 1, 4, 5])
+        state.reserve(request("x", "x", gpus=2))
         state.reserve(request(gpus=2))
-        mesh = state.add_mesh(spec(ranks=3))
-        assert [slot.gpu_indices for slot in mesh.ranks.values()] == [[4], [5], [4]]
-        assert gpus_of(mesh, mesh.ranks) == [4, 5]
-
-    def test_without_a_lease(self) -> None:
-        with pytest.raises(ReservationNotFound, match="reserve again"):
-            NodeState(4).add_mesh(spec())
+        assert [slot.gpu_indices for slot in state.add_mesh(spec()).ranks.values()] == [[4], [5]]
+        beside = state.add_mesh(spec("b", ranks=3))
+        assert [slot.gpu_indices for slot in beside.ranks.values()] == [[4], [5], [4]]
+        assert gpus_of(beside, beside.ranks) == [4, 5]
 
     def test_release_takes_the_meshes_of_the_reservation_alone(self) -> None:
         state = NodeState(4)
@@ -165,10 +130,3 @@ class TestMeshes:
         with pytest.raises(MeshNotFound):
             state.mesh("mesh-a")
         assert state.release("a") == []
-
-    def test_what_is_refused_changes_nothing(self) -> None:
-        state = NodeState(2)
-        for refused in (request(procs=3), request(gpus=1), request()):
-            with pytest.raises(MonarchNbError):
-                state.reserve(refused)
-        assert (state.procs_free, state.leases, state.meshes) == (2, {}, {})

@@ -75,55 +75,46 @@ class TestIdle:
 
 
 class TestRestart:
+    def again(self, before: Limits, now_s: float, boot: str = "boot", *, confirmed: bool = True) -> Limits:
+        return Limits.from_record(before.record("boot"), boot, now_s, confirmed=confirmed)
+
     def test_time_goes_on_while_no_allocator_runs(self) -> None:
-        record = confirmed(HOUR_S, at_s=100.0).record("boot")
-        limits = Limits.from_record(record, "boot", 100.0 + HOUR_S + 1, confirmed=True)
-        assert limits.time_left_s(100.0 + HOUR_S + 1) == 0
+        now_s = 100.0 + HOUR_S + 1
+        assert self.again(confirmed(HOUR_S), now_s).time_left_s(now_s) == 0
+        assert self.again(Limits(HOUR_S), 1e6, confirmed=False).time_left_s(1e6) is None, "nor what was not confirmed"
 
-    def test_clients_have_time_to_come_back(self) -> None:
-        record = confirmed(idle_s=HOUR_S, at_s=100.0).record("boot")
-        limits = Limits.from_record(record, "boot", 100.0 + 3 * HOUR_S, confirmed=True)
-        assert limits.idle_left_s(100.0 + 3 * HOUR_S, busy=False) == 30
-
-    def test_idle_time_is_not_given_again(self) -> None:
-        record = confirmed(idle_s=HOUR_S, at_s=100.0).record("boot")
-        limits = Limits.from_record(record, "boot", 100.0 + HOUR_S / 2, confirmed=True)
-        assert limits.idle_left_s(100.0 + HOUR_S / 2, busy=False) == HOUR_S / 2
+    def test_idle_time_is_not_given_again_but_clients_have_time_to_come_back(self) -> None:
+        for after_s, left_s in ((HOUR_S / 2, HOUR_S / 2), (3 * HOUR_S, 30)):
+            limits = self.again(confirmed(idle_s=HOUR_S), 100.0 + after_s)
+            assert limits.idle_left_s(100.0 + after_s, busy=False) == left_s
 
     def test_after_a_boot_it_counts_anew(self) -> None:
-        record = confirmed(HOUR_S, HOUR_S, at_s=1e6).record("boot")
-        limits = Limits.from_record(record, "another", 20.0, confirmed=True)
+        limits = self.again(confirmed(HOUR_S, HOUR_S, at_s=1e6), 20.0, "another")
         assert limits.time_left_s(20.0) == limits.idle_left_s(20.0, busy=False) == HOUR_S
-
-    def test_what_was_not_confirmed_does_not_count(self) -> None:
-        limits = Limits.from_record(Limits(HOUR_S).record("boot"), "boot", 1e6, confirmed=False)
-        assert limits.time_left_s(1e6) is None
 
 
 class TestEnded:
-    def test_whoever_asks_later_learns_why(self) -> None:
+    def ended(self, **how: str) -> NodeState:
         state = NodeState(4)
         state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2, time_s=HOUR_S))
         state.add_mesh(pb.SpawnRequest(mesh_id="m", reservation_id="r", ranks=2))
-        state.end("r", 1e9, why="its time of 1 h was up")
+        state.end("r", 1e9, **how)
         state.release("r")
-        for ask in (lambda: state.lease("r"), lambda: state.mesh("m")):
-            with pytest.raises(
-                ReservationExpired, match=r"^dev was released at .*: its time of 1 h was up; "
-            ) as caught:
-                ask()
-            assert (caught.value.name, caught.value.ended_at) == ("dev", 1e9)
+        return state
 
-    def test_whoever_asks_for_what_a_person_has_released_learns_where(self) -> None:
-        state = NodeState(4)
-        state.reserve(pb.ReserveRequest(reservation_id="r", name="dev", owner="me", procs=2))
-        state.end("r", 1e9, by="in the panel")
-        state.release("r")
-        with pytest.raises(
-            ReservationReleased, match=r"^dev was released at .* in the panel: %mesh reserve dev makes a new one$"
-        ) as caught:
-            state.lease("r")
-        assert (caught.value.name, caught.value.by, caught.value.ended_at) == ("dev", "in the panel", 1e9)
+    @pytest.mark.parametrize(
+        ("how", "error", "said"),
+        [
+            ({"why": "its time of 1 h was up"}, ReservationExpired, "at .*: its time of 1 h was up; "),
+            ({"by": "in the panel"}, ReservationReleased, "at .* in the panel: %mesh reserve dev makes a new one$"),
+        ],
+    )
+    def test_whoever_asks_later_learns_why(self, how: dict[str, str], error: type[Exception], said: str) -> None:
+        state = self.ended(**how)
+        for ask in (lambda: state.lease("r"), lambda: state.mesh("m")):
+            with pytest.raises(error, match=f"^dev was released {said}") as caught:
+                ask()
+            assert vars(caught.value).items() >= {"name": "dev", "ended_at": 1e9, **how}.items()
 
     def test_only_the_newest_are_remembered(self) -> None:
         state = NodeState(1)

@@ -71,30 +71,21 @@ def mesh(state: NodeState) -> Mesh:
 
 
 class TestOrder:
-    def test_a_free_mesh_starts_at_once(self) -> None:
-        queued, effects = submit(node(), "a")
-        assert (queued.number, queued.earlier, queued.ahead) == (1, pb.EarlierRuns(), [])
-        assert started(effects) == dict.fromkeys(ALL, "a")
-
     def test_runs_wait_their_turn_rank_by_rank(self) -> None:
         state = node()
-        submit(state, "a")
+        queued, effects = submit(state, "a")
+        assert (queued.number, queued.earlier, queued.ahead) == (1, pb.EarlierRuns(), [])
+        assert started(effects) == dict.fromkeys(ALL, "a")
         queued, effects = submit(state, "b")
-        assert started(effects) == {}
-        assert queued.ahead == ["run 1 (title of a)"]
+        assert (started(effects), queued.ahead) == ({}, ["run 1 (title of a)"])
         assert started(finish(state, "a", 2)) == {2: "b"}
         assert started(finish(state, "a", 0)) == {0: "b"}
 
-    def test_other_ranks_do_not_wait(self) -> None:
+    def test_a_rank_never_gets_a_newer_run_before_an_older_one_and_others_do_not_wait(self) -> None:
         state = node()
         submit(state, "a", [0, 1])
-        queued, effects = submit(state, "b", [2, 3])
-        assert started(effects) == {2: "b", 3: "b"}
-        assert queued.ahead == []
-
-    def test_a_rank_never_gets_a_newer_run_before_an_older_one(self) -> None:
-        state = node()
-        submit(state, "a", [0, 1])
+        queued, effects = submit(state, "d", [3])
+        assert (started(effects), queued.ahead) == ({3: "d"}, [])
         submit(state, "b", [1, 2])  # 2 runs b already, 1 waits for a
         _, effects = submit(state, "c", [2])
         assert started(effects) == {}
@@ -106,13 +97,6 @@ class TestOrder:
         _, effects = submit(state, "a")
         assert started(effects) == {0: "a", 1: "a"}
         assert started(state.rank_ready("m", 3)) == {3: "a"}
-
-    def test_the_number_decides_not_the_arrival(self) -> None:
-        state = node(first_rank=4, ready=[])
-        submit(state, "second", [4], number=2)
-        submit(state, "first", [4], number=1)
-        assert started(state.rank_ready("m", 4)) == {4: "first"}
-        assert started(finish(state, "first", 4)) == {4: "second"}
 
     def test_unknown_meshes_and_ranks_are_refused(self) -> None:
         state = node()
@@ -126,15 +110,6 @@ class TestOrder:
 
 class TestGaps:
     """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
-
-    def test_a_run_waits_for_the_one_before_it(self) -> None:
-        state = node(first_rank=4, ready=[4, 5])
-        _, effects = submit(state, "second", [4, 5], number=7, after=6)
-        assert started(effects) == {}
-        _, effects = submit(state, "first", [4], number=6, after=3)
-        assert started(effects) == {}, "6 waits for 3"
-        _, effects = submit(state, "zeroth", [5], number=3)
-        assert started(effects) == {5: "zeroth", 4: "first"}
 
     def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
         state = node(first_rank=4, ready=[4])
@@ -196,22 +171,15 @@ class TestGaps:
 
 
 class TestAgain:
-    def test_the_same_run_twice_runs_once(self) -> None:
+    def test_the_same_run_twice_runs_once_and_the_answer_is_that_of_the_first_time(self) -> None:
         state = node()
-        first, _ = submit(state, "a")
-        again, effects = submit(state, "a")
-        assert (again.number, effects) == (first.number, [])
+        for run_id in "abc":
+            submit(state, run_id, all_ranks=range(8))
+        again, effects = submit(state, "b", all_ranks=range(8))
+        assert (again.number, again.output, again.earlier.of_others, effects) == (2, 2, 1, [])
         finish_all(state, "a")
         assert submit(state, "a")[1] == []
-        assert mesh(state).last_number == 1
-
-    def test_the_answer_is_that_of_the_first_time(self) -> None:
-        state = node()
-        submit(state, "a", all_ranks=range(8))
-        submit(state, "b", all_ranks=range(8))
-        submit(state, "c", all_ranks=range(8))
-        again, _ = submit(state, "b", all_ranks=range(8))
-        assert (again.number, again.output, again.earlier.of_others) == (2, 2, 1)
+        assert mesh(state).last_number == 3
 
     def test_one_that_has_a_number_keeps_it(self) -> None:
         """The allocator was killed before it wrote the run down; its client still knows."""
@@ -223,20 +191,14 @@ class TestAgain:
         assert (again.number, again.output) == (12, 9)
         assert submit(state, "b")[0].number == 1001
 
-    def test_a_result_is_taken_once(self) -> None:
-        state = node()
-        submit(state, "a")
-        assert len(finish(state, "a", 0)) == 1
-        assert finish(state, "a", 0) == []
-
-    def test_results_of_strangers_change_nothing(self) -> None:
+    def test_a_result_is_taken_once_and_those_of_strangers_change_nothing(self) -> None:
         state = node()
         submit(state, "a", [0])
-        assert finish(state, "unknown", 0) == []
-        assert finish(state, "a", 1) == []
-        assert finish(state, "a", 9) == []
+        for run_id, rank in (("unknown", 0), ("a", 1), ("a", 9)):
+            assert finish(state, run_id, rank) == []
         assert state.result("no mesh", run_pb2.RankResult(run_id="a", rank=0)) == []
         assert not mesh(state).runs["a"].results
+        assert [len(finish(state, "a", 0)) for _ in range(2)] == [1, 0]
 
 
 class TestCancel:
@@ -244,23 +206,16 @@ class TestCancel:
         state = node()
         submit(state, "a", [0, 1])
         submit(state, "b", [1, 2])
-        effects = state.cancel("b")
-        assert ended(effects) == {("b", 1): run_pb2.OUTCOME_CANCELLED}
+        assert ended(state.cancel("b")) == {("b", 1): run_pb2.OUTCOME_CANCELLED}
         assert not mesh(state).runs["b"].finished
         assert started(finish(state, "a", 1)) == {}
+        assert [state.cancel(run_id) for run_id in ("b", "unknown")] == [[], []], "again, or unknown"
 
     def test_what_waited_behind_it_goes_on(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "gap", [4], number=7, after=6)
         submit(state, "next", [4], number=8)
         assert started(state.cancel("gap")) == {4: "next"}
-
-    def test_again_or_unknown(self) -> None:
-        state = node(ready=[])
-        submit(state, "a", [0])
-        assert len(ended(state.cancel("a"))) == 1
-        assert state.cancel("a") == []
-        assert state.cancel("unknown") == []
 
 
 class TestDrop:
@@ -300,12 +255,16 @@ class TestDeath:
 
     def test_running_and_queued_runs_end_on_the_dead_rank_alone(self) -> None:
         state = node()
+        submit(state, "before")
+        finish(state, "before", 3)  # what came before the death stands
         submit(state, "a")
         submit(state, "b", [3])
         effects = state.rank_died("m", 3, self.DEATH)
         assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED, ("b", 3): run_pb2.OUTCOME_DIED}
         assert all(e.result.death == self.DEATH for e in effects if isinstance(e, RankFinished))
         assert not mesh(state).runs["a"].finished
+        for mesh_id, rank in (("m", 9), ("released", 0)):
+            assert state.rank_died(mesh_id, rank, self.DEATH) == [], "it is not here"
 
     def test_a_run_for_a_dead_rank_ends_there_at_once(self) -> None:
         state = node()
@@ -313,12 +272,6 @@ class TestDeath:
         _, effects = submit(state, "a")
         assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED}
         assert started(effects) == {0: "a", 1: "a", 2: "a"}
-
-    def test_a_result_that_came_before_the_death_stands(self) -> None:
-        state = node()
-        submit(state, "a")
-        finish(state, "a", 3)
-        assert ended(state.rank_died("m", 3, self.DEATH)) == {}
 
     def test_a_restart_ends_what_was_queued_and_takes_new_runs(self) -> None:
         state = node()
@@ -330,10 +283,6 @@ class TestDeath:
         assert started(effects) == {}, "not ready yet"
         assert started(state.rank_ready("m", 3)) == {3: "c"}
         assert mesh(state).ranks[3].death is None
-
-    def test_of_ranks_that_are_not_here(self) -> None:
-        assert node().rank_died("m", 9, self.DEATH) == []
-        assert node().rank_died("released", 0, self.DEATH) == []
 
 
 class TestFailure:
@@ -350,32 +299,25 @@ class TestFailure:
         self.ended(state, run_id, run_pb2.OUTCOME_ERROR, **failure)
         return state
 
-    def test_in_short(self) -> None:
+    @pytest.mark.parametrize("outcome", [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_INTERRUPTED, None])
+    def test_in_short_until_another_run_has_finished(self, outcome: run_pb2.Outcome.ValueType | None) -> None:
         state = self.failed()
         failure = mesh(state).ranks[0].failure
         assert failure is not None
         assert (failure.name, failure.where, failure.traceback) == ("ValueError", "train.py:41", "")
         assert len(failure.message) == 300
         assert mesh(state).ranks[1].failure is None
-
-    @pytest.mark.parametrize("outcome", [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_INTERRUPTED])
-    def test_until_another_run_has_finished(self, outcome: run_pb2.Outcome.ValueType) -> None:
-        state = self.failed()
-        submit(state, "b", [0])
-        assert mesh(state).ranks[0].failure is not None, "it goes on"
-        self.ended(state, "b", outcome)
-        assert mesh(state).ranks[0].failure is None
-
-    def test_or_the_rank_was_replaced(self) -> None:
-        state = self.failed()
-        state.rank_restarting("m", 0)
-        state.rank_ready("m", 0)
+        if outcome is None:  # or the rank was replaced
+            state.rank_restarting("m", 0)
+            state.rank_ready("m", 0)
+        else:
+            submit(state, "b", [0])
+            assert mesh(state).ranks[0].failure is not None, "it goes on"
+            self.ended(state, "b", outcome)
         assert mesh(state).ranks[0].failure is None
 
     @pytest.mark.parametrize(("done", "expected"), [(["a"], True), ([], False), (["a", "b"], False)])
-    def test_across_a_restart_of_the_allocator_as_far_as_that_process_raised(
-        self, done: list[str], expected: bool
-    ) -> None:
+    def test_across_a_restart_of_the_allocator_if_that_process_raised(self, done: list[str], expected: bool) -> None:
         before = self.failed()
         self.ended(before, "b", run_pb2.OUTCOME_OK)
         state = node(ready=[])
@@ -416,27 +358,20 @@ class TestAdoption:
         assert started(submit(state, "b", [0])[1]) == {}
         assert started(finish(state, "a", 0)) == {0: "b"}
 
-    def test_a_run_that_the_rank_never_got_is_sent_again(self) -> None:
-        _, effects = self.adopted()
-        assert started(effects) == {0: "a"}
+    def test_a_run_that_the_rank_never_got_is_sent_again_and_one_that_is_done_is_not(self) -> None:
+        assert [started(self.adopted(done=done)[1]) for done in ([], ["a"])] == [{0: "a"}, {}]
 
-    def test_a_run_that_is_done_is_not(self) -> None:
-        _, effects = self.adopted(done=["a"])
-        assert started(effects) == {}
-
-    def test_a_run_that_was_not_written_down_keeps_its_rank(self) -> None:
+    @pytest.mark.parametrize("again", [False, True])
+    def test_a_run_that_was_not_written_down_keeps_its_rank(self, again: bool) -> None:
         state, _ = self.adopted(running="lost", done=["a"])
         finish(state, "a", 0)
+        if again:
+            assert started(submit(state, "lost", [0])[1]) == {}, "it runs already"
+            assert state.cancel("lost") == [], "it has begun"
         assert started(submit(state, "b", [0])[1]) == {}, "the rank is busy"
-        assert started(finish(state, "lost", 0)) == {0: "b"}
-
-    def test_and_goes_on_when_its_client_submits_it_again(self) -> None:
-        state, _ = self.adopted(running="lost", done=["a"])
-        finish(state, "a", 0)
-        _, effects = submit(state, "lost", [0])
-        assert started(effects) == {}, "it runs already"
-        assert state.cancel("lost") == [], "it has begun"
-        assert ended(finish(state, "lost", 0)) == {("lost", 0): run_pb2.OUTCOME_OK}
+        effects = finish(state, "lost", 0)
+        assert started(effects) == {0: "b"}
+        assert ended(effects) == ({("lost", 0): run_pb2.OUTCOME_OK} if again else {})
 
     @pytest.mark.parametrize("finished", [False, True])
     def test_a_record_holds_everything(self, finished: bool) -> None:
@@ -463,16 +398,12 @@ class TestOutput:
         state = node()
         for run_id in "abc":
             submit(state, run_id)
-            finish_all(state, run_id, untouched=True)
-        assert [self.output(state, run_id) for run_id in "abc"] == [1, 1, 1]
-
-    def test_touched_on_one_rank(self) -> None:
-        state = node()
-        submit(state, "a")
-        for rank in ALL:
-            finish(state, "a", rank, untouched=rank != 2)
-        submit(state, "b")
-        assert self.output(state, "b") == 2
+            for rank in ALL:
+                finish(state, run_id, rank, untouched=(run_id, rank) != ("b", 2))
+        submit(state, "d", [0, 1])
+        assert [self.output(state, run_id) for run_id in "abcd"] == [1, 1, 3, 3]
+        runs = mesh(state).runs
+        assert [mesh(state).ranks_writing(runs[run_id]) for run_id in "cd"] == [[2, 3], [0, 1]], "the newest has it"
 
     def test_of_different_runs(self) -> None:
         state = node()
@@ -500,16 +431,6 @@ class TestOutput:
         submit(state, "b", [0])
         assert self.output(state, "b") == 2
 
-    def test_it_belongs_to_the_newest_run_on_each_rank(self) -> None:
-        state = node()
-        submit(state, "a")
-        finish_all(state, "a", untouched=True)
-        submit(state, "b", [0, 1])
-        assert self.output(state, "b") == 1
-        runs = mesh(state).runs
-        assert mesh(state).ranks_writing(runs["a"]) == [2, 3]
-        assert mesh(state).ranks_writing(runs["b"]) == [0, 1]
-
 
 class TestForgetting:
     def run_many(self, state: NodeState, count: int, *, collect: bool) -> list[Effect]:
@@ -528,16 +449,11 @@ class TestForgetting:
         assert dropped == [RunDropped("m", f"run{index}") for index in range(4)]
         assert len(mesh(state).runs) == MAX_FINISHED_RUNS + 1
 
-    def test_uncollected_ones_are_kept_twice_as_long(self) -> None:
-        state = node()
-        assert self.run_many(state, 2 * MAX_FINISHED_RUNS, collect=False) == []
-        assert len(mesh(state).runs) == 2 * MAX_FINISHED_RUNS
-
-    def test_an_unfinished_run_is_never_forgotten(self) -> None:
+    def test_uncollected_ones_are_kept_twice_as_long_and_an_unfinished_one_for_ever(self) -> None:
         state = node()
         submit(state, "long", [1])
+        assert self.run_many(state, 2 * MAX_FINISHED_RUNS, collect=False) == []
+        assert len(mesh(state).runs) == 2 * MAX_FINISHED_RUNS + 1
         self.run_many(state, 3 * MAX_FINISHED_RUNS, collect=True)
         assert "long" in mesh(state).runs
-
-    def test_collecting_a_run_that_is_not_here(self) -> None:
-        assert node().collected("unknown") == ""
+        assert state.collected("unknown") == ""

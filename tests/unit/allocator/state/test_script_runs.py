@@ -110,14 +110,6 @@ def test_a_script_keeps_the_reservation_in_use_until_its_processes_are_gone(stat
     assert not state.is_running("r")
 
 
-def test_what_waits_is_dropped(state: NodeState) -> None:
-    submit(state, "a")
-    submit(state, "b")
-    outcomes = [effect.result.outcome for effect in state.cancel("b") if isinstance(effect, RankFinished)]
-    assert outcomes == [run_pb2.OUTCOME_CANCELLED] * 2
-    assert state.cancel("a") == [], "it has begun"
-
-
 def test_a_script_never_uses_the_files_of_another_run(state: NodeState) -> None:
     submit(state, "cell", cell=True)
     for rank in ALL:

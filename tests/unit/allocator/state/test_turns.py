@@ -27,13 +27,6 @@ def order(waiting: list[Waiter], held: dict[str, int], slots: int) -> list[Waite
     return sorted(waiting, key=lambda one: (given[one.key], one.key))
 
 
-def test_who_holds_more_waits_longer() -> None:
-    alice, bob = Waiter("a", "alice", 4, came=0.0), Waiter("b", "bob", 4, came=3600.0)
-    assert order([alice, bob], {}, 32) == [alice, bob]
-    assert order([alice, bob], {"alice": 8}, 32) == [bob, alice], "a quarter of the pool is six hours"
-    assert order([alice, replace(bob, came=7 * 3600.0)], {"alice": 8}, 32)[0] is alice, "she has waited long enough"
-
-
 def test_ten_requests_of_one_person_are_not_ten_turns() -> None:
     alices = [Waiter(f"a{number}", "alice", 4, came=float(number)) for number in range(10)]
     bob = Waiter("b", "bob", 4, came=60.0)

@@ -90,13 +90,21 @@ async def test_a_rank_that_hung_up_is_connected_to_again(tmp_path: Path) -> None
         link.close()
 
 
-async def test_a_rank_that_hangs_up_before_its_hello_is_not_dead(tmp_path: Path) -> None:
-    rank = FakeRank(tmp_path / "rank", silent=2)
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_rank_that_hangs_up_before_its_hello_is_not_dead_unless_it_ended(tmp_path: Path, ended: bool) -> None:
+    rank = FakeRank(tmp_path / "rank", silent=1000 if ended else 2)
+    link, hellos = link_to(rank)
     async with rank.listening():
-        link, hellos = link_to(rank)
-        await asyncio.wait_for(link.connect(), 10)
-        assert hellos.qsize() == 1
-        link.close()
+        connecting = asyncio.create_task(link.connect())
+        while rank.silent == 1000:
+            await asyncio.sleep(0)
+        if not ended:
+            await asyncio.wait_for(connecting, 10)
+            assert hellos.qsize() == 1
+            link.close()
+    if ended:
+        with pytest.raises(SpawnError):
+            await asyncio.wait_for(connecting, 10)
 
 
 class WithoutDescriptors:
@@ -140,17 +148,6 @@ async def test_so_is_the_connection_for_mail(tmp_path: Path, monkeypatch: pytest
         rank.hang_up()
         await asyncio.wait_for(rank.mail.get(), 10)
         link.close()
-
-
-async def test_a_rank_that_ended_before_its_hello_is(tmp_path: Path) -> None:
-    rank = FakeRank(tmp_path / "rank", silent=1000)
-    link, _ = link_to(rank)
-    async with rank.listening():
-        connecting = asyncio.create_task(link.connect())
-        while rank.silent == 1000:
-            await asyncio.sleep(0)
-    with pytest.raises(SpawnError):
-        await asyncio.wait_for(connecting, 10)
 
 
 async def test_a_link_that_was_closed_waits_for_nothing(tmp_path: Path) -> None:

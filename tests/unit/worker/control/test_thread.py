@@ -12,7 +12,7 @@ from monarch_nb.worker.control.thread import ControlThread
 
 def made(listener: socket.socket, **parts: Any) -> ControlThread:
     """A control thread that is not started, with what it needs for a test."""
-    names = (
+    names = [
         "activities",
         "executions",
         "actors",
@@ -23,7 +23,7 @@ def made(listener: socket.socket, **parts: Any) -> ControlThread:
         "debugger",
         "post",
         "keeper",
-    )
+    ]
     nothing: Any = None
     options = dict.fromkeys((*names, "on_work", "on_abort", "on_exit"), nothing) | parts
     return ControlThread(listener, entries=set(), **options)

@@ -21,9 +21,3 @@ from monarch_nb.worker.forking import after_fork
 def test_device_name(visible: str | None, local_rank: str, device: str) -> None:
     environment = {"LOCAL_RANK": local_rank} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert after_fork.device_name(environment) == device
-
-
-def test_presets() -> None:
-    assert after_fork.presets({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == {
-        "rank": 3, "world_size": 8, "local_rank": 1,
-    }  # fmt: skip

@@ -26,28 +26,22 @@ def entry(number: int, name: str, group: str, *, retired: bool = False, **other:
     return told | {"input_sizes": [[2, 8]], "input_dtypes": ["BFloat16"]} | other
 
 
-@pytest.mark.parametrize(
-    ("entries", "call"),
-    [
+def test_the_newest_call_that_is_not_over() -> None:
+    default, one, dp = "the default group", "group 1 (ranks 0,2)", "group dp (ranks 1,3)"
+    odd = entry(0, "gather", "0", input_sizes=[[4], [4]], input_dtypes=["Float", "Odd"])
+    found: list[tuple[list[dict[str, Any]], Call | None]] = [
         ([], None),
         ([entry(0, "all_reduce", "0", retired=True)], None),
-        (
-            [entry(8, "reduce", "0"), entry(9, "all_reduce", "0")],
-            Call("all_reduce", "bfloat16[2,8]", "the default group"),
-        ),
-        ([entry(0, "broadcast", "1")], Call("broadcast", "bfloat16[2,8]", "group 1 (ranks 0,2)")),
-        ([entry(0, "all_to_all", "2")], Call("all_to_all", "", "group dp (ranks 1,3)")),
+        ([entry(8, "reduce", "0"), entry(9, "all_reduce", "0")], Call("all_reduce", "bfloat16[2,8]", default)),
+        ([entry(0, "broadcast", "1")], Call("broadcast", "bfloat16[2,8]", one)),
+        ([entry(0, "all_to_all", "2")], Call("all_to_all", "", dp)),
         ([entry(0, "all_reduce", "9")], None),
-        ([entry(0, "recv 0<-1", "1")], Call("recv", "bfloat16[2,8]", "group 1 (ranks 0,2)", peer=2)),
+        ([entry(0, "recv 0<-1", "1")], Call("recv", "bfloat16[2,8]", one, peer=2)),
         ([{"record_id": 3, "state": "scheduled"}], None),
-        (
-            [entry(0, "gather", "0", input_sizes=[[4], [4]], input_dtypes=["Float", "Odd"])],
-            Call("gather", "float32[4], odd[4]", "the default group"),
-        ),
-    ],
-)
-def test_the_newest_call_that_is_not_over(entries: list[dict[str, Any]], call: Call | None) -> None:
-    assert of_record(entries, GROUPS) == call
+        ([odd], Call("gather", "float32[4], odd[4]", default)),
+    ]
+    for entries, call in found:
+        assert of_record(entries, GROUPS) == call
 
 
 def test_a_thread_that_stands_still_waits_for_the_oldest_call_that_is_open_on_its_gpu(

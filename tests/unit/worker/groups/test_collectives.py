@@ -25,33 +25,24 @@ def stack(*functions: tuple[str, str]) -> Any:
     return frame
 
 
-@pytest.mark.parametrize(
-    ("frame", "name"),
-    [
-        (stack(LOGGER, (C10D, "all_reduce")), "all_reduce"),
-        (stack(LOGGER, (C10D, "broadcast_object_list"), LOGGER, (C10D, "broadcast")), "broadcast_object_list"),
-        (stack((C10D, "new_group"), (C10D, "_new_group_with_tag"), (C10D, "_new_process_group_helper")), "new_group"),
+def test_the_collective_of_a_stack() -> None:
+    rendezvous = (f"{TORCH}/distributed/rendezvous.py", "rendezvous"), (f"{OURS}/rendezvous.py", "agree")
+    backward = (f"{TORCH}/_tensor.py", "backward"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward")
+    stacks: list[tuple[list[tuple[str, str]], str | None]] = [
+        ([LOGGER, (C10D, "all_reduce")], "all_reduce"),
+        ([LOGGER, (C10D, "broadcast_object_list"), LOGGER, (C10D, "broadcast")], "broadcast_object_list"),
+        ([(C10D, "new_group"), (C10D, "_new_group_with_tag"), (C10D, "_new_process_group_helper")], "new_group"),
         (
-            stack(
-                (f"{OURS}/forming.py", "init_process_group"),
-                LOGGER,
-                (C10D, "init_process_group"),
-                (f"{TORCH}/distributed/rendezvous.py", "rendezvous"),
-                (f"{OURS}/rendezvous.py", "agree"),
-            ),
+            [(f"{OURS}/forming.py", "init_process_group"), LOGGER, (C10D, "init_process_group"), *rendezvous],
             "init_process_group",
         ),
-        (
-            stack((f"{TORCH}/_tensor.py", "backward"), (f"{TORCH}/autograd/graph.py", "_engine_run_backward")),
-            "backward",
-        ),
-        (stack((DDP, "__init__"), (f"{TORCH}/distributed/utils.py", "_sync")), "DistributedDataParallel"),
-        (stack((C10D, "all_reduce"), ("/home/me/train.py", "hook")), None),
-        (stack(("/home/me/train.py", "all_reduce")), None),
-    ],
-)
-def test_the_collective_of_a_stack(frame: Any, name: str | None) -> None:
-    assert collectives._innermost(collectives._outwards(frame)) == name
+        ([*backward], "backward"),
+        ([(DDP, "__init__"), (f"{TORCH}/distributed/utils.py", "_sync")], "DistributedDataParallel"),
+        ([(C10D, "all_reduce"), ("/home/me/train.py", "hook")], None),
+        ([("/home/me/train.py", "all_reduce")], None),
+    ]
+    for functions, name in stacks:
+        assert collectives._innermost(collectives._outwards(stack(*functions))) == name
 
 
 def like_torchs(name: str, method: str) -> Any:
@@ -62,29 +53,19 @@ def like_torchs(name: str, method: str) -> Any:
     return instance
 
 
-def test_waiting_for_work_is_seen_at_the_call() -> None:
-    work = like_torchs("Work", "wait")
-    works = [work]
-    holder = SimpleNamespace(work=work)
+def test_waiting_for_work_and_for_a_store_is_seen_at_the_call() -> None:
+    work, store, mine = like_torchs("Work", "wait"), like_torchs("Store", "get"), like_torchs("Mine", "wait")
+    works, plain, other = [work], mine.wait, like_torchs("Work", "result")
+    holder = SimpleNamespace(work=work, store=store)
     seen = [work.wait(), holder.work.wait(), works[0].wait()]  # nobody can tell of what kind the last one is
     seen += [each.wait() for each in works]
     found = work.wait(
         5,
     )
     assert [*seen, found] == ["wait"] * 5
-
-
-def test_waiting_for_a_store_is_seen_at_the_call() -> None:
-    store = like_torchs("Store", "get")
-    holder = SimpleNamespace(store=store)
     seen = [store.get("key"), holder.store.get("key"), [holder][0].store.get("key")]
     assert seen == ["store wait", "store wait", None]
-
-
-def test_other_methods_are_no_collectives() -> None:
-    mine, work = like_torchs("Mine", "wait"), like_torchs("Work", "result")
-    plain = mine.wait
-    seen = [mine.wait(), work.result(), plain()]
+    seen = [mine.wait(), other.result(), plain()]
     assert seen == [None, None, None]
 
 
@@ -113,18 +94,12 @@ def test_errors_of_groups_are_known() -> None:
     assert not collectives.is_lost_connection(timed_out)
 
 
-def test_errors_raised_while_a_group_error_was_handled() -> None:
-    interrupt = KeyboardInterrupt()
-    interrupt.__context__ = raised_in(C10D, "barrier", RuntimeError("Connection reset by peer"))
+def test_where_an_error_was_raised_also_while_another_was_handled() -> None:
+    interrupt, error = KeyboardInterrupt(), raised_in(C10D, "barrier", RuntimeError("Connection reset by peer"))
+    interrupt.__context__ = error
+    error.__context__ = interrupt  # a circle
     assert collectives.is_group_error(interrupt)
-    assert collectives.collective_of(interrupt) == "barrier"
-    interrupt.__context__.__context__ = interrupt  # a circle
-    assert collectives.is_group_error(interrupt)
-
-
-def test_where_an_error_was_raised() -> None:
-    error = raised_in(C10D, "barrier", RuntimeError("x"))
-    assert collectives.collective_of(error) == "barrier"
-    assert not collectives.in_wrapped_model(error)
-    assert collectives.in_wrapped_model(raised_in(DDP, "forward", RuntimeError("x")))
+    assert [collectives.collective_of(each) for each in (interrupt, error)] == ["barrier"] * 2
     assert collectives.collective_of(RuntimeError("never raised")) is None
+    forward = raised_in(DDP, "forward", RuntimeError("x"))
+    assert [collectives.in_wrapped_model(each) for each in (error, forward)] == [False, True]

@@ -10,9 +10,14 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
 
 from monarch_nb.worker.groups import sockets
 
+Pair = tuple[socket.socket, socket.socket, socket.socket]
 FDINFO = """pos:\t0
 flags:\t02
 mnt_id:\t15
@@ -22,11 +27,21 @@ tfd:       24 events:       19 data:     561fcfadb748  pos:0 ino:3789 sdev:8
 """
 
 
-def make_pair() -> tuple[socket.socket, socket.socket, socket.socket]:
-    """Return a listening socket, and both ends of a connection to it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = socket.create_connection(listener.getsockname())
-    return listener, client, listener.accept()[0]
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with make_pair() as made:
+        yield made
+
+
+@contextmanager
+def make_pair() -> Iterator[Pair]:
+    """Have a listening socket, and both ends of a connection to it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as accepted,
+    ):
+        yield listener, client, accepted
 
 
 def identify(connection: socket.socket) -> sockets.Connection:
@@ -39,20 +54,16 @@ def test_epoll_information_is_read() -> None:
     assert sockets.parse_epoll("") == (False, [])
 
 
-def test_a_loop_like_gloos_is_found() -> None:
-    listener, client, accepted = make_pair()
-    epoll = select.epoll()
-    os.set_inheritable(epoll.fileno(), True)
-    try:
+def test_a_loop_like_gloos_is_found(pair: Pair) -> None:
+    listener, _, accepted = pair
+    with closing(select.epoll()) as epoll:
+        os.set_inheritable(epoll.fileno(), True)
         for each in (listener, accepted):
             epoll.register(each, select.EPOLLIN)
         inode = os.fstat(listener.fileno()).st_ino
         assert sockets.gloo_loops() == [sockets.GlooLoop(inode, listener.getsockname(), (identify(accepted),))]
         os.set_inheritable(epoll.fileno(), False)
         assert sockets.gloo_loops() == []
-    finally:
-        for each in (epoll, listener, client, accepted):
-            each.close()
 
 
 def test_an_asyncio_server_is_not_taken_for_gloo() -> None:
@@ -63,51 +74,31 @@ def test_an_asyncio_server_is_not_taken_for_gloo() -> None:
     assert asyncio.run(look()) == []
 
 
-def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_down() -> None:
-    (listener, client, accepted), (*others, other) = make_pair(), make_pair()
-    mapped = socket.socket(socket.AF_INET6)
-    try:
+def test_connections_are_found_by_their_remote_address_and_only_they_are_shut_down(pair: Pair) -> None:
+    listener, client, accepted = pair
+    with make_pair() as (_, another, other), socket.socket(socket.AF_INET6) as mapped:
         mapped.connect((f"::ffff:{listener.getsockname()[0]}", listener.getsockname()[1]))
         found = sockets.connections_to({listener.getsockname()})
         assert sorted(found) == sorted([identify(client), identify(mapped)])
         sockets.shut_down(found)
         assert accepted.recv(1) == b""
-        others[1].sendall(b"x")
+        descriptor, inode = identify(another)
+        sockets.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])  # other files by now
+        another.sendall(b"x")
         assert other.recv(1) == b"x"
-    finally:
-        for each in (listener, client, accepted, *others, other, mapped):
-            each.close()
 
 
-def test_a_descriptor_that_became_another_file_is_left_alone() -> None:
-    listener, client, accepted = make_pair()
-    try:
-        descriptor, inode = identify(client)
-        sockets.shut_down([(descriptor, inode + 1), (10_000, 5), (0, os.fstat(0).st_ino)])
-        client.sendall(b"x")
-        assert accepted.recv(1) == b"x"
-    finally:
-        for each in (listener, client, accepted):
-            each.close()
-
-
-def test_traffic_is_equal_when_nothing_moves() -> None:
-    listener, client, accepted = make_pair()
-    try:
-        both = [identify(client), identify(accepted)]
-        before = sockets.traffic(both)
-        assert before == sockets.traffic(both)
-        assert before.queued_bytes == 0
-        client.sendall(b"abc")
-        assert sockets.traffic(both) != before
-        assert sockets.traffic(both).queued_bytes == 3
-        accepted.recv(3)
-        after = sockets.traffic(both)
-        assert after.queued_bytes == 0
-        assert after != before
-    finally:
-        for each in (listener, client, accepted):
-            each.close()
+def test_traffic_is_equal_when_nothing_moves(pair: Pair) -> None:
+    _, client, accepted = pair
+    both = [identify(client), identify(accepted)]
+    before = sockets.traffic(both)
+    assert before == sockets.traffic(both)
+    client.sendall(b"abc")
+    during = sockets.traffic(both)
+    accepted.recv(3)
+    after = sockets.traffic(both)
+    assert [seen.queued_bytes for seen in (before, during, after)] == [0, 3, 0]
+    assert before not in (during, after)
 
 
 def test_knocking_stands_in_for_every_peer() -> None:
@@ -127,16 +118,13 @@ def test_addresses_are_resolved() -> None:
     assert sockets.resolve("no-such-host.invalid", 5) == set()
 
 
-def test_what_no_longer_reads_can_still_write() -> None:
+def test_what_no_longer_reads_can_still_write(pair: Pair) -> None:
     """Gloo never wakes a thread whose write failed: it must learn of an end by reading."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        peer, _ = server.accept()
-        with peer:
-            peer.sendall(b"before")
-            inode = os.fstat(client.fileno()).st_ino
-            sockets.shut_down([(client.fileno(), inode)], socket.SHUT_RD)
-            client.sendall(b"answer")
-            assert (client.recv(10), client.recv(10), peer.recv(10)) == (b"before", b"", b"answer")
+    _, client, peer = pair
+    peer.sendall(b"before")
+    sockets.shut_down([identify(client)], socket.SHUT_RD)
+    client.sendall(b"answer")
+    assert (client.recv(10), client.recv(10), peer.recv(10)) == (b"before", b"", b"answer")
 
 
 def test_a_thread_of_gloos_that_runs() -> None:

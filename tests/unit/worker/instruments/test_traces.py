@@ -63,12 +63,8 @@ def written(
 def test_all_events_are_read_in_pieces_of_any_size(file: io.StringIO) -> None:
     trace = traces.TraceFile(file)
     assert [event for event, _ in trace.events()] == EVENTS
-    assert trace.facts == {
-        "schemaVersion": 1,
-        "distributedInfo": {"rank": 3},
-        "traceName": "x",
-        "baseTimeNanoseconds": 5_000,
-    }
+    facts = {"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceName": "x", "baseTimeNanoseconds": 5_000}
+    assert trace.facts == facts
 
 
 def test_processes_and_flows_have_numbers_of_their_rank_and_only_used_ones_are_named(file: io.StringIO) -> None:

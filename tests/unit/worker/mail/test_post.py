@@ -13,8 +13,6 @@ import pytest
 from framing import receive_frame
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.config import INLINE_VALUE_BYTES
-from monarch_nb.ground.frames import encode_frame
-from monarch_nb.proto import mail_pb2
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.worker.mail.blobs import MailBlobs
 from monarch_nb.worker.mail.post import Post
@@ -85,47 +83,6 @@ def test_what_is_sent_before_there_is_a_connection_waits(rank: Rank) -> None:
         rank.post.send("there", ["n/1"], [body])
     theirs, _ = rank.connect()
     assert [received(theirs).body for _ in range(2)] == [b"1", b"2"]
-
-
-def test_mail_is_read_when_it_comes(rank: Rank) -> None:
-    theirs, ours = rank.connect()
-    sender = mail_pb2.Address(node="there", process="n/1")
-    for number in (1, 2):
-        theirs.sendall(encode_frame(Envelope(sender=sender, body=b"hello", call=number).SerializeToString()))
-    rank.post.first_mail(ours)
-    assert [rank.notes.next() for _ in range(2)] == [(Address("there", "n/1"), b"hello", n, 0) for n in (1, 2)]
-
-
-def test_a_reader_that_falls_behind_gets_everything_in_order(rank: Rank) -> None:
-    theirs, _ = rank.connect()
-    for number in range(500):
-        rank.post.send("there", ["n/1"], [b"x" * 10_000], answers=number)
-    assert [received(theirs).answers for _ in range(500)] == list(range(500))
-
-
-def test_large_content_is_a_file(rank: Rank) -> None:
-    theirs, ours = rank.connect()
-    content = b"x" * (INLINE_VALUE_BYTES + 1)
-    rank.post.send("there", ["n/1"], [content[:10], memoryview(content)[10:]])
-    envelope = received(theirs)
-    assert not envelope.body
-    assert (rank.directory / envelope.blob).read_bytes() == content
-    theirs.sendall(encode_frame(envelope.SerializeToString()))
-    rank.post.first_mail(ours)
-    assert rank.notes.next()[1] == content
-    assert list(rank.directory.iterdir()) == []
-
-
-def test_when_the_allocator_ends_calls_have_failed_and_what_needs_no_answer_is_sent_to_the_next(rank: Rank) -> None:
-    theirs, ours = rank.connect()
-    rank.post.send("there", ["n/1"], [b"call"], call=1)
-    theirs.close()
-    rank.post.first_mail(ours)
-    node, reason = rank.notes.next()
-    assert (node, reason) == ("there", "the allocator of its own node ended while the call waited")
-    rank.post.send("there", ["n/1"], [b"cast"])
-    theirs, _ = rank.connect()
-    assert received(theirs).body == b"cast"
 
 
 def test_files_that_an_allocator_left_are_removed_by_the_time_the_next_one_is_told_that_the_rank_is_ready(

@@ -76,13 +76,10 @@ def test_memory_that_tensors_share_counts_once_under_the_name_of_the_whole() -> 
     assert (found.tensors, found.size_bytes) == (1, {"cpu": 4000})
 
 
-def test_a_tensor_that_has_no_name_is_found() -> None:
+def test_a_tensor_that_has_no_name_is_found_unless_only_garbage_holds_it() -> None:
     kept = torch.zeros(12345)
     found = Held().look({"closure": lambda: kept}).found()
     assert any(each.name == "" and each.size_bytes == 4 * 12345 for each in found.largest)
-
-
-def test_what_only_garbage_holds_is_not_told() -> None:
     cycle: list[Any] = [torch.ones(3, 5, 7, 11)]
     cycle.append(cycle)
     del cycle

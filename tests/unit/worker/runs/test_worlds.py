@@ -27,30 +27,16 @@ def seen() -> list[str]:
     return [os.environ[name] for name in OWN]
 
 
-def test_a_world_of_its_own_and_then_that_of_the_mesh(namespace: dict[str, Any]) -> None:
+def test_a_world_of_its_own_and_then_that_of_the_mesh_also_after_a_failure(namespace: dict[str, Any]) -> None:
     before = seen()
-    worlds = Worlds(5, namespace)
-    with worlds.of(RunSpec(ranks=[4, 5, 6], own_world=True)):
-        assert seen() == ["1", "3", "1", "3", "0", "3"]
-        assert namespace == {"rank": 1, "world_size": 3, "local_rank": 1}
-    assert seen() == before
-    assert namespace == {"rank": 5, "world_size": 8, "local_rank": 1}
-
-
-def test_the_same_after_a_failure(namespace: dict[str, Any]) -> None:
-    before = seen()
-    world = Worlds(5, namespace).of(RunSpec(ranks=[5], own_world=True))
+    world = Worlds(5, namespace).of(RunSpec(ranks=[4, 5, 6], own_world=True))
     world.__enter__()
-    assert seen()[:2] == ["0", "1"]
+    assert seen() == ["1", "3", "1", "3", "0", "3"]
+    assert namespace == {"rank": 1, "world_size": 3, "local_rank": 1}
     assert not world.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert seen() == before
-    assert namespace["world_size"] == 8
-
-
-def test_a_part_without_a_world_changes_nothing(namespace: dict[str, Any]) -> None:
-    before = seen()
+    assert (seen(), namespace) == (before, {"rank": 5, "world_size": 8, "local_rank": 1})
     with Worlds(5, namespace).of(RunSpec(ranks=[4, 5])):
-        assert seen() == before
+        assert seen() == before, "a part without a world"
 
 
 def test_what_users_have_set_is_theirs(namespace: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,9 @@ def test_ranks_that_are_silent_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_others_put_into_the_store_is_not_taken() -> None:
     def talk(rank: int, exchange: Exchange) -> object:
-        if rank == 1:
-            exchange._do(lambda store: store.set(exchange._key("size/1"), b"\0" * 32 + b"a pickle"))
-            return None
-        return exchange.gather("size", b"")
+        if rank == 0:
+            return exchange.gather("size", b"")
+        return exchange._do(lambda store: store.set(exchange._key("size/1"), b"\0" * 32 + b"a pickle"))
 
     first, _ = on_ranks(2, talk)
     assert isinstance(first, SaveError)

@@ -20,8 +20,7 @@ def make(directory: Path, name: str = "a", mesh: str = "mesh") -> Path:
 def test_a_save_appears_when_it_is_whole(tmp_path: Path) -> None:
     directory = tmp_path / "x" / "a"
     hidden = make(directory)
-    assert places.saves(directory) == []
-    assert places.unfinished(directory) == [hidden]
+    assert (places.saves(directory), places.unfinished(directory)) == ([], [hidden])
     assert places.commit(hidden) == directory / "0001"
     assert [each.name for each in places.saves(directory)] == ["0001"]
     assert [each.stat().st_mode & 0o777 for each in (directory, directory / "0001")] == [0o700] * 2

@@ -43,26 +43,10 @@ def test_numbers(value: Any, text: str) -> None:
     assert facts_of([value, 1]) == {"numbers": [["[0]", text], ["[1]", "1"]]}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        True,
-        numpy.bool_(True),
-        1j,
-        "2.5",
-        10 ** (MAX_DIGITS + 1),
-        numpy.timedelta64(3, "s"),
-        Decimal("sNaN"),
-        {},
-        [1] * 17,
-        {"x" * 41: 1},
-        {"a": None},
-        numpy.array(["a"]),
-        object(),
-    ],
-)
-def test_what_has_none(value: Any) -> None:
-    assert facts_of(value) is None
+def test_what_has_none() -> None:
+    others = [True, numpy.bool_(True), 1j, "2.5", 10 ** (MAX_DIGITS + 1), numpy.timedelta64(3, "s"), Decimal("sNaN")]
+    for value in (*others, {}, [1] * 17, {"x" * 41: 1}, {"a": None}, numpy.array(["a"]), object()):
+        assert facts_of(value) is None
 
 
 def _tensor(value: Any) -> dict[str, Any]:
@@ -83,14 +67,11 @@ def test_statistics_of_tensors(dtype: torch.dtype) -> None:
     assert _tensor(tensor.t()) == about | found
     if dtype.is_floating_point:
         tensor[0, 0], tensor[1, 1], tensor[2, 2] = float("nan"), float("inf"), float("-inf")
-        found = {"nan": 1, "inf": 2, "min": "1", "max": "11", "mean": f"{51 / 9:.6g}"}
         got = _tensor(torch.nn.Parameter(tensor.t()))
-        assert {**got, "mean": f"{float(got['mean']):.3g}"} == {
-            **about,
-            **found,
-            "type": "Parameter",
-            "mean": f"{51 / 9:.3g}",
-        }
+        assert float(got.pop("mean")) == pytest.approx(51 / 9, rel=0.01)
+        assert got == about | {"type": "Parameter", "nan": 1, "inf": 2, "min": "1", "max": "11"}
+        facts = _tensor(torch.full((3,), float("nan"), dtype=dtype))
+        assert (facts["nan"], "min" in facts) == (3, False), "one without any number"
 
 
 def test_of_large_tensors_and_arrays_a_part_is_looked_at() -> None:
@@ -102,23 +83,10 @@ def test_of_large_tensors_and_arrays_a_part_is_looked_at() -> None:
         assert (facts["min"], facts["max"], facts["nan"]) == ("1", "7", 0)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(3, device="meta"),
-        torch.zeros(2, 2).to_sparse(),
-        torch.zeros(2, dtype=torch.complex64),
-        torch.zeros(0),
-    ],
-)
-def test_tensors_without_statistics(tensor: torch.Tensor) -> None:
-    assert _tensor(tensor).keys() == {"type", "shape", "dtype", "device"}
-
-
-def test_a_tensor_without_any_number() -> None:
-    facts = _tensor(torch.full((3,), float("nan")))
-    assert facts["nan"] == 3
-    assert "min" not in facts
+def test_tensors_without_statistics() -> None:
+    sparse, none = torch.zeros(2, 2).to_sparse(), torch.zeros(0)
+    for tensor in (torch.zeros(3, device="meta"), sparse, torch.zeros(2, dtype=torch.complex64), none):
+        assert _tensor(tensor).keys() == {"type", "shape", "dtype", "device"}
 
 
 def test_a_tensor_of_another_kind_is_asked_for_nothing() -> None:

@@ -247,15 +247,6 @@ def test_an_allocator_killed_before_the_burst_has_the_old_tree(tmp_path: Path) -
     assert not (tree.parent / "staging").exists()
 
 
-def test_a_killed_client_leaves_a_change_that_the_next_one_replaces(tmp_path: Path) -> None:
-    client, tree = start(tmp_path)
-    half = client.workspaces.begin(ID, client.change({b"big": file(b"1" * 1_000_000).entry}, []))
-    assert half
-    half.prepare()
-    client.sync(AFTER)
-    assert os.listdir(tree.parent / "staging") == []
-
-
 @pytest.mark.parametrize("torn", [1, 4, 13, 100])
 def test_a_torn_record_is_cut_off(tmp_path: Path, torn: int) -> None:
     client, tree = start(tmp_path)

@@ -10,23 +10,7 @@ import pytest
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import ReservationNotFound
 from unit.allocator.files.workspace.conftest import ID, listing
-from unit.allocator.files.workspace.syncing import Client, directory, file, link, node_paths, open_workspaces
-
-
-def test_release_removes_what_was_synced(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second"), b"l": link(b"a.py")})
-    Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
-    (tree / "__pycache__").mkdir()
-    (tree / "__pycache__/a.cpython-311.pyc").write_bytes(b"compiled")
-    (tree / "empty").mkdir()
-    assert workspaces.release(ID, "train") is None
-    assert not tree.parent.exists()
-    assert not node_paths(tmp_path).kept.exists()
-    assert workspaces.reservations() == []
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"x": file(b"first"), b"y": file(b"second"), b"z": file(b"third")})
-    assert other.asked_for == [0], "the cache has what a released reservation had"
-    assert workspaces.release("never-there") is None
+from unit.allocator.files.workspace.syncing import Client, directory, file, node_paths, open_workspaces
 
 
 def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path) -> None:
@@ -36,9 +20,10 @@ def test_nobody_waits_for_the_removal_of_what_is_as_it_was_synced(tmp_path: Path
     tree = workspaces.directory(ID)
     Client(workspaces, ID).sync({b"a.py": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
     Client(workspaces, ID, mount="data", source="other").sync({b"c": file(b"third")})
+    (tree / "empty").mkdir()
     (tree / "d/__pycache__").mkdir()
     (tree / "d/__pycache__/b.cpython-311.pyc").write_bytes(b"compiled")
-    assert workspaces.release(ID, "train") is None
+    assert [workspaces.release(name, "train") for name in (ID, "never-there")] == [None, None]
     assert workspaces.reservations() == []
     assert not tree.exists()
     other = Client(workspaces, "reservation-2")
