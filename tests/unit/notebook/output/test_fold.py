@@ -177,6 +177,27 @@ def test_packed_lines_open_to_every_line_of_each_rank(
         assert [row.text_of(rank) for row in sorted(kept, key=order)] == [*lines, *filter(None, [half.get(rank)])]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, max_size=6)), max_size=20),
+    st.sampled_from(FOLDS_BY),
+    st.sampled_from([0.0, 0.1, 0.6]),
+)
+def test_rows_are_the_same_when_lines_come_one_by_one(
+    pieces: list[tuple[int, list[str]]], by: FoldBy, step_s: float
+) -> None:
+    together, apart = Fold(range(4), by), Fold(range(4), by)
+    for count, (rank, lines) in enumerate(pieces):
+        together.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), count * step_s)
+        for line in lines:
+            apart.add(Text(rank, "stdout", f"{line}\n"), count * step_s)
+    shown = [
+        [(row.position, row.ranks, row.text, row.ranks_by_number()) for row in fold.rows()]
+        for fold in (together, apart)
+    ]
+    assert shown[0] == shown[1]
+
+
 def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
     """Who moves up to lines that differ goes on alone, from its own line."""
     fold = Fold(range(9))
