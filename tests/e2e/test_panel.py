@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import BrowserContext, Page, Response, expect
+from playwright.sync_api import Page, Response, expect
 
 import monarch_nb
 from e2e.lab import WAIT_MS, Lab, NotebookPage
@@ -214,17 +214,6 @@ def test_what_a_notebook_is_attached_to_is_marked_and_said_once(
         panel.card(name).get_by_role("button", name="Close message").click()
 
 
-def test_stacks_say_where_ranks_are(panel: PanelPage, held: Reservation, make_gate: Callable[[], Gate]) -> None:
-    gate = make_gate()
-    run, _ = started(held.mesh, f"def train_step():\n    {gate.wait}\ntrain_step()")
-    panel.button("Stacks").click()
-    stacks = panel.root.get_by_role("region", name="Stacks")
-    expect(stacks).to_contain_text("ranks 0-3")
-    expect(stacks).to_contain_text("train_step")
-    gate.open(4)
-    run.wait()
-
-
 def saves_the_log(reply: Response) -> bool:
     """Whether this saved a layout that has a log; JupyterLab saves layouts a moment after they change."""
     if "/api/workspaces/" not in reply.url or reply.request.method != "PUT":
@@ -264,25 +253,6 @@ def test_a_restarted_server_finds_everything_again(lab: Lab, panel: PanelPage, h
     panel.button("Stacks").click()
     expect(panel.root.get_by_role("region", name="Stacks")).to_contain_text("ranks 0-3")
     panel.page.close()  # it answers dialogs
-
-
-def test_two_tabs_show_the_same(panel: PanelPage, lab: Lab, browser_context: BrowserContext) -> None:
-    second = browser_context.new_page()
-    try:
-        second.goto(lab.url("lab/workspaces/second?reset"))
-        other = PanelPage(second)
-        other.show()
-        panel.reserve(name="dev", nodes="1", kind="procs", per_node="2")
-        other.wait_for_state("idle", 0, 1)
-        panel.button("Release…").click()
-        expect(panel.question).to_be_visible()
-        other.button("Release…").click()
-        other.button("Release").click()
-        for each in (other, panel):
-            expect(each.card("dev")).to_have_count(0)
-            expect(each.root).to_contain_text("You hold nothing")
-    finally:
-        second.close()
 
 
 def test_a_reservation_that_is_released_elsewhere_goes_from_the_panel(panel: PanelPage, held: Reservation) -> None:

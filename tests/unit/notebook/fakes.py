@@ -17,7 +17,7 @@ from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference
 from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
 from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
-from monarch_nb.client.pools.facts.infos import EndedReservation, RankInfo, RunInfo, StackReport
+from monarch_nb.client.pools.facts.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
 from monarch_nb.client.presenting import served_notebook
 from monarch_nb.client.reservations.known.lists import Holdings
@@ -322,7 +322,7 @@ class FakeReservation:
         self.mesh = FakeMesh(client, self, Extent({"hosts": nodes, "procs": procs}))
         self.meshes = FakeMeshes({"main": self.mesh})
         self.files = FakeFiles()
-        self.left = self.amounts = ""
+        self.left_s: tuple[float | None, float | None] = (None, None)
         self.shares: dict[str, str] = {}
         self.pool, self.node_names = "lab", [f"node{node}" for node in range(nodes)]
 
@@ -365,32 +365,11 @@ class FakeReservation:
         del self.client.held[self.name]
         return self.client.kept
 
-    def info(self) -> Any:
-        return SimpleNamespace(
-            name=self.name,
-            full_name=self.full_name,
-            right="own",
-            reservation_id=self.id,
-            owner="me",
-            held_by_me=True,
-            holder="you",
-            pool="lab",
-            waiting=(),
-            absences=(),
-            mesh_names="",
-            nodes_without_main=(),
-            nodes=self.nodes,
-            nodes_answering=self.nodes - self.nodes_silent,
-            procs=self.procs,
-            gpus=0,
-            notebook=self.notebook,
-            directory=self.directory,
-            created_at=time.time() - 90,
-            left=self.left,
-            amounts=self.amounts,
-            alive=self.mesh.ranks,
-            alive_of_all=f"{len(self.mesh.ranks)} of {len(self.mesh.ranks)}",
-        )
+    def info(self) -> ReservationInfo:
+        where = self.notebook, time.time() - 90, tuple(self.mesh.status()), self.nodes - self.nodes_silent
+        left: dict[str, Any] = {"time_left_s": self.left_s[0], "idle_left_s": self.left_s[1], "pool": self.pool}
+        size, shape = len(self.mesh.ranks), (self.nodes, self.procs, self.gpus)
+        return ReservationInfo(self.name, self.id, self.owner, *shape, *where, size, self.directory, **left)
 
 
 class FakeClient:

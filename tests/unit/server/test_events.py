@@ -14,7 +14,9 @@ from monarch_nb.client.connections.bridge import post
 from monarch_nb.server.handlers import run_on
 from unit.panel.fake_pool import FakePool, panel_on
 from unit.panel.replies import hold, node
-from unit.server.conftest import Client
+from unit.server.conftest import TOKEN, Client
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def event(socket: WebSocketClientConnection) -> Any:
@@ -23,18 +25,28 @@ async def event(socket: WebSocketClientConnection) -> Any:
     return json.loads(message)
 
 
-@pytest.mark.parametrize("token", [None, "wrong"])
-async def test_who_is_not_authenticated_is_refused(client: Client, token: str | None) -> None:
-    with pytest.raises(HTTPClientError) as error:
-        await client.connect(token=token)
-    assert error.value.code == 403
+@pytest.mark.filterwarnings("error")
+async def test_what_there_is_to_tell_while_the_server_ends_is_dropped_without_a_word() -> None:
+    """Its loop is closed then, and the panel's goes on until the process is gone."""
+    sent: list[str] = []
+
+    async def send() -> None:
+        sent.append("x")
+
+    loop = asyncio.new_event_loop()
+    loop.close()
+    await run_on(loop, send())
+    await run_on(asyncio.get_running_loop(), send())
+    assert sent == ["x"]
 
 
-async def test_who_is_not_authorized_is_refused(client: Client) -> None:
-    client.app.authorizer.is_authorized = lambda *_: False
-    with pytest.raises(HTTPClientError) as error:
-        await client.connect()
-    assert error.value.code == 403
+async def test_who_may_not_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for token in (None, "wrong", TOKEN):
+        if token == TOKEN:
+            monkeypatch.setattr(client.app.authorizer, "is_authorized", lambda *_: False)
+        with pytest.raises(HTTPClientError) as error:
+            await client.connect(token=token)
+        assert error.value.code == 403
 
 
 async def test_another_site_is_refused(client: Client) -> None:
@@ -68,36 +80,26 @@ async def test_the_connection_ends_where_there_is_no_such_pool(client: Client) -
     assert (socket.close_code, socket.close_reason) == (4404, "there is no such pool (any more)")
 
 
-async def test_a_browser_that_looks_away_is_heard(client: Client) -> None:
+async def test_a_browser_that_looks_away_is_heard_and_what_a_newer_one_says_is_ignored(client: Client) -> None:
     socket = await client.connect()
     await event(socket)
     (subscription,) = client.panel.live._subscriptions
     assert subscription.looking
-    await socket.write_message(json.dumps({"type": "look", "looking": False}))
-    while subscription.looking:
-        await asyncio.sleep(0.001)
-    socket.close()
-
-
-@pytest.mark.parametrize("message", ["nonsense", "[]", "{}", '"x"', "3"])
-async def test_nonsense_ends_the_connection(client: Client, message: str) -> None:
-    socket = await client.connect()
-    await event(socket)
-    await socket.write_message(message)
-    while await asyncio.wait_for(socket.read_message(), 10) is not None:
-        pass
-    assert socket.close_code == 1003
-
-
-async def test_a_message_of_a_newer_browser_is_ignored(client: Client) -> None:
-    socket = await client.connect()
-    await event(socket)
     await socket.write_message('{"type": "dance"}')
     await socket.write_message('{"type": "look", "looking": false}')
-    (subscription,) = client.panel.live._subscriptions
     while subscription.looking:
         await asyncio.sleep(0.001)
     socket.close()
+
+
+async def test_nonsense_ends_the_connection(client: Client) -> None:
+    for message in ("nonsense", "[]", "{}", '"x"', "3"):
+        socket = await client.connect()
+        await event(socket)
+        await socket.write_message(message)
+        while await asyncio.wait_for(socket.read_message(), 10) is not None:
+            pass
+        assert socket.close_code == 1003, message
 
 
 async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
@@ -108,8 +110,8 @@ async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_pings_are_sent_as_the_server_is_configured(client: Client) -> None:
-    client.app.web_app.settings["ws_ping_interval"] = 20
+async def test_pings_are_sent_as_the_server_is_configured(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(client.app.web_app.settings, "ws_ping_interval", 20)
     pings: list[bytes] = []
     socket = await client.connect()
     assert socket.protocol is not None
@@ -118,18 +120,3 @@ async def test_pings_are_sent_as_the_server_is_configured(client: Client) -> Non
     while not pings:
         await asyncio.sleep(0.001)
     socket.close()
-
-
-@pytest.mark.filterwarnings("error")
-async def test_what_there_is_to_tell_while_the_server_ends_is_dropped_without_a_word() -> None:
-    """Its loop is closed then, and the panel's goes on until the process is gone."""
-    sent: list[str] = []
-
-    async def send() -> None:
-        sent.append("x")
-
-    loop = asyncio.new_event_loop()
-    loop.close()
-    await run_on(loop, send())
-    await run_on(asyncio.get_running_loop(), send())
-    assert sent == ["x"]

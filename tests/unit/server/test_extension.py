@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,9 +21,10 @@ def test_the_configuration_that_is_installed_enables_it() -> None:
     assert enabled == {point["module"]: True for point in server._jupyter_server_extension_points()}
 
 
-@pytest.mark.parametrize("configuration", [{"pool": "lab", "refresh_s": 2.5, "notice_s": 30.0}])
-async def test_traits_reach_it(client: Client) -> None:
-    extension = client.extension
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("configuration", [{"pool": "lab", "refresh_s": 2.5, "notice_s": 30.0}], scope="module")
+async def test_traits_reach_it(served: Client) -> None:
+    extension = served.extension
     assert (extension.pool, extension.refresh_s, extension.notice_s) == ("lab", 2.5, 30.0)
 
 
@@ -41,13 +40,3 @@ def test_every_trait_is_documented() -> None:
     for name, trait in MonarchNB.class_own_traits(config=True).items():
         assert trait.help
         assert f"c.MonarchNB.{name}" in documented
-
-
-def test_loading_it_brings_no_grpc_and_no_torch() -> None:
-    """A Jupyter server starts as fast as before."""
-    program = (
-        "import sys, monarch_nb.server, monarch_nb.server.extension\n"
-        "print([name for name in ('grpc', 'torch', 'IPython', 'google.protobuf') if name in sys.modules])"
-    )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"

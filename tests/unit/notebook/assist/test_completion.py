@@ -1,7 +1,5 @@
 """What is being completed where, without a shell."""
 
-import pytest
-
 from monarch_nb.notebook.assist.completion import InBody, InLine, locate, target_words
 from monarch_nb.notebook.mode import MeshMode
 from monarch_nb.notebook.syntax.declarations import CELL, MESH
@@ -10,9 +8,8 @@ from monarch_nb.shape import Extent
 CELL_TEXT = "%%mesh -t 2 --no\nimport torch\nmodel.to"
 
 
-@pytest.mark.parametrize(
-    ("cell", "line", "column", "place"),
-    [
+def test_what_is_being_completed() -> None:
+    for cell, line, column, place in (
         ("%mesh rel", 0, 9, InLine(MESH, " rel")),
         ("x = 1\n%mesh release d", 1, 15, InLine(MESH, " release d")),
         ("out = %mesh pull lo", 0, 19, InLine(MESH, " pull lo")),
@@ -28,10 +25,8 @@ CELL_TEXT = "%%mesh -t 2 --no\nimport torch\nmodel.to"
         ("%%mesh --mesh='two words'\nx", 1, 1, InBody("x", 1, None, "two words")),
         ("%%mesh -o 'x\ny", 1, 1, InBody("y", 1, None, None)),
         ("%%time\nx", 1, 1, None),
-    ],
-)
-def test_what_is_being_completed(cell: str, line: int, column: int, place: InLine | InBody | None) -> None:
-    assert locate(cell, line, column, MeshMode()) == place
+    ):
+        assert locate(cell, line, column, MeshMode()) == place
 
 
 def test_what_is_being_completed_while_on() -> None:

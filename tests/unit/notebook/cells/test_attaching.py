@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_nb.errors import NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.notebook import load_ipython_extension, unload_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.session import Session, _held_line
+from monarch_nb.notebook.session import Session
 from unit.notebook.fakes import FakeClient, Notebook, hello, nothing
 
 # ---- following ----
@@ -174,7 +174,6 @@ def test_a_new_kernel_of_the_notebook_attaches(held: Notebook, client: FakeClien
     held.shown.outputs.clear()
     load_ipython_extension(held.shell)
     assert held.text() == "you hold dev: %mesh attach dev uses it here"
-    assert _held_line(["a", "b"]) == "you hold a, b: %mesh attach NAME uses one of them here"
 
 
 def test_loading_with_nothing_held_is_silent(client: FakeClient, shell: InteractiveShell) -> None:

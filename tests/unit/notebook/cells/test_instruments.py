@@ -53,28 +53,17 @@ def test_a_line_counts_until_the_ranks_have_written(monkeypatch: pytest.MonkeyPa
     assert page.shown == ["a table", "a trace"]
 
 
-def test_what_can_not_be_shown_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_shown_is_said_and_of_a_run_that_never_began_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page(monkeypatch)
-    run = ended()
 
     def found(_: Run) -> Iterator[object]:
         raise MonarchNbError("the disk is full")
         yield
 
-    show_found([CellInstrument("--profile", "torch-profile", {}, found)], run, in_place=True)
-    assert page.shown == ["--profile: the disk is full"]
-
-
-def test_of_a_run_that_never_began_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Page(monkeypatch)
-
-    def found(_: Run) -> Iterator[object]:
-        yield calm_line("nothing was profiled")
-
     asked = [CellInstrument("--profile", "torch-profile", {}, found)]
     show_found(asked, ended("cancelled", "cancelled"), in_place=True)
     assert page.shown == []
-    for began_somewhere in (ended("cancelled"), ended("cancelled", "died"), ended("interrupted", "interrupted")):
-        show_found(asked, began_somewhere, in_place=True)
-        assert page.shown == ["nothing was profiled"]
+    for run in (ended(), ended("cancelled"), ended("cancelled", "died"), ended("interrupted", "interrupted")):
+        show_found(asked, run, in_place=True)
+        assert page.shown == ["--profile: the disk is full"]
         page.shown.clear()

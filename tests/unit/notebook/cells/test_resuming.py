@@ -119,21 +119,16 @@ def test_what_can_not_be_resumed_is_refused(notebook: str) -> None:
         checked_plan(plan(""), notebook, on="slurm")
 
 
-@pytest.mark.parametrize(
-    ("error", "became", "why"),
-    [
+def test_only_the_engine_takes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    time_up = "its time of 8 h was up"
+    for error, became, why in (
         (PoolError("lost"), ("Slurm job 3 was cancelled: %mesh reserve", True), "Slurm job 3 was cancelled"),
         (PoolError("lost"), ("one node failed", False), ""),
-        (ReservationExpired("dev was released; again", why="its time of 8 h was up"), ("", False), "dev was released"),
+        (ReservationExpired("dev was released; again", why=time_up), ("", False), "dev was released"),
         (ReservationExpired("dev was released; again", why="nobody used it for 2 h"), ("", True), ""),
         (ReservationReleased("dev was released", by="in the panel"), ("", True), ""),
         (MonarchNbError("else"), ("", True), ""),
-    ],
-)
-def test_only_the_engine_takes_back(
-    monkeypatch: pytest.MonkeyPatch, error: MonarchNbError, became: tuple[str, bool], why: str
-) -> None:
-    monkeypatch.setattr(resuming, "what_became", lambda pool: became)
-    session = cast(Session, SimpleNamespace(resume=plan(), pool="slurm-dev"))
-    assert taken_back(session, error) == why
-    assert taken_back(cast(Session, SimpleNamespace(resume=None, pool="slurm-dev")), error) == ""
+    ):
+        monkeypatch.setattr(resuming, "what_became", lambda pool, became=became: became)
+        assert taken_back(cast(Session, SimpleNamespace(resume=plan(), pool="slurm-dev")), error) == why
+        assert taken_back(cast(Session, SimpleNamespace(resume=None, pool="slurm-dev")), error) == ""

@@ -1,6 +1,5 @@
 """What the notebook says about files: before cells, and in `%mesh sync`, `fetch`, `ls` and `reserve`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,9 +36,8 @@ def copied(held: Notebook, client: FakeClient) -> FakeFiles:
 
 
 class TestLines:
-    @pytest.mark.parametrize(
-        ("report", "lines"),
-        [
+    def test_what_was_sent(self) -> None:
+        for report, lines in (
             (SyncReport(3, 12_000, 0, 9, 16, 0.04), ["sent 3 files, 12 kB, to 16 nodes in 0.04 s"]),
             (SyncReport(1, 26, 0, 9, 1, 1.26), ["sent 1 file, 26 B, to 1 node in 1.3 s"]),
             (SyncReport(2, 0, 0, 0, 4, 0.02), ["sent 2 files to 4 nodes in 0.02 s"]),
@@ -47,14 +45,11 @@ class TestLines:
             (SyncReport(removed=1, nodes=2, seconds=0.02), ["removed 1 file there in 0.02 s"]),
             (SyncReport(nodes=4), ["the files are on 4 nodes already"]),
             (SyncReport(nodes=4, kept={"a": ("node0",)}), []),
-        ],
-    )
-    def test_what_was_sent(self, report: SyncReport, lines: list[str]) -> None:
-        assert sent_lines(report, NODES) == lines
+        ):
+            assert sent_lines(report, NODES) == lines
 
-    @pytest.mark.parametrize(
-        ("given", "line"),
-        [
+    def test_what_went_where(self) -> None:
+        for given, line in (
             ({"node0": Given(3), "node1": Given(3)}, "sent 3 files, 12 kB, to 2 nodes in 0.04 s"),
             (
                 {"node0": Given(2), "node1": Given(1)},
@@ -64,12 +59,10 @@ class TestLines:
                 {"node0": Given(1, 2), "node1": Given(1)},
                 "sent 1 file to every node, 12 kB together, removed 2 files on node0 in 0.04 s",
             ),
-        ],
-    )
-    def test_what_went_where(self, given: dict[str, Given], line: str) -> None:
-        most = max(one.files for one in given.values()), max(one.removed for one in given.values())
-        report = SyncReport(most[0], 12_000, most[1], nodes=2, seconds=0.04, given=given)
-        assert sent_lines(report, NODES) == [line]
+        ):
+            most = max(one.files for one in given.values()), max(one.removed for one in given.values())
+            report = SyncReport(most[0], 12_000, most[1], nodes=2, seconds=0.04, given=given)
+            assert sent_lines(report, NODES) == [line]
 
     def test_many_different_counts_stay_short(self) -> None:
         names = [f"node{number}" for number in range(16)]
@@ -109,7 +102,7 @@ class TestLines:
             "60 files, 60 B; nodes take only what they lack",
         ]
 
-    def test_a_dry_run_says_what_becomes_of_what_ranks_wrote(self) -> None:
+    def test_a_dry_run_says_what_becomes_of_what_ranks_wrote_and_removed(self) -> None:
         there = Differences({"a.py": ("node1",), "log": ("node0", "node1")}, {"b.py": ("node0",)})
         pending = Pending([("a.py", 10)], ["log"], there=there)
         assert dry_run(pending, NODES, overwrite=False)[:2] == [
@@ -124,8 +117,6 @@ class TestLines:
         quiet = Pending(there=Differences({"a.py": ("node1",)}))
         assert dry_run(quiet, NODES, overwrite=False)[-1].startswith("nothing would be sent")
         assert len(dry_run(quiet, NODES, overwrite=True)) == 1
-
-    def test_a_dry_run_names_what_ranks_removed_as_a_sync_does(self) -> None:
         gone = "ranks removed pkg/a.py on node1: %mesh sync --overwrite sends yours again"
         there = Differences(missing={"pkg/a.py": ("node1",)})
         assert dry_run(Pending(there=there), NODES, overwrite=False) == [gone]
@@ -140,59 +131,44 @@ class TestBeforeACell:
         shown = held.ok("%%mesh -t 2\ntrain()")
         assert "sent 3 files, 12 kB, to 2 nodes in 0.04 s" in shown
         assert "hello" in shown
-        assert copied.calls == [("sync", ["node1"], False)]
+        assert "files" not in held.ok("%%mesh\ntrain()"), "nothing went"
+        assert copied.calls == [("sync", ["node1"], False), ("sync", ["node0", "node1"], False)]
+        held.ok("%%mesh --no-sync\n1")
+        copied.copies = False
+        held.ok("%%mesh\n1")
+        assert len(copied.calls) == 2
 
-    def test_says_nothing_when_nothing_went(self, held: Notebook, copied: FakeFiles, client: FakeClient) -> None:
-        client.on_submit = hello
-        assert "files" not in held.ok("%%mesh\ntrain()")
-        assert len(copied.calls) == 1
-
-    @pytest.mark.parametrize("copies", [True, False])
-    def test_says_once_what_another_kernel_changed(self, held: Notebook, copied: FakeFiles, copies: bool) -> None:
-        copied.copies = copies
-        for line in ("%%mesh\n1", "%mesh sync"):
-            copied.news = ["another kernel removed /library: ranks no longer have it"]
-            assert "another kernel removed /library" in held.ok(line)
-            assert "another kernel" not in held.ok(line)
+    def test_says_once_what_another_kernel_changed(self, held: Notebook, copied: FakeFiles) -> None:
+        for copied.copies in (True, False):
+            for line in ("%%mesh\n1", "%mesh sync"):
+                copied.news = ["another kernel removed /library: ranks no longer have it"]
+                assert "another kernel removed /library" in held.ok(line)
+                assert "another kernel" not in held.ok(line)
 
     def test_says_notes_once(self, held: Notebook, copied: FakeFiles) -> None:
         large = {"": local(large={b"big.bin": 10**9})}
-        copied.reports = [SyncReport(1, 1, nodes=2, local=large), SyncReport(nodes=2, local=large)]
-        assert "too large: big.bin (1.0 GB)" in held.ok("%%mesh\n1")
-        assert "too large" not in held.ok("%%mesh\n1")
+        copied.reports = [SyncReport(1, 1, nodes=2, local=large, modules=True) for _ in range(3)]
+        shown = held.ok("%%mesh\n1")
+        assert "too large: big.bin (1.0 GB)" in shown
+        assert "reload is off" not in shown
+        copied.record.reload = False
+        shown = held.ok("%%mesh\n1")
+        assert "too large" not in shown
+        assert "reload is off: ranks keep the modules that they have; %mesh restart" in shown
+        assert "reload is off" not in held.ok("%%mesh\n1")
 
-    def test_says_what_ranks_keep_and_where(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.reports = [SyncReport(nodes=2, kept={"a": ("node1", "node0"), "b": ("node1",), "c": ("node1",)})]
+    def test_says_what_ranks_keep_what_is_gone_and_who_was_not_reached(self, held: Notebook, copied: FakeFiles) -> None:
+        kept, ranks = {"a": ("node1", "node0"), "b": ("node1",), "c": ("node1",)}, ("node1",)
+        overwritten: dict[str, Any] = {"left": {"log": ("node0",)}, "overwritten": {"b": ranks}, "missed": ranks}
+        copied.reports = [SyncReport(nodes=2, kept=kept), SyncReport(removed=1, nodes=1, **overwritten)]
         shown = held.ok("%%mesh\n1")
         assert "kept a, which ranks wrote on every node: %mesh sync --overwrite sends yours" in shown
         assert "kept b, c, which ranks wrote on node1:" in shown
         assert "sent" not in shown
-
-    def test_says_what_stays_what_is_gone_and_who_was_not_reached(self, held: Notebook, copied: FakeFiles) -> None:
-        report = SyncReport(
-            removed=1, nodes=1, left={"log": ("node0",)}, overwritten={"b": ("node1",)}, missed=("node1",)
-        )
-        copied.reports = [report]
         shown = held.ok("%%mesh\n1")
         assert "left log on node0, which ranks wrote there" in shown
         assert "overwrote b, which ranks wrote on node1" in shown
         assert "not reached: node1; the next sync sends the missing files" in shown
-
-    def test_says_once_that_modules_stay_old_when_nothing_is_reloaded(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.reports = [SyncReport(1, 1, nodes=2, modules=True) for _ in range(3)]
-        assert "reload is off" not in held.ok("%%mesh\n1")
-        copied.record.reload = False
-        assert "reload is off: ranks keep the modules that they have; %mesh restart" in held.ok("%%mesh\n1")
-        assert "reload is off" not in held.ok("%%mesh\n1")
-
-    def test_does_not_sync_when_told_not_to(self, held: Notebook, copied: FakeFiles) -> None:
-        held.ok("%%mesh --no-sync\n1")
-        assert not copied.calls
-
-    def test_nodes_that_see_the_files_are_sent_nothing(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.copies = False
-        held.ok("%%mesh\n1")
-        assert not copied.calls
 
     def test_a_cell_whose_node_lacks_the_files_does_not_run(
         self, held: Notebook, copied: FakeFiles, client: FakeClient
@@ -214,30 +190,14 @@ class TestProgress:
         monkeypatch.setattr(late_progress, "DRAW_EVERY_S", 0.0)
         return copied
 
-    def syncing(self, files: FakeFiles, monkeypatch: pytest.MonkeyPatch, end: Callable[[], SyncReport]) -> None:
-        def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
-            progress("looking at the files of /project", 0, 0)
-            progress("sending files", 5, 10)
-            return end()
-
-        monkeypatch.setattr(files, "sync", sync)
-
-    def test_becomes_what_came_of_it(self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.syncing(slow, monkeypatch, lambda: SyncReport(1, 10, nodes=2, seconds=3.0))
-        held.run("%%mesh\n1")
-        texts = [output["data"]["text/plain"] for output in held.shown.outputs]
-        assert any(text.startswith("looking at the files of /project") for text in texts)
-        assert any("5 B of 10 B" in text for text in texts)
-        assert "sent 1 file, 10 B, to 2 nodes in 3.0 s" in held.text()
-        assert "sending" not in held.text()
-
-    def test_what_takes_long_says_how_to_stop_it_up_to_its_end(
+    def test_says_how_to_stop_it_up_to_its_end_and_becomes_what_came_of_it(
         self, held: Notebook, slow: FakeFiles, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now_s = [0.0]
         monkeypatch.setattr(late_progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
         def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+            progress("looking at the files of /project", 0, 0)
             for now_s[0], done in ((1.0, 1), (2.0, 10), (3.0, 60), (9.0, 100)):
                 progress("sending files", done, 100)
             progress("nodes put the files in place", 0, 0)
@@ -246,17 +206,21 @@ class TestProgress:
         monkeypatch.setattr(slow, "sync", sync)
         held.run("%%mesh\n1")
         texts = [output["data"]["text/plain"] for output in held.shown.outputs]
+        assert any(text.startswith("looking at the files of /project") for text in texts)
         bars = [text for text in texts if "of 100 B" in text]
         assert [text.endswith("; ■ (Ctrl-C) stops it") for text in bars] == [False, True, True, True]
         assert any(text.startswith("nodes put the files in place") for text in texts)
+        assert "sent 1 file, 100 B, to 2 nodes in 9.0 s" in held.text()
+        assert "sending" not in held.text()
 
     def test_an_interrupt_is_one_line_and_the_cell_does_not_run(
         self, held: Notebook, slow: FakeFiles, client: FakeClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def end() -> SyncReport:
+        def sync(needed: object = None, *, overwrite: bool = False, progress: Any) -> SyncReport:
+            progress("sending files", 5, 10)
             raise KeyboardInterrupt
 
-        self.syncing(slow, monkeypatch, end)
+        monkeypatch.setattr(slow, "sync", sync)
         error = held.error("%%mesh\n1")
         assert isinstance(error, RunInterrupted)
         assert "interrupted before all files were sent" in str(error)
@@ -280,33 +244,31 @@ class TestSync:
         assert held.ok("%mesh sync --overwrite") == "the files are on 2 nodes already"
         assert [call[2] for call in copied.calls] == [False, False, True, True]
 
-    def test_adds_a_directory(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
-        copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5)]
+    def test_adds_a_directory_and_removes_it(self, held: Notebook, copied: FakeFiles, tmp_path: Path) -> None:
+        gone = SyncReport(removed=2, nodes=2, seconds=0.5, left={"library/log": ("node0",)})
+        copied.reports = [SyncReport(2, 9, nodes=2, seconds=0.5), gone]
         assert held.ok(f"%mesh sync --add {tmp_path} --as library") == (
             f"{tmp_path} is synced from now on, as library\nsent 2 files, 9 B, to 2 nodes in 0.5 s"
         )
-        assert copied.calls[0] == ("add", str(tmp_path), "library")
-
-    def test_removes_one(self, held: Notebook, copied: FakeFiles) -> None:
-        copied.reports = [SyncReport(removed=2, nodes=2, seconds=0.5, left={"library/log": ("node0",)})]
         assert held.ok("%mesh sync --remove ../library").splitlines() == [
             "ranks no longer have ../library",
             "removed 2 files there in 0.5 s",
             "left library/log on node0, which ranks wrote there",
         ]
-        assert copied.calls == [("remove", "../library")]
+        assert (copied.calls[0], copied.calls[-1]) == (("add", str(tmp_path), "library"), ("remove", "../library"))
 
-    def test_adds_one_that_every_node_sees(self, held: Notebook, client: FakeClient) -> None:
+    def test_nodes_that_see_the_files_need_nothing(self, held: Notebook, client: FakeClient) -> None:
+        for line in ("sync", "sync --status", "sync --dry-run", "sync --overwrite"):
+            assert held.ok(f"%mesh {line}") == "files: every node sees /project itself, nothing is copied"
+        assert not client.held["dev"].files.calls
         shown = held.ok("%mesh sync --add /added")
         assert shown == "/added is on the ranks' sys.path from now on; every node sees it itself"
 
-    def test_a_name_without_a_directory(self, held: Notebook, copied: FakeFiles) -> None:
+    def test_flags_that_do_not_go_together(self, held: Notebook, copied: FakeFiles) -> None:
         assert "--as NAME goes with --add DIR" in str(held.error("%mesh sync --as x"))
-
-    @pytest.mark.parametrize("flag", ["--overwrite", "--dry-run"])
-    def test_a_status_only_looks(self, held: Notebook, copied: FakeFiles, flag: str) -> None:
-        error = held.error(f"%mesh sync --status {flag}")
-        assert str(error).startswith("--status only looks: it goes without --overwrite and --dry-run")
+        for flag in ("--overwrite", "--dry-run"):
+            error = held.error(f"%mesh sync --status {flag}")
+            assert str(error).startswith("--status only looks: it goes without --overwrite and --dry-run")
 
     def test_a_look_sends_nothing(self, held: Notebook, copied: FakeFiles) -> None:
         assert "nothing would be sent" in held.ok("%mesh sync --dry-run")
@@ -338,23 +300,15 @@ class TestSync:
         assert rows[2].split() == ["node1", "node1", "does", "not", "answer"]
         assert rows[3].split() == ["node2", "0", "nothing", "yet"]
 
-    @pytest.mark.parametrize("line", ["sync", "sync --status", "sync --dry-run", "sync --overwrite"])
-    def test_nodes_that_see_the_files_need_nothing(self, held: Notebook, client: FakeClient, line: str) -> None:
-        assert held.ok(f"%mesh {line}") == "files: every node sees /project itself, nothing is copied"
-        assert not client.held["dev"].files.calls
-
 
 class TestWhereFilesAre:
-    def test_copied_to_all_or_some(self, held: Notebook, copied: FakeFiles) -> None:
+    def test_copied_to_all_some_or_none(self, held: Notebook, copied: FakeFiles) -> None:
         again = "%mesh reserve dev --nodes 2 --procs 2"
         assert held.ok(again).endswith("\nfiles: /project, copied to every node before each cell")
         del copied.connections[0]
         expected = "\nfiles: /project, copied to node1 before each cell; the other nodes see it itself"
         assert held.ok(again).endswith(expected)
-
-    def test_none(self, held: Notebook, copied: FakeFiles) -> None:
         copied.root, copied.copies = "", False
-        again = "%mesh reserve dev --nodes 2 --procs 2"
         assert held.ok(f"{again} --files none").endswith("\nno files: the reservation was made without files")
         assert "your home directory is never copied whole; " in held.ok(again)
 
@@ -395,9 +349,6 @@ class TestFetchAndList:
         held.ok("%mesh fetch a")
         assert asked == [("checkpoints/last.pt", 3, "mine/", True), ("a", 2, None, False), ("a", 0, None, False)]
 
-    def test_what_is_not_there(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
-        assert str(held.error("%mesh fetch nowhere")) == "node0: there is no nowhere"
-
     def test_from_every_rank_or_node(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
         shown = held.ok("%mesh fetch 'ckpt/*.pt' --rank all --to mine").splitlines()
         assert [(rank, to) for _, rank, to, _ in asked] == [(rank, f"mine/rank{rank}/") for rank in range(4)]
@@ -408,7 +359,8 @@ class TestFetchAndList:
         shown = held.ok("%mesh fetch 'of some' --node all").splitlines()
         assert shown[0].startswith("brought 1 file")
         assert shown[1] == "node1: there is no of some"
-        assert str(held.error("%mesh fetch nowhere --rank all")) == "node0: there is no nowhere"
+        for line in ("nowhere --rank all", "nowhere"):
+            assert str(held.error(f"%mesh fetch {line}")) == "node0: there is no nowhere"
 
     def test_what_lands_in_the_project_is_said_to_be_synced(
         self, held: Notebook, asked: list[tuple[Any, ...]], copied: FakeFiles
@@ -428,19 +380,16 @@ class TestFetchAndList:
         assert held.ok("%mesh ls").splitlines()[0] == ". on node0: 2 names"
         assert asked == [("checkpoints", 2), (".", 0)]
 
-    @pytest.mark.parametrize(
-        ("line", "message"),
-        [
+    def test_targets_that_are_none(self, held: Notebook, asked: list[tuple[Any, ...]]) -> None:
+        for line, message in (
             ("ls --node 2", "dev has no node 2: 2 nodes × 2 ranks"),
             ("fetch a --rank 4", "dev has no rank 4"),
             ("ls --rank 1 --node 1", "--rank R or --node N, not both"),
             ("fetch a --rank all --node 1", "--rank R or --node N, not both"),
             ("fetch a --rank x", "--rank is a whole number or all, not 'x'"),
-        ],
-    )
-    def test_targets_that_are_none(self, held: Notebook, asked: list[tuple[Any, ...]], line: str, message: str) -> None:
-        error = held.error(f"%mesh {line}")
-        assert isinstance(error, MonarchNbError)
-        assert not isinstance(error, RunFailed)
-        assert message in str(error)
+        ):
+            error = held.error(f"%mesh {line}")
+            assert isinstance(error, MonarchNbError)
+            assert not isinstance(error, RunFailed)
+            assert message in str(error)
         assert not asked

@@ -1,5 +1,7 @@
 """`%mesh run` in a shell, against a client made of plain objects: what is asked of the mesh, and what is refused."""
 
+import re
+
 import pytest
 
 from monarch_nb.client.connections.events import Text
@@ -41,22 +43,18 @@ def test_notes_stand_above_the_output_and_other_ranks_are_left_out(held: Noteboo
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
+def test_what_makes_no_sense_starts_nothing(held: Notebook, client: FakeClient) -> None:
+    for line, said in (
         ("--nnodes 4 train.py", "2 nodes are held. Leave it out, or %mesh reserve dev --replace --nodes 4 --procs 2"),
         ("--nproc-per-node 8 train.py", "2 CPU ranks on each node.*--nodes 2 --procs 8 holds that many"),
         ("-t hosts=0 --nnodes 2 train.py", "1 node is held"),
         ("--node-rank 1 train.py", "one command starts the script on all nodes"),
         ("-o 1x train.py", "--out is the name of a variable"),
         ("", "needs SCRIPT"),
-    ],
-)
-def test_what_makes_no_sense_starts_nothing(held: Notebook, client: FakeClient, line: str, said: str) -> None:
-    error = held.error(f"%mesh run {line}")
-    assert isinstance(error, UsageError)
-    with pytest.raises(UsageError, match=said):
-        raise error
+    ):
+        error = held.error(f"%mesh run {line}")
+        assert isinstance(error, UsageError)
+        assert re.search(said, str(error))
     assert client.runs == []
 
 

@@ -70,8 +70,3 @@ def test_many_displays_are_named_but_not_kept() -> None:
     elided = [row for row in fold.rows() if isinstance(row, ElidedRow)]
     assert len(elided) == 30
     assert elided[0].text == "<Figure>"
-
-
-def test_large_displays_are_not_kept() -> None:
-    fold = fold_of(1, *(Display(0, "show", _picture(str(count) * 3_000_000)) for count in range(5)))
-    assert [name[0] for _, name in _pictures(fold)] == ["3", "4"]

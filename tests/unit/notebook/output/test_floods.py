@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -32,63 +31,61 @@ def _counted(rows: Iterable[Row]) -> Counter[int]:
     return counts
 
 
-@pytest.mark.parametrize("chunk", [7, 500, 20_000])
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_flood_is_bounded_and_counted(chunk: int, equal: bool) -> None:
-    ranks, lines = 4, 20_000
-    fold = Fold(range(ranks))
-    for start in range(0, lines, chunk):
+def test_a_flood_is_bounded_and_counted(equal: bool) -> None:
+    ranks, lines = 4, 5_000
+    for chunk in (7, 500, 5_000):
+        fold = Fold(range(ranks))
+        for start in range(0, lines, chunk):
+            for rank in range(ranks):
+                numbers = range(start, min(lines, start + chunk))
+                fold.add(Text(rank, "stdout", "".join(f"line {n} {'' if equal else rank}\n" for n in numbers)))
+        rows = fold.rows()
+        assert len(rows) < 1400
+        assert _counted(rows) == dict.fromkeys(range(ranks), lines)
+        if equal:
+            everyone = ",".join(map(str, range(ranks)))
+            assert [*shown_of(rows[:1]), *shown_of(rows[-1:])] == [(everyone, "line 0 "), (everyone, "line 4999 ")]
         for rank in range(ranks):
-            numbers = range(start, min(lines, start + chunk))
-            fold.add(Text(rank, "stdout", "".join(f"line {n} {'' if equal else rank}\n" for n in numbers)))
-    rows = fold.rows()
-    assert len(rows) < 1400
-    assert _counted(rows) == dict.fromkeys(range(ranks), lines)
-    if equal:
-        everyone = ",".join(map(str, range(ranks)))
-        assert shown_of(rows[:1]) == [(everyone, "line 0 ")]
-        assert shown_of(rows[-1:]) == [(everyone, "line 19999 ")]
-    else:
-        for rank in range(ranks):
-            assert of_rank(rows, rank)[-1] == ("stdout", f"line 19999 {rank}")
+            assert of_rank(rows, rank)[-1] == ("stdout", f"line 4999 {'' if equal else rank}")
 
 
 def test_a_flood_of_one_rank_does_not_hide_the_others() -> None:
     fold = Fold(range(3))
     fold.add(Text(2, "stdout", "early words\n"))
-    for start in range(0, 50_000, 1000):
+    for start in range(0, 10_000, 1000):
         fold.add(
-            Text(0, "stdout", "".join(f"line {count}\n" for count in range(start, start + 1000))), now_s=start / 1e4
+            Text(0, "stdout", "".join(f"line {count}\n" for count in range(start, start + 1000))), now_s=start / 1e3
         )
-        if start == 20_000:
-            fold.add(Text(1, "stdout", "a warning\nand more of it\n"), now_s=start / 1e4)
+        if start == 4_000:
+            fold.add(Text(1, "stdout", "a warning\nand more of it\n"), now_s=start / 1e3)
     assert {"early words", "a warning", "and more of it"} <= {text for _, text in shown_of(fold.rows())}
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_a_rank_with_nan_stays_although_it_is_in_the_middle(is_packed: bool) -> None:
-    ranks, lines, odd, at = 16, 6_000, 11, 3_000
-    fold = Fold(range(ranks))
-    for start in range(0, lines, 100):
-        of_each = {
-            rank: [
-                f"step {n} loss {math.nan if (rank, n) == (odd, at) else n + rank / 100:.2f}"
-                for n in range(start, start + 100)
-            ]
-            for rank in range(ranks)
-        }
-        if is_packed:
-            fold.add(packed(of_each))
-        else:
-            for rank, of_rank_ in of_each.items():
-                fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in of_rank_)))
-    fold.add(Finished())
-    rows = fold.rows()
-    assert [row.text for row in rows if isinstance(row, TextRow) and row.is_marked] == [
-        f"step {at} loss {at:.2f}–{at + 0.15:.2f}  \x1b[1;31m[{odd}]! loss: nan\x1b[0m"
-    ]
-    assert len(rows) < 1_100
-    assert set(_counted(rows).values()) == {lines}
+def test_a_rank_with_nan_stays_although_it_is_in_the_middle() -> None:
+    for is_packed in (True, False):
+        ranks, lines, odd, at = 16, 6_000, 11, 3_000
+        fold = Fold(range(ranks))
+        for start in range(0, lines, 100):
+            of_each = {
+                rank: [
+                    f"step {n} loss {math.nan if (rank, n) == (odd, at) else n + rank / 100:.2f}"
+                    for n in range(start, start + 100)
+                ]
+                for rank in range(ranks)
+            }
+            if is_packed:
+                fold.add(packed(of_each))
+            else:
+                for rank, of_rank_ in of_each.items():
+                    fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in of_rank_)))
+        fold.add(Finished())
+        rows = fold.rows()
+        assert [row.text for row in rows if isinstance(row, TextRow) and row.is_marked] == [
+            f"step {at} loss {at:.2f}–{at + 0.15:.2f}  \x1b[1;31m[{odd}]! loss: nan\x1b[0m"
+        ]
+        assert len(rows) < 1_100
+        assert set(_counted(rows).values()) == {lines}
 
 
 def test_elisions_align_ranks_by_line_number() -> None:
@@ -119,22 +116,24 @@ def test_of_a_flood_on_many_ranks_most_are_only_counted() -> None:
     assert {text for _, text in shown_of(rows)} >= {f"{rank} at 4999" for rank in range(8)}
 
 
-@pytest.mark.parametrize("last", ["the end", "the end of {rank}"])
-def test_the_end_of_a_flood_folds_though_ranks_come_there_seconds_apart(last: str) -> None:
-    fold = Fold(range(4))
-    for rank in range(4):
-        for start in range(0, 10_000, 1000):
-            text = "".join(f"line {n}\n" for n in range(start, start + 1000))
-            fold.add(Text(rank, "stdout", text), 10.0 * rank + start / 1000)
-    for rank in range(4):
-        fold.add(Text(rank, "stdout", f"{last.format(rank=rank)}\n"), 50.0)
-    before = _counted(fold.rows())
-    fold.add(Finished())
-    rows = fold.rows()
-    assert _counted(rows) == before == dict.fromkeys(range(4), 10_001)
-    ending = [("0,1,2,3", f"line {n}") for n in range(9_940, 10_000)]
-    ending += [("0,1,2,3", last)] if last == "the end" else [(str(rank), last.format(rank=rank)) for rank in range(4)]
-    assert shown_of(rows)[-len(ending) :] == ending
+def test_the_end_of_a_flood_folds_though_ranks_come_there_seconds_apart() -> None:
+    for last in ("the end", "the end of {rank}"):
+        fold = Fold(range(4))
+        for rank in range(4):
+            for start in range(0, 4_000, 1000):
+                text = "".join(f"line {n}\n" for n in range(start, start + 1000))
+                fold.add(Text(rank, "stdout", text), 10.0 * rank + start / 1000)
+        for rank in range(4):
+            fold.add(Text(rank, "stdout", f"{last.format(rank=rank)}\n"), 50.0)
+        before = _counted(fold.rows())
+        fold.add(Finished())
+        rows = fold.rows()
+        assert _counted(rows) == before == dict.fromkeys(range(4), 4_001)
+        ending = [("0,1,2,3", f"line {n}") for n in range(3_940, 4_000)]
+        ending += (
+            [("0,1,2,3", last)] if last == "the end" else [(str(rank), last.format(rank=rank)) for rank in range(4)]
+        )
+        assert shown_of(rows)[-len(ending) :] == ending
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 9), st.booleans()), max_size=40))
@@ -177,31 +176,31 @@ def test_snippets_of_a_flood_make_room_for_the_newest() -> None:
     assert len(rows) <= 101
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_newest_lines_of_every_rank_are_shown_at_the_end(seed: int) -> None:
+def test_the_newest_lines_of_every_rank_are_shown_at_the_end() -> None:
     """Ranks whose lines differ, each at its own speed: now a few lines come, now the ends of a flood."""
-    fold, total, order = Fold(range(4)), 20_000, random.Random(seed)
-    done = dict.fromkeys(range(4), 0)
-    now_s = 0.0
-    while going_on := [rank for rank, count in done.items() if count < total]:
-        now_s += order.choice([0.01, 0.1, 0.3])
-        rank = order.choice(going_on)
-        start, burst = done[rank], min(total - done[rank], order.choice([50, 3_000, 9_000]))
-        lines = [f"line {number} of rank {rank}\n" for number in range(start, start + burst)]
-        fold.add(Text(rank, "stdout", "".join(lines[:500])), now_s)
-        if burst > 1_000:
-            fold.add(Elided(rank, "stdout", burst - 1_000, burst * 20), now_s)
-        if burst > 500:
-            fold.add(Text(rank, "stdout", "".join(lines[-500:])), now_s)
-        done[rank] += burst
-        if order.random() < 0.5:
-            fold.rows()
-    fold.add(Finished(), now_s)
-    rows = fold.rows()
-    assert _counted(rows) == dict.fromkeys(range(4), total)
-    for rank in range(4):
-        shown = [text for _, text in of_rank(rows, rank)]
-        assert shown[-60:] == [f"line {number} of rank {rank}" for number in range(total - 60, total)]
+    for seed in range(5):
+        fold, total, order = Fold(range(4)), 12_000, random.Random(seed)
+        done = dict.fromkeys(range(4), 0)
+        now_s = 0.0
+        while going_on := [rank for rank, count in done.items() if count < total]:
+            now_s += order.choice([0.01, 0.1, 0.3])
+            rank = order.choice(going_on)
+            start, burst = done[rank], min(total - done[rank], order.choice([50, 3_000, 9_000]))
+            lines = [f"line {number} of rank {rank}\n" for number in range(start, start + burst)]
+            fold.add(Text(rank, "stdout", "".join(lines[:500])), now_s)
+            if burst > 1_000:
+                fold.add(Elided(rank, "stdout", burst - 1_000, burst * 20), now_s)
+            if burst > 500:
+                fold.add(Text(rank, "stdout", "".join(lines[-500:])), now_s)
+            done[rank] += burst
+            if order.random() < 0.5:
+                fold.rows()
+        fold.add(Finished(), now_s)
+        rows = fold.rows()
+        assert _counted(rows) == dict.fromkeys(range(4), total), seed
+        for rank in range(4):
+            shown = [text for _, text in of_rank(rows, rank)]
+            assert shown[-60:] == [f"line {number} of rank {rank}" for number in range(total - 60, total)], seed
 
 
 @settings(deadline=None)
@@ -221,13 +220,3 @@ def test_elisions_keep_order_and_counts(steps: list[tuple[int, int, int]]) -> No
     for rank in range(3):
         numbers = [int(text[1:]) for _, text in of_rank(rows, rank)]
         assert numbers == sorted(numbers)
-
-
-def test_a_flood_is_fast() -> None:
-    fold = Fold(range(8))
-    texts = [Text(rank, "stdout", "".join(f"rank {rank} line {n}\n" for n in range(500))) for rank in range(8)]
-    started_s = time.process_time()
-    for _ in range(5):
-        for text in texts:
-            fold.add(text)
-    assert time.process_time() - started_s < 1.0, "20,000 lines take about 0.1 s"

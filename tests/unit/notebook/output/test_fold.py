@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from monarch_nb.client.connections.events import (
     Display,
     Finished,
-    Notice,
     Restart,
-    Result,
     Text,
     TextOfMany,
 )
-from monarch_nb.errors import RankFailure
 from monarch_nb.lines.templates import FOLDS_BY, FoldBy, key_of
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.placing import Places
-from monarch_nb.notebook.output.rows import Row, TextRow, members, order
+from monarch_nb.notebook.output.rows import TextRow, members, order
 from unit.notebook.output.folds import fold_of, of_rank, packed, shown_of
 
 _LINES = st.sampled_from(["", "}", "step 1", "step 2", "loss 2.31", "loss 2.35", "a warning", "done", "x" * 2500 + "1"])
@@ -46,19 +43,6 @@ def _interleaved(outputs: Sequence[Sequence[Any]], order: random.Random) -> Iter
 
 
 # ---- what must hold for any output ----
-
-
-@settings(deadline=None)
-@given(_OUTPUTS, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.1, 0.3, 2.0]))
-def test_every_rank_keeps_all_its_lines_in_order(
-    outputs: list[list[tuple[str, str]]], order: random.Random, step_s: float
-) -> None:
-    fold, now_s = Fold(range(len(outputs))), 0.0
-    for rank, (stream, line) in _interleaved(outputs, order):
-        now_s += step_s * order.random()
-        fold.add(Text(rank, stream, line + "\n"), now_s)
-    for rank, output in enumerate(outputs):
-        assert of_rank(fold.rows(), rank) == _as_shown(output)
 
 
 @settings(deadline=None)
@@ -193,6 +177,27 @@ def test_packed_lines_open_to_every_line_of_each_rank(
         assert [row.text_of(rank) for row in sorted(kept, key=order)] == [*lines, *filter(None, [half.get(rank)])]
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, max_size=6)), max_size=20),
+    st.sampled_from(FOLDS_BY),
+    st.sampled_from([0.0, 0.1, 0.6]),
+)
+def test_rows_are_the_same_when_lines_come_one_by_one(
+    pieces: list[tuple[int, list[str]]], by: FoldBy, step_s: float
+) -> None:
+    together, apart = Fold(range(4), by), Fold(range(4), by)
+    for count, (rank, lines) in enumerate(pieces):
+        together.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), count * step_s)
+        for line in lines:
+            apart.add(Text(rank, "stdout", f"{line}\n"), count * step_s)
+    shown = [
+        [(row.position, row.ranks, row.text, row.ranks_by_number()) for row in fold.rows()]
+        for fold in (together, apart)
+    ]
+    assert shown[0] == shown[1]
+
+
 def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
     """Who moves up to lines that differ goes on alone, from its own line."""
     fold = Fold(range(9))
@@ -205,119 +210,65 @@ def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
 
 
 def test_packed_lines_of_many_ranks_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, follow = [0], Places.follow
-
-    def counting(self: Places, *about: Any) -> list[TextRow]:
-        followed = follow(self, *about)
-        found[0] += len(followed) + 1
-        return followed
-
-    monkeypatch.setattr(Places, "follow", counting)
+    found, follow = [], Places.follow
+    monkeypatch.setattr(Places, "follow", lambda *about: found.extend([1, *(one := follow(*about))]) or one)
     fold = Fold(range(1_024))
     for step in range(10):
         for first in range(0, 1_024, 512):
             fold.add(packed({rank: [f"step {step} loss {rank}.5"] for rank in range(first, first + 512)}))
-    assert found[0] <= 2 * 2 * 10
+    assert len(found) <= 2 * 2 * 10
     everyone = (1 << 1_024) - 1
     shown = [(row.ranks, row.text) for row in fold.rows() if isinstance(row, TextRow)]
     assert shown == [(everyone, f"step {step} loss 0.5–1023.5") for step in range(10)]
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, max_size=6)), max_size=20),
-    st.sampled_from(FOLDS_BY),
-    st.sampled_from([0.0, 0.1, 0.6]),
-)
-def test_lines_that_follow_others_go_where_lines_go_that_come_one_by_one(
-    pieces: list[tuple[int, list[str]]], by: FoldBy, step_s: float
-) -> None:
-    """Whatever is added in a short loop would have gone to the same row the careful way."""
-    quick, careful = Fold(range(4), by), Fold(range(4), by)
-    careful._places.follow = lambda cursor, keys, at: []  # type: ignore[method-assign]
-    for fold in (quick, careful):
-        for count, (rank, lines) in enumerate(pieces):
-            fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), count * step_s)
-    shown = [
-        [(row.position, row.ranks, row.text, row.ranks_by_number()) for row in fold.rows() if isinstance(row, TextRow)]
-        for fold in (quick, careful)
-    ]
-    assert shown[0] == shown[1]
-
-
 @pytest.mark.parametrize("by", ["equal", "numbers"])
 def test_text_of_many_ranks_is_added_once(by: FoldBy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of one, also after some ranks have written something by themselves."""
+    """Also after some ranks have written something by themselves, and others have come together again."""
     found, find, follow = [0], Places.find, Places.follow
-
-    def counting(self: Places, *about: Any) -> Row | None:
-        found[0] += 1
-        return find(self, *about)
-
-    def counting_all(self: Places, *about: Any) -> list[TextRow]:
-        followed = follow(self, *about)
-        found[0] += len(followed)
-        return followed
-
-    monkeypatch.setattr(Places, "find", counting)
-    monkeypatch.setattr(Places, "follow", counting_all)
+    monkeypatch.setattr(Places, "find", lambda *about: found.append(1) or find(*about))
+    monkeypatch.setattr(Places, "follow", lambda *about: found.extend(one := follow(*about)) or one)
     fold, everyone = Fold(range(1_024), by), tuple(range(1_024))
     fold.add(TextOfMany(everyone, "stdout", "".join(f"line {n}\n" for n in range(100))))
-    assert found == [100]
+    assert len(found) == 1 + 100
     for rank in range(10, 20):
         fold.add(Text(rank, "stdout", f"loss {rank}\n"))
     fold.add(TextOfMany(everyone[:500], "stdout", "some\nmore\n"))
     fold.add(TextOfMany(everyone[500:], "stdout", "some\nmore\n"))
     for n in range(10):
         fold.add(TextOfMany(everyone, "stdout", f"again {n}\n"))
-    found[0] = 0
+    found.clear()
     fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "half a "))
     fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "line\n"))
-    assert found[0] <= 2, "those that were apart have come together again"
+    assert len(found) <= 2
 
 
 # ---- examples ----
 
 
-def test_numbers_stay_intact() -> None:
-    fold = fold_of(3, *(Text(rank, "stdout", f"{rank}\nloss {value}\n") for rank, value in enumerate([1.5, 1.5, 2.5])))
-    assert shown_of(fold.rows()) == [("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "loss 1.5"), ("2", "loss 2.5")]
+def test_where_lines_stand() -> None:
+    for texts, shown in (
+        (["0\nloss 1.5", "1\nloss 1.5", "2\nloss 2.5"], "0 0|1 1|2 2|0,1 loss 1.5|2 loss 2.5"),
+        (["loss 1\nloss 2", "only here\nloss 3\nloss 4"], "1 only here|0 loss 1|1 loss 3|0 loss 2|1 loss 4"),
+        (["root\nrules", "worker\nworks"], "0 root|1 worker|0 rules|1 works"),
+    ):
+        fold = fold_of(len(texts), *(Text(rank, "stdout", f"{text}\n") for rank, text in enumerate(texts)))
+        assert "|".join(f"{ranks} {text}" for ranks, text in shown_of(fold.rows())) == shown
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_extra_lines_of_one_rank_do_not_unfold_the_others(together: bool) -> None:
-    text = "one\nonly here\nand more\ntwo\nthree\n"
-    fold = fold_of(3, *(Text(rank, "stdout", "one\ntwo\nthree\n") for rank in (0, 1)))
-    for piece in [text] if together else text:
-        fold.add(Text(2, "stdout", piece))
-    assert shown_of(fold.rows()) == [
-        ("0,1,2", "one"),
-        ("2", "only here"),
-        ("2", "and more"),
-        ("0,1,2", "two"),
-        ("0,1,2", "three"),
-    ]
-
-
-def test_extra_lines_before_a_line_that_differs_in_digits() -> None:
-    fold = fold_of(2, Text(0, "stdout", "loss 1\nloss 2\n"), Text(1, "stdout", "only here\nloss 3\nloss 4\n"))
-    assert shown_of(fold.rows()) == [
-        ("1", "only here"),
-        ("0", "loss 1"),
-        ("1", "loss 3"),
-        ("0", "loss 2"),
-        ("1", "loss 4"),
-    ]
-
-
-def test_wholly_different_lines_stand_side_by_side() -> None:
-    fold = fold_of(2, Text(1, "stdout", "worker\nworks\n"), Text(0, "stdout", "root\nrules\n"))
-    assert shown_of(fold.rows()) == [("0", "root"), ("1", "worker"), ("0", "rules"), ("1", "works")]
-
-
-def test_repeated_lines_stay_repeated() -> None:
-    fold = fold_of(2, Text(0, "stdout", "same\nsame\nsame\n"), Text(1, "stdout", "same\nsame\n"))
-    assert shown_of(fold.rows()) == [("0,1", "same"), ("0,1", "same"), ("0", "same")]
+def test_extra_lines_of_one_rank_do_not_unfold_the_others() -> None:
+    for together in (True, False):
+        text = "one\nonly here\nand more\ntwo\nthree\n"
+        fold = fold_of(3, *(Text(rank, "stdout", "one\ntwo\nthree\n") for rank in (0, 1)))
+        for piece in [text] if together else text:
+            fold.add(Text(2, "stdout", piece))
+        assert shown_of(fold.rows()) == [
+            ("0,1,2", "one"),
+            ("2", "only here"),
+            ("2", "and more"),
+            ("0,1,2", "two"),
+            ("0,1,2", "three"),
+        ]
 
 
 def test_a_late_line_stands_at_the_end() -> None:
@@ -335,14 +286,6 @@ def test_blank_lines_do_not_drag_a_rank_far_ahead() -> None:
     far = "".join(f"line {count} of many\n" for count in range(30))
     fold = fold_of(2, Text(0, "stdout", far + "\n"), Text(1, "stdout", "\n" + far))
     assert ("0,1", "line 29 of many") in shown_of(fold.rows())
-
-
-def test_stdout_and_stderr_do_not_mix() -> None:
-    fold = fold_of(2, Text(0, "stdout", "x\n"), Text(1, "stderr", "x\n"))
-    assert [(row.stream, members(row.ranks)) for row in fold.rows() if isinstance(row, TextRow)] == [
-        ("stdout", (0,)),
-        ("stderr", (1,)),
-    ]
 
 
 def test_long_lines_fold_only_when_all_of_them_is_equal() -> None:
@@ -373,13 +316,6 @@ def test_progress_bars_are_live_and_fold() -> None:
     assert shown_of(fold.rows()) == [("0", "text"), ("0,1,2", "100%")]
 
 
-def test_an_open_line_is_finished_by_the_result_and_by_the_end() -> None:
-    fold = fold_of(2, Text(0, "stdout", "a"), Text(1, "stdout", "a"), Result(0, "ok", 0.1))
-    assert [row.live for row in fold.rows() if isinstance(row, TextRow)] == [False, True]
-    fold.add(Finished())
-    assert shown_of(fold.rows()) == [("0,1", "a")]
-
-
 def test_a_display_finishes_the_open_line_before_it() -> None:
     fold = fold_of(1, Text(0, "stdout", "before"), Display(0, "show", {"text/plain": "x"}), Text(0, "stdout", "after"))
     assert shown_of(fold.rows()) == [("0", "before"), ("0", "DisplayRow"), ("0", "after")]
@@ -392,28 +328,6 @@ def test_moving_up_takes_the_line_back() -> None:
 
 
 # ---- results, failures, notices ----
-
-
-def test_results_fold() -> None:
-    values = {0: "1", 1: "2", 2: "1"}
-    fold = fold_of(4, *(Result(rank, "ok", 0.1, {"text/plain": value}) for rank, value in values.items()))
-    fold.add(Result(3, "ok", 0.1))
-    assert [(members(group.ranks), group.bundle["text/plain"]) for group in fold.results()] == [
-        ((0, 2), "1"),
-        ((1,), "2"),
-    ]
-    assert members(fold.ended) == (0, 1, 2, 3)
-
-
-def test_failures_fold() -> None:
-    failures = [RankFailure(rank, "host", "error", "KeyError", "'x'", "Traceback") for rank in range(3)]
-    fold = fold_of(4, *(Result(rank, "error", 0.1, failure=failure) for rank, failure in enumerate(failures)))
-    assert [ranks for ranks, _ in fold.failure_groups()] == [[0, 1, 2]]
-
-
-def test_notices_replace_each_other() -> None:
-    fold = fold_of(1, Notice("a", "k"), Notice("b", "k"), Notice("c", "other"), Notice("", "other"))
-    assert fold.notices == {"k": "b"}
 
 
 # ---- restarts ----

@@ -6,7 +6,6 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,15 +13,9 @@ from monarch_nb.client.connections.events import Display, Elided, Event, Notice,
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import LogOf, plain_lines, render
+from unit.notebook.output.folds import fold_of
 
 _PICTURE = {"image/png": "aWNvbg==\n", "text/plain": "<Figure size 640x480 with 1 Axes>"}
-
-
-def _fold(ranks: int, *events: Event) -> Fold:
-    fold = Fold(range(ranks))
-    for event in events:
-        fold.add(event)
-    return fold
 
 
 def _everyone(text: str, ranks: int = 8, stream: Any = "stdout") -> list[Event]:
@@ -58,27 +51,20 @@ class _Balance(HTMLParser):
 # ---- text ----
 
 
-def test_equal_lines_are_shown_once_with_their_ranks() -> None:
-    bundle = render(_fold(8, *_everyone("loss 2.31\n")))
-    assert bundle["text/plain"] == "[0-7] loss 2.31"
-    assert _text_of(bundle["text/html"]) == "[0-7] loss 2.31"
-
-
-def test_labels_are_aligned() -> None:
-    bundle = render(_fold(8, *_everyone("a\n"), Text(3, "stdout", "b\n")))
-    assert bundle["text/plain"] == "[0-7] a\n  [3] b"
-    assert _text_of(bundle["text/html"]) == "[0-7] a\n  [3] b"
+def test_equal_lines_are_shown_once_with_their_ranks_in_line() -> None:
+    bundle = render(fold_of(8, *_everyone("a\n"), Text(3, "stdout", "b\n")))
+    assert bundle["text/plain"] == _text_of(bundle["text/html"]) == "[0-7] a\n  [3] b"
 
 
 def test_stderr_is_marked_without_colour() -> None:
-    bundle = render(_fold(2, *_everyone("w\n", 2, "stderr"), *_everyone("o\n", 2)))
+    bundle = render(fold_of(2, *_everyone("w\n", 2, "stderr"), *_everyone("o\n", 2)))
     assert bundle["text/plain"] == "[stderr:0-1] w\n[0-1] o"
     assert _text_of(bundle["text/html"]) == "[0-1]│w\n[0-1] o"
     assert 'title="stderr"' in bundle["text/html"]
 
 
 def test_labels_of_scattered_ranks_are_short_in_html_and_whole_in_text() -> None:
-    bundle = render(_fold(64, *(Text(rank, "stdout", "even\n") for rank in range(0, 64, 2))))
+    bundle = render(fold_of(64, *(Text(rank, "stdout", "even\n") for rank in range(0, 64, 2))))
     whole = "[" + ",".join(map(str, range(0, 64, 2))) + "]"
     assert bundle["text/plain"] == f"{whole} even"
     assert "[0,2,…,62]" in bundle["text/html"]
@@ -86,13 +72,13 @@ def test_labels_of_scattered_ranks_are_short_in_html_and_whole_in_text() -> None
 
 
 def test_nothing_is_nothing() -> None:
-    assert render(_fold(2)) == {}
-    assert render(_fold(2, Result(0, "ok", 0.1)), status="8 ranks") == {}
-    assert render(_fold(2), status="● running", status_alone=True)["text/plain"] == "● running"
+    assert render(fold_of(2)) == {}
+    assert render(fold_of(2, Result(0, "ok", 0.1)), status="8 ranks") == {}
+    assert render(fold_of(2), status="● running", status_alone=True)["text/plain"] == "● running"
 
 
 def test_the_status_stands_below_the_output_and_not_in_its_text() -> None:
-    bundle = render(_fold(1, Text(0, "stdout", "x\n")), status="8 ranks · 12 s")
+    bundle = render(fold_of(1, Text(0, "stdout", "x\n")), status="8 ranks · 12 s")
     assert bundle["text/plain"] == "[0] x"
     assert _text_of(bundle["text/html"]).endswith("8 ranks · 12 s")
 
@@ -100,7 +86,7 @@ def test_the_status_stands_below_the_output_and_not_in_its_text() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["stdout", "stderr"]), st.text()), max_size=6))
 def test_any_text_is_escaped(pieces: list[tuple[int, Any, str]]) -> None:
-    bundle = render(_fold(3, *(Text(*piece) for piece in pieces)))
+    bundle = render(fold_of(3, *(Text(*piece) for piece in pieces)))
     if bundle:
         _Balance(bundle["text/html"])
         allowed = r'<(span|pre|div)( style="[^"<>]*")?( title="[^"<>]*")?>|</(span|pre|div)>'
@@ -122,9 +108,8 @@ def _mixed() -> Fold:
     return fold
 
 
-@pytest.mark.parametrize(
-    ("group", "lines"),
-    [
+def test_groups() -> None:
+    for group, lines in (
         (
             "order",
             "[0-1] both|[stderr:0] warning 0|[stderr:1] warning 1|[0] <Figure 0>|[1] <Figure 1>|[0] own 0|[1] own 1",
@@ -137,16 +122,14 @@ def _mixed() -> Fold:
             "type",
             "[0-1] both|[0] own 0|[1] own 1|[stderr:0] warning 0|[stderr:1] warning 1|[0] <Figure 0>|[1] <Figure 1>",
         ),
-    ],
-)
-def test_groups(group: Any, lines: str) -> None:
-    plain = render(_mixed(), group=group)["text/plain"]
-    assert [line.strip() for line in plain.splitlines()] == lines.split("|")
+    ):
+        plain = render(_mixed(), group=group)["text/plain"]
+        assert [line.strip() for line in plain.splitlines()] == lines.split("|")
 
 
 def test_by_rank_ranks_whose_whole_output_is_equal_are_shown_once() -> None:
     texts = ["both\n", "both\nown\n", "both\n"]
-    fold = _fold(3, *(Text(rank, "stdout", text) for rank, text in enumerate(texts)), Elided(1, "stdout", 5, 50))
+    fold = fold_of(3, *(Text(rank, "stdout", text) for rank, text in enumerate(texts)), Elided(1, "stdout", 5, 50))
     lines = [line.strip() for line in render(fold, group="rank")["text/plain"].splitlines()]
     assert lines == ["[0,2] both", "[1] both", "[1] own", "… 5 lines on rank 1 not shown; `%mesh logs -n 0` has them"]
 
@@ -155,7 +138,9 @@ def test_by_rank_ranks_whose_whole_output_is_equal_are_shown_once() -> None:
 
 
 def test_a_figure() -> None:
-    bundle = render(_fold(4, Display(3, "show", _PICTURE, {"image/png": {"width": 320, "needs_background": "light"}})))
+    bundle = render(
+        fold_of(4, Display(3, "show", _PICTURE, {"image/png": {"width": 320, "needs_background": "light"}}))
+    )
     assert bundle["text/plain"] == "[3] <Figure size 640x480 with 1 Axes>"
     (image,) = re.findall("<img[^>]*>", bundle["text/html"])
     assert 'src="data:image/png;base64,aWNvbg=="' in image
@@ -166,23 +151,23 @@ def test_a_figure() -> None:
 
 
 def test_other_displays() -> None:
-    svg = render(_fold(1, Display(0, "show", {"image/svg+xml": "<svg><script>1</script></svg>"})))
+    svg = render(fold_of(1, Display(0, "show", {"image/svg+xml": "<svg><script>1</script></svg>"})))
     assert "<svg" not in svg["text/html"]
     assert "data:image/svg+xml;base64," in svg["text/html"]
     assert svg["text/plain"] == "[0] <image/svg+xml>"
-    table = render(_fold(1, Display(0, "show", {"text/html": ["<b>", "x</b>"], "text/plain": "x\ny"})))
+    table = render(fold_of(1, Display(0, "show", {"text/html": ["<b>", "x</b>"], "text/plain": "x\ny"})))
     assert "<b>x</b>" in table["text/html"]
     assert table["text/plain"] == "[0]\nx\ny"
-    latex = render(_fold(1, Display(0, "show", {"text/latex": "$x<y$", "text/plain": "x<y"})))
+    latex = render(fold_of(1, Display(0, "show", {"text/latex": "$x<y$", "text/plain": "x<y"})))
     assert "$x&lt;y$" in latex["text/html"]
-    unknown = render(_fold(1, Display(0, "show", {"application/json": {"a": 1}, "application/x": "?"})))
+    unknown = render(fold_of(1, Display(0, "show", {"application/json": {"a": 1}, "application/x": "?"})))
     assert unknown["text/plain"] == '[0] {"a": 1}'
 
 
 def test_markdown_is_rendered_with_math_left_to_the_notebook() -> None:
     text = "## Loss\n\n*low* | `$HOME`, $a_1 *b* a_2$\n\n| rank | x<y |\n|---|---|\n| 0 | $$x \\\\ y<z$$ |\n"
     data = {"text/markdown": text, "text/plain": "<IPython.core.display.Markdown object>"}
-    bundle = render(_fold(2, *(Display(rank, "show", data) for rank in range(2))))
+    bundle = render(fold_of(2, *(Display(rank, "show", data) for rank in range(2))))
     assert bundle["text/html"].count("<h2>Loss</h2>") == 1, "folded"
     assert "<em>low</em> | <code>$HOME</code>, $a_1 *b* a_2$" in bundle["text/html"]
     assert "<td>$$x \\\\ y&lt;z$$</td>" in bundle["text/html"]
@@ -192,12 +177,12 @@ def test_markdown_is_rendered_with_math_left_to_the_notebook() -> None:
 
 def test_results() -> None:
     values = ["1", "2", "1"]
-    bundle = render(_fold(3, *(Result(rank, "ok", 0.1, {"text/plain": value}) for rank, value in enumerate(values))))
+    bundle = render(fold_of(3, *(Result(rank, "ok", 0.1, {"text/plain": value}) for rank, value in enumerate(values))))
     assert bundle["text/plain"] == "Out[0,2]: 1\nOut[1]: 2"
     assert _text_of(bundle["text/html"]).split("\n") == ["Out[0,2]: 1", "  Out[1]: 2"]
-    lines = render(_fold(1, Result(0, "ok", 0.1, {"text/plain": "a\nb"})))
+    lines = render(fold_of(1, Result(0, "ok", 0.1, {"text/plain": "a\nb"})))
     assert lines["text/plain"] == "Out[0]:\na\nb"
-    rich = render(_fold(1, Result(0, "ok", 0.1, {"text/html": "<table></table>", "text/plain": "t"})))
+    rich = render(fold_of(1, Result(0, "ok", 0.1, {"text/html": "<table></table>", "text/plain": "t"})))
     assert "<table></table>" in rich["text/html"]
     assert rich["text/plain"] == "Out[0]: t"
 
@@ -213,17 +198,14 @@ def _failed() -> Fold:
         for rank in range(3)
     ]
     failures.append(RankFailure(3, "node1", "died", "SIGKILL", "killed", stderr_tail=("last words",), signal=9))
-    return _fold(4, *(Result(failure.rank, "error", 0.1, failure=failure) for failure in failures))
+    return fold_of(4, *(Result(failure.rank, "error", 0.1, failure=failure) for failure in failures))
 
 
-def test_failures_in_short() -> None:
+def test_failures() -> None:
+    assert render(_failed()) == {}
     bundle = render(_failed(), failures="short")
     assert bundle["text/plain"] == "ranks 0-2: KeyError: 'x' <b> · train.py:41\nrank 3: SIGKILL: killed"
     assert "Traceback" not in bundle["text/html"]
-    assert render(_failed()) == {}
-
-
-def test_failures_in_full() -> None:
     bundle = render(_failed(), failures="full")
     assert bundle["text/plain"].splitlines() == [
         "ranks 0-2: KeyError: 'x' <b> · train.py:41",
@@ -238,7 +220,7 @@ def test_failures_in_full() -> None:
 
 
 def test_notices() -> None:
-    bundle = render(_fold(1, Notice("ranks 0-6 wait <here>: `%mesh interrupt` frees them", "k")))
+    bundle = render(fold_of(1, Notice("ranks 0-6 wait <here>: `%mesh interrupt` frees them", "k")))
     assert bundle["text/plain"] == "ranks 0-6 wait <here>: `%mesh interrupt` frees them"
     assert "wait &lt;here&gt;" in bundle["text/html"]
     assert ">%mesh interrupt</code>" in bundle["text/html"]
@@ -256,27 +238,22 @@ def _flood(line: str, lines: int = 1_500, ranks: int = 4, stream: Any = "stdout"
     return fold
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "line {n}",
-        "rank {rank} line {n}",
-        "{n} " + "x" * 3000,
-        '{n} <"&>"' * 30,
-        "{n} \x1b[31ma\x1b[32mb\x1b[1;33mc\x1b[0m" * 30,
-        "{n} ███ 日本語 🙂" * 20,
-        "{n}\t\\\\\\" * 40,
-    ],
-)
-def test_whatever_the_flood_what_is_stored_stays_small(line: str, stream: Any) -> None:
-    fold = _flood(line, stream=stream)
-    bundle = render(fold)
-    assert _stored_bytes(bundle) < 200_000
-    assert bundle["text/html"].count("not shown") == 1
-    assert "0" in bundle["text/plain"].splitlines()[0]
-    assert "1499" in bundle["text/plain"].splitlines()[-1]
-    _Balance(bundle["text/html"])
+def test_whatever_the_flood_what_is_stored_stays_small() -> None:
+    for line, stream in (
+        ("line {n}", "stdout"),
+        ("rank {rank} line {n}", "stderr"),
+        ("{n} " + "x" * 3000, "stdout"),
+        ('{n} <"&>"' * 30, "stderr"),
+        ("{n} \x1b[31ma\x1b[32mb\x1b[1;33mc\x1b[0m" * 30, "stdout"),
+        ("{n} ███ 日本語 🙂" * 20, "stderr"),
+        ("{n}\t\\\\\\" * 40, "stdout"),
+    ):
+        bundle = render(_flood(line, stream=stream))
+        assert _stored_bytes(bundle) < 200_000, line
+        assert bundle["text/html"].count("not shown") == 1
+        assert "0" in bundle["text/plain"].splitlines()[0]
+        assert "1499" in bundle["text/plain"].splitlines()[-1]
+        _Balance(bundle["text/html"])
 
 
 def test_many_lines_of_scattered_ranks_stay_small() -> None:
@@ -309,30 +286,30 @@ def test_the_newest_lines_of_every_rank_are_shown() -> None:
 
 
 def test_what_is_not_shown_is_told_by_rank_set() -> None:
-    fold = _fold(4, Elided(0, "stdout", 1_000_000, 1), *(Elided(rank, "stdout", 10, 1) for rank in (1, 2, 3)))
+    fold = fold_of(4, Elided(0, "stdout", 1_000_000, 1), *(Elided(rank, "stdout", 10, 1) for rank in (1, 2, 3)))
     assert render(fold)["text/plain"].strip() == (
         "… 1,000,000 lines on rank 0, 30 on ranks 1-3 not shown; `%mesh logs -n 0` has them"
     )
-    part = _fold(1, Elided(0, "stdout", 0, 5_000))
+    part = fold_of(1, Elided(0, "stdout", 0, 5_000))
     assert "… 5,000 bytes on rank 0 not shown" in render(part)["text/plain"]
 
 
 def test_many_figures_are_counted() -> None:
-    fold = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(count)}) for count in range(100)))
+    fold = fold_of(1, *(Display(0, "show", {**_PICTURE, "image/png": str(count)}) for count in range(100)))
     bundle = render(fold)
     assert bundle["text/html"].count("<img") == 20
     assert "… 80 displays on rank 0 not shown; `%mesh logs -n 0` has them" in bundle["text/plain"]
-    large = _fold(1, *(Display(0, "show", {**_PICTURE, "image/png": str(n) * 3_000_000}) for n in range(5)))
+    large = fold_of(1, *(Display(0, "show", {**_PICTURE, "image/png": str(n) * 3_000_000}) for n in range(5)))
     assert len(render(large)["text/html"]) < 8_100_000
 
 
 def test_many_large_results_are_counted() -> None:
-    fold = _fold(128, *(Result(rank, "ok", 0.1, {"text/plain": f"{rank} " * 3_000}) for rank in range(128)))
+    fold = fold_of(128, *(Result(rank, "ok", 0.1, {"text/plain": f"{rank} " * 3_000}) for rank in range(128)))
     bundle = render(fold)
     assert _stored_bytes(bundle) < 200_000
     assert "not shown: `-o NAME` keeps them" in bundle["text/plain"]
     rich = [Result(rank, "ok", 0.1, {"text/html": f"{rank}" * 200_000, "text/plain": "t"}) for rank in range(64)]
-    assert len(render(_fold(64, *rich))["text/html"]) < 8_100_000
+    assert len(render(fold_of(64, *rich))["text/html"]) < 8_100_000
 
 
 def test_everything_large_at_once() -> None:
@@ -348,7 +325,7 @@ def test_everything_large_at_once() -> None:
 
 
 def test_lines_for_terminals_keep_colours_when_asked() -> None:
-    fold = _fold(2, *_everyone("\x1b[31mred\x1b[0m\n", 2))
+    fold = fold_of(2, *_everyone("\x1b[31mred\x1b[0m\n", 2))
     assert plain_lines(fold.rows(), fold.ranks) == "[0-1] red"
     assert plain_lines(fold.rows(), fold.ranks, colours=True) == "[0-1] \x1b[31mred\x1b[0m"
 
@@ -372,11 +349,11 @@ def test_a_row_says_where_the_lines_are_that_it_stands_for() -> None:
 def test_a_rank_that_is_apart_is_marked() -> None:
     losses = ["nan" if rank == 11 else f"{7.8 + rank / 1000:.3f}" for rank in range(16)]
     lines = [Text(rank, "stdout", f"step: 0 loss: {loss}\n") for rank, loss in enumerate(losses)]
-    bundle = render(_fold(16, *lines), log=LogOf("m", 1))
+    bundle = render(fold_of(16, *lines), log=LogOf("m", 1))
     assert bundle["text/plain"] == "[0-15] step: 0 loss: 7.800–7.815  [11]! loss: nan"
     assert re.search(r'<span style="color:#[^"]*;font-weight:bold">\[11\]! loss: nan</span>', bundle["text/html"])
     assert re.search(r'data-monarch-row="0:0-15" title="! [^"]* nan or inf', bundle["text/html"])
-    coloured = plain_lines(_fold(16, *lines).rows(), 0xFFFF, colours=True)
+    coloured = plain_lines(fold_of(16, *lines).rows(), 0xFFFF, colours=True)
     assert coloured.endswith("7.800–7.815  \x1b[1;31m[11]! loss: nan\x1b[0m"), "in a terminal"
 
 

@@ -1,6 +1,7 @@
 """Tables, the status and stacks, as text and HTML."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
@@ -56,10 +57,14 @@ class Main:
     name, flag, reservation = "main", "", Held()
 
 
+def status(ranks: Sequence[RankInfo], runs: Sequence[RunInfo] = (), **facts: Any) -> list[str]:
+    """Return the lines of a status."""
+    return status_table(Main(), ranks, runs, **facts).plain.splitlines()  # type: ignore[arg-type]
+
+
 def test_status_says_how_much_memory_each_rank_has() -> None:
     sizes = [300, 300, 300, 300, 210, 1500, 0]
-    ranks = [rank_info(rank, memory_bytes=size << 20) for rank, size in enumerate(sizes)]
-    _, headers, *rows = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    _, headers, *rows = status([rank_info(rank, memory_bytes=size << 20) for rank, size in enumerate(sizes)])
     assert headers == "  ranks  host   state  memory per rank"
     assert rows == ["  0-3    node0  idle   300 MiB", "  4-6    node1  idle   210 to 1,500 MiB"]
 
@@ -70,76 +75,59 @@ def test_a_rank_whose_actor_computes_is_not_idle() -> None:
         ActorInfo("main", 0, "e", "E", "e-1", running="load", running_s=3.0),
         ActorInfo("main", 1, "e", "E", "e-1"),
     ]
-    shown = status_table(Main(), [rank_info(0), rank_info(1)], [], actors=actors)  # type: ignore[arg-type]
-    _, _, *rows = shown.plain.splitlines()
+    _, _, *rows = status([rank_info(0), rank_info(1)], actors=actors)
     assert [row.split(maxsplit=2)[2] for row in rows] == ["running e.sleep  12 s", "idle"]
 
 
-def test_who_waits_for_such_nodes_is_named() -> None:
-    shown = status_table(Main(), [rank_info(0)], [], waiting=["bob (1 node × 2 procs)"])  # type: ignore[arg-type]
-    assert shown.plain.splitlines()[-1] == (
-        "bob (1 node × 2 procs) waits in line for nodes like yours: %mesh release gives them back"
-    )
+def test_what_is_known_of_a_reservation_stands_around_its_ranks() -> None:
+    waits = "bob (1 node × 2 procs)"
+    for facts, line, end in (
+        ({"waiting": [waits]}, -1, f"{waits} waits in line for nodes like yours: %mesh release gives them back"),
+        ({"bare": ["node3: held, no ranks"]}, -1, "node3: held, no ranks"),
+        (
+            {"left": "3 h", "amounts": str(Amounts(96 << 29, 1))},
+            0,
+            " · at most 48G of memory and 1 CPU per node · 3 h left",
+        ),
+        ({"left": "3 h", "price_per_hour": 12.4}, 0, " · 1 of 1 ranks alive · 3 h left · ≈ $12.40 an hour"),
+    ):
+        assert status([rank_info(0)], **facts)[line].endswith(end)
 
 
-def test_nodes_that_do_not_answer_are_named_once_also_where_the_mesh_is_not() -> None:
-    away = rank_info(1, state="unreachable", absence="host2 does not answer; the job was preempted")
+def test_nodes_that_do_not_answer_are_named_once_with_what_to_do() -> None:
+    lost = rank_info(1, state="unreachable", absence="host2 does not answer; the job was preempted")
     absences = ["host2 does not answer", "host3 does not answer"]
-    shown = status_table(Main(), [rank_info(0), away], [], absences=absences)  # type: ignore[arg-type]
-    assert shown.plain.splitlines()[-2:] == ["host2 does not answer; the job was preempted", "host3 does not answer"]
+    lines = status([rank_info(0), lost], absences=absences)
+    assert lines[-2:] == ["host2 does not answer; the job was preempted", "host3 does not answer"]
+    away = [rank_info(rank, state="unreachable", absence="host2 unreachable") for rank in range(4, 8)]
+    lines = status([*map(rank_info, range(4)), *away], way_on="replace them")
+    assert lines[-2:] == ["host2 unreachable", "replace them"]
+    assert lines[0].endswith("4 of 8 ranks alive")
+    assert "replace them" not in status([rank_info(0)], way_on="replace them")
+    run = run_info(run_id="a", number=46, running=(0,))
+    shown = status([rank_info(0, state="unreachable", run_id="a", running_s=90.0)], [run])
+    assert "no node answers" in shown[0]
+    assert "unreachable, was running run 46" in "".join(shown)
+    assert "1 min 30 s" in "".join(shown)
 
 
-def test_what_to_do_about_nodes_that_do_not_answer_is_said_once_and_only_then() -> None:
-    away = [rank_info(rank, state="unreachable", absence=f"host{rank} unreachable") for rank in (1, 2)]
-    some = status_table(Main(), [rank_info(0), *away], [], way_on="replace them")  # type: ignore[arg-type]
-    assert some.plain.splitlines()[-3:] == ["host1 unreachable", "host2 unreachable", "replace them"]
-    assert "1 of 3 ranks alive" in some.plain
-    none = status_table(Main(), [rank_info(0)], [], way_on="replace them")  # type: ignore[arg-type]
-    assert "replace them" not in none.plain
-
-
-def test_what_was_running_where_no_node_answers_is_shown() -> None:
-    away = [rank_info(0, state="unreachable", run_id="a", running_s=90.0, absence="host0 unreachable since 14:03:05")]
-    shown = status_table(Main(), away, [run_info(run_id="a", number=46, running=(0,))])  # type: ignore[arg-type]
-    assert "no node answers" in shown.plain.splitlines()[0]
-    assert "unreachable, was running run 46" in shown.plain
-    assert "1 min 30 s" in shown.plain
-
-
-def test_nodes_without_ranks_are_named() -> None:
-    shown = status_table(Main(), [rank_info(0)], [], bare=["node3: held, no ranks"])  # type: ignore[arg-type]
-    assert shown.plain.splitlines()[-1] == "node3: held, no ranks"
-
-
-def test_what_a_reservation_gets_of_each_node_is_shown() -> None:
-    amounts = str(Amounts(96 << 29, 1))
-    shown = status_table(Main(), [rank_info(0)], [], left="3 h", amounts=amounts)  # type: ignore[arg-type]
-    assert shown.plain.splitlines()[0].endswith(" · at most 48G of memory and 1 CPU per node · 3 h left")
-
-
-def test_what_is_known_of_the_price_is_shown() -> None:
-    shown = status_table(Main(), [rank_info(0)], [], left="3 h", price_per_hour=12.4)  # type: ignore[arg-type]
-    assert shown.plain.splitlines()[0].endswith(" · 1 of 1 ranks alive · 3 h left · ≈ $12.40 an hour")
+def test_what_is_known_of_the_price_and_of_jobs_that_nobody_holds_is_shown() -> None:
     facts: dict[str, Any] = {"nodes": 1, "procs": 1, "gpus": 0, "notebook": "", "created_at": time.time(), "ranks": ()}
     infos = [ReservationInfo(name, f"id-{name}", "me", nodes_answering=1, **facts) for name in ("dev", "eval")]
-    held = Holdings(("lab",), infos, {})
-    headers, dev, other = reservations_table(held, None, {"id-dev": 12.4}).plain.splitlines()
+    below = ["dev: Slurm job 7 waits", "lab: host1 does not answer"]
+    held = Holdings(("lab",), infos, {}, (below[0],), (below[1],))
+    headers, dev, other, *rest = reservations_table(held, None, {"id-dev": 12.4}).plain.splitlines()
     assert dev[headers.index("costs") :].strip() == "≈ $12.40 an hour"
     assert len(other) <= headers.index("costs")
+    assert rest == below
     assert "costs" not in reservations_table(held, None).plain
-
-
-def test_jobs_that_nobody_holds_stand_below() -> None:
-    held = Holdings(("lab",), [], {}, ("dev: Slurm job 7 waits",), ("lab: host1 does not answer",))
-    below = ["dev: Slurm job 7 waits", "lab: host1 does not answer"]
-    assert reservations_table(held, None).plain.splitlines()[-2:] == below
 
 
 def test_a_long_death_stands_below_the_table() -> None:
     death = "killed by signal 9 (SIGKILL): killed by another process or, with a memory limit, by its OOM killer"
     odd = "could not be restarted because of something that nobody could have thought of before"
     ranks = [rank_info(rank, state="dead", death=death) for rank in (0, 1)] + [rank_info(2, state="dead", death=odd)]
-    _, _, first, second, *notes = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    _, _, first, second, *notes = status(ranks)
     assert first.split(maxsplit=2)[2] == "dead: killed by signal 9 (SIGKILL)"
     assert second.endswith("dead: could not be restarted because of something tha…")
     assert notes[:2] == [f"ranks 0-1: {death}", f"rank 2: {odd}"]
@@ -153,8 +141,7 @@ def test_status_folds_equal_ranks() -> None:
         run_info(run_id="s", number=13, finished=tuple(range(8))),
         run_info(run_id="t", number=14, submitted_at=time.time() - 90.0),
     ]
-    seen = status_table(Main(), ranks, runs)  # type: ignore[arg-type]
-    assert seen.plain.splitlines() == [
+    assert status(ranks, runs) == [
         "dev · 2 nodes × 4 procs · 7 of 8 ranks alive",
         "  ranks  host   state                               for",
         "  0-3    node0  running run 12, cell [7] (train())  12 s",
@@ -169,21 +156,13 @@ def test_status_folds_equal_ranks() -> None:
 def test_status_shows_the_last_words_of_the_dead_equal_ones_once() -> None:
     dead: dict[str, Any] = {"state": "dead", "death": "killed", "stderr_tail": ("CUDA error", "  in kernel")}
     ranks = [rank_info(0), rank_info(1, **dead), rank_info(2, **dead), rank_info(3, state="dead", death="killed")]
-    lines = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
+    lines = status(ranks)
     assert lines[4:] == [
         "last words of ranks 1-2:",
         "    CUDA error",
         "      in kernel",
         "%mesh restart -t 1-3 gives ranks 1-3 anew",
     ]
-
-
-def test_status_does_not_count_ranks_alive_of_which_nothing_is_known() -> None:
-    away: dict[str, Any] = {"state": "unreachable", "absence": "host2 unreachable since 14:03:05: its ranks go on"}
-    ranks = [rank_info(rank, **(away if rank > 3 else {})) for rank in range(8)]
-    lines = status_table(Main(), ranks, []).plain.splitlines()  # type: ignore[arg-type]
-    assert lines[0].endswith("4 of 8 ranks alive")
-    assert lines[-1] == away["absence"], "once"
 
 
 def test_stacks_show_the_largest_group_first() -> None:

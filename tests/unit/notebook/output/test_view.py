@@ -2,11 +2,8 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-
-import pytest
 
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
@@ -49,10 +46,19 @@ class _Cell:
     def print(self, text: str, rank: int = 0) -> None:
         self.view.on_event(Text(rank, "stdout", text))
 
-    def finish(self, ranks: int = 2, duration_s: float = 0.1) -> None:
+    def finish(self, ranks: int = 2, duration_s: float = 0.1, *, close: bool = False) -> None:
         for rank in range(ranks):
             self.view.on_event(Result(rank, "ok", duration_s))
+        self.end(close=close)
+
+    def end(self, *, close: bool = True) -> None:
         self.view.on_event(Finished())
+        if close:
+            self.view.close()
+
+    def fail(self, rank: int = 0, kind: Any = "error", where: str = "") -> None:
+        failure = RankFailure(rank, "h", kind, "KeyError", "'x'", "the traceback", where)
+        self.view.on_event(Result(rank, "error", 0.1, failure=failure))
 
     @property
     def texts(self) -> list[str]:
@@ -66,21 +72,16 @@ class _Cell:
 # ---- when ----
 
 
-def test_a_silent_cell_publishes_nothing() -> None:
+def test_a_silent_cell_publishes_nothing_and_a_short_one_once() -> None:
     cell = _Cell()
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     cell.pass_time(100)
     assert cell.published == []
-
-
-def test_a_short_cell_publishes_once() -> None:
     cell = _Cell()
     for rank in range(2):
         cell.print("hello\n", rank)
         cell.pass_time(0.004)
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     cell.pass_time(100)
     assert cell.texts == ["[0-1] hello"]
     assert [update for *_, update in cell.published] == [False]
@@ -101,13 +102,17 @@ def test_the_first_output_comes_at_once_and_the_next_at_most_ten_times_a_second(
     assert "line 999" in cell.texts[-1]
 
 
-def test_output_after_a_pause_comes_at_once() -> None:
+def test_output_after_a_pause_comes_at_once_and_nothing_twice() -> None:
     cell = _Cell()
     cell.print("a\n")
     cell.pass_time(1.0)
     cell.print("b\n")
     cell.pass_time(0.03)
     assert cell.texts[-1] == "[0] a\n[0] b"
+    published = len(cell.published)
+    cell.pass_time(0.5)
+    cell.finish(close=True)
+    assert len(cell.published) == published
 
 
 def test_large_output_is_updated_less_often() -> None:
@@ -118,27 +123,16 @@ def test_large_output_is_updated_less_often() -> None:
     assert 3 < len(cell.published) < 15
 
 
-def test_nothing_is_published_twice() -> None:
-    cell = _Cell()
-    cell.print("a\n")
-    cell.pass_time(0.5)
-    cell.finish()
-    cell.view.close()
-    assert cell.texts == ["[0] a"]
-
-
 def test_without_streaming_everything_comes_at_the_end() -> None:
     cell = _Cell(stream=False)
     cell.print("a\n")
     cell.pass_time(10)
     assert cell.published == []
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     assert cell.texts == ["[0] a"]
     silent = _Cell(stream=False)
     silent.pass_time(10)
-    silent.finish(duration_s=10)
-    silent.view.close()
+    silent.finish(duration_s=10, close=True)
     assert silent.published == []
 
 
@@ -154,8 +148,7 @@ def test_a_long_cell_says_that_it_runs_and_how_long_it_took() -> None:
     cell.view.on_event(Result(0, "ok", 2.0))
     cell.pass_time(1.0)
     assert cell.texts[-1] == "● running on 8 ranks · 3 s · 1 finished"
-    cell.finish(8, duration_s=31.25)
-    cell.view.close()
+    cell.finish(8, duration_s=31.25, close=True)
     assert cell.texts[-1] == "8 ranks · 31.2 s"
     before = len(cell.published)
     cell.pass_time(1000)
@@ -172,54 +165,41 @@ def test_a_quiet_run_is_updated_less_and_less_often() -> None:
 
 def test_failed_ranks_get_a_line_while_others_run() -> None:
     cell = _Cell()
-    failure = RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback", "train.py:41")
-    cell.view.on_event(Result(0, "error", 0.1, failure=failure))
+    cell.fail(0, where="train.py:41")
     cell.pass_time(3)
     assert cell.texts[-1] == "rank 0: KeyError: 'x' · train.py:41"
     assert "running on 2 ranks · 3 s · 1 failed" in cell.html
-    cell.view.on_event(Result(1, "error", 0.1, failure=replace(failure, rank=1, kind="interrupted")))
-    cell.view.on_event(Finished())
-    cell.view.close()
+    cell.fail(1, "interrupted")
+    cell.end()
     assert cell.texts[-1] == "2 ranks · 0.10 s · 1 failed · 1 interrupted"
 
 
 def test_a_cell_that_fails_at_once_leaves_it_to_the_exception() -> None:
     cell = _Cell()
-    failure = RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback")
-    cell.view.on_event(Result(0, "error", 0.1, failure=failure))
+    cell.fail()
     cell.pass_time(0.5)
-    cell.view.on_event(Finished())
-    cell.view.close()
+    cell.end()
     assert cell.published == []
 
 
-def test_notices_come_and_go() -> None:
-    cell = _Cell()
-    cell.view.on_event(Notice("waiting for cell 3", QUEUE_NOTICE))
-    cell.pass_time(0.1)
-    cell.view.on_event(Notice("", QUEUE_NOTICE))
-    cell.pass_time(0.2)
-    assert cell.texts == ["waiting for cell 3", ""]
-
-
 def test_a_cell_whose_turn_has_not_come_is_queued() -> None:
+    queued, turn = Notice("waits for: run 15, cell [22]", QUEUE_NOTICE), Notice("", QUEUE_NOTICE)
     cell = _Cell(ranks=8)
-    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))
-    cell.pass_time(6.1)
+    cell.view.on_event(queued)
+    cell.pass_time(0.1)
+    assert cell.texts == ["waits for: run 15, cell [22]"]
+    cell.pass_time(6.0)
     assert "queued · 6 s" in cell.html
     assert "running" not in cell.html
-    cell.view.on_event(Notice("", QUEUE_NOTICE))
+    cell.view.on_event(turn)
     cell.pass_time(4.1)
     assert cell.texts[-1] == "● running on 8 ranks · 4 s", "since it runs"
-
-
-def test_a_cell_that_prints_has_begun_although_other_ranks_wait() -> None:
     cell = _Cell(ranks=8)
-    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))
+    cell.view.on_event(queued)
     cell.print("a\n")
     cell.pass_time(3)
-    assert "running on 8 ranks · 3 s" in cell.html
-    cell.view.on_event(Notice("waits for: run 15, cell [22]", QUEUE_NOTICE))  # another node
+    assert "running on 8 ranks · 3 s" in cell.html, "although other ranks wait"
+    cell.view.on_event(queued)  # another node
     cell.pass_time(1)
     assert "running on 8 ranks" in cell.html
 
@@ -248,17 +228,12 @@ def test_a_cell_that_does_not_wait_shows_the_run_at_once_and_its_end() -> None:
     assert [(bundle["text/plain"], update) for _, bundle, update in cell.published] == [("● running on 2 ranks", False)]
     cell.print("a\n")
     cell.pass_time(0.1)
-    cell.view.on_event(
-        Result(0, "error", 0.1, failure=RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback"))
-    )
+    cell.fail()
     cell.view.on_event(Result(1, "ok", 0.41))
-    cell.view.on_event(Finished())
+    cell.end(close=False)
     assert cell.texts[-1] == "[0] a\nrank 0: KeyError: 'x'\nthe traceback"
     assert "2 ranks · 0.41 s · 1 failed" in cell.html
     assert all(update for *_, update in cell.published[1:])
-
-
-def test_without_streaming_and_without_waiting() -> None:
     cell = _Cell(stream=False)
     cell.view.keep_open()
     cell.print("a\n")
@@ -274,9 +249,7 @@ def test_a_timeout_leaves_the_view_open() -> None:
     cell.view.keep_open()
     cell.print("later\n")
     cell.pass_time(1)
-    cell.view.on_event(
-        Result(0, "error", 0.1, failure=RankFailure(0, "h", "error", "KeyError", "'x'", "the traceback"))
-    )
+    cell.fail()
     cell.finish()
     assert cell.texts[-1] == "[0] later\nrank 0: KeyError: 'x'\nthe traceback"
 
@@ -284,14 +257,12 @@ def test_a_timeout_leaves_the_view_open() -> None:
 def test_output_after_the_end_is_added_where_something_was_shown() -> None:
     cell = _Cell()
     cell.print("a\n")
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     cell.print("from a thread\n")
     cell.pass_time(1)
     assert cell.texts[-1] == "[0] a\n[0] from a thread"
     silent = _Cell()
-    silent.finish()
-    silent.view.close()
+    silent.finish(close=True)
     silent.print("from a thread\n")
     silent.pass_time(1)
     assert silent.published == []
@@ -316,35 +287,29 @@ def test_a_terminal_gets_only_what_is_new() -> None:
     cell.view.on_event(Elided(0, "stdout", 5, 5))
     cell.view.on_event(Result(0, "ok", 0.1, {"text/plain": "1"}))
     cell.view.on_event(Result(1, "ok", 0.1, {"text/plain": "1"}))
-    cell.view.on_event(Finished())
-    cell.view.close()
+    cell.end()
     assert cell.texts[-1] == "      … 5 lines on rank 0 not shown; `%mesh logs -n 0` has them\nOut[0-1]: 1"
     assert all("text/html" not in bundle for _, bundle, _ in cell.published)
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_of_many_ranks_that_are_counted_those_are_told_that_are_shown(resumed: bool) -> None:
-    cell = _Cell(ranks=4, shown=[0, 1], resumed=resumed)
-    cell.view.on_event(ElidedOfMany((2, 3), "stdout", (5, 6), (50, 60)))
-    cell.view.on_event(ElidedOfMany((0, 1, 3), "stdout", (7, 7, 9), (70, 70, 90)))
-    cell.finish(4)
-    cell.view.close()
-    assert cell.texts[-1].strip() == "… 14 lines on ranks 0-1 not shown; `%mesh logs -n 0` has them"
+def test_of_many_ranks_that_are_counted_those_are_told_that_are_shown() -> None:
+    for resumed in (False, True):
+        cell = _Cell(ranks=4, shown=[0, 1], resumed=resumed)
+        cell.view.on_event(ElidedOfMany((2, 3), "stdout", (5, 6), (50, 60)))
+        cell.view.on_event(ElidedOfMany((0, 1, 3), "stdout", (7, 7, 9), (70, 70, 90)))
+        cell.finish(4, close=True)
+        assert cell.texts[-1].strip() == "… 14 lines on ranks 0-1 not shown; `%mesh logs -n 0` has them"
 
 
-def test_a_terminal_gets_arranged_output_at_the_end() -> None:
+def test_a_terminal_gets_arranged_output_at_the_end_and_progress_bars_when_they_are_done() -> None:
     cell = _Cell(terminal=True, group="rank")
     for rank in (1, 0):
         cell.print(f"both\nown {rank}\n", rank)
     cell.pass_time(5)
     assert cell.published == []
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     lines = [line.strip() for line in cell.texts[0].splitlines()]
     assert lines == ["[0] both", "[0] own 0", "[1] both", "[1] own 1"]
-
-
-def test_a_terminal_gets_progress_bars_when_they_are_done() -> None:
     cell = _Cell(terminal=True)
     cell.print("\r10%")
     cell.pass_time(5)
@@ -354,23 +319,18 @@ def test_a_terminal_gets_progress_bars_when_they_are_done() -> None:
     assert cell.texts == ["  [0] 100%"]
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_an_unfinished_line_is_shown_at_the_end(terminal: bool) -> None:
-    cell = _Cell(terminal=terminal)
-    cell.print("no newline")
-    cell.finish()
-    cell.view.close()
-    assert cell.texts[-1].strip() == "[0] no newline"
+def test_an_unfinished_line_is_shown_at_the_end() -> None:
+    for terminal in (True, False):
+        cell = _Cell(terminal=terminal)
+        cell.print("no newline")
+        cell.finish(close=True)
+        assert cell.texts[-1].strip() == "[0] no newline"
 
 
 # ---- followed from the middle ----
 
 
-def steps(first: int, last: int) -> str:
-    return "".join(f"step {number}\n" for number in range(first, last))
-
-
-def test_ranks_that_are_a_line_apart_where_output_goes_on_are_shown_in_step() -> None:
+def test_ranks_that_are_apart_where_output_goes_on_are_shown_in_step() -> None:
     cell = _Cell(4, resumed=True)
     for rank in (1, 2):
         cell.print("step 4\n", rank)
@@ -381,43 +341,28 @@ def test_ranks_that_are_a_line_apart_where_output_goes_on_are_shown_in_step() ->
         cell.pass_time(0.3)
         for rank in range(4):
             cell.print(f"step {number}\n", rank)
-    cell.finish(4)
-    cell.view.close()
-    assert cell.texts[-1].splitlines() == [
-        "[1-2] step 4",
-        *(f"[0-3] step {number}" for number in range(5, 9)),
-    ]
-
-
-def test_however_far_they_are_apart() -> None:
+    cell.finish(4, close=True)
+    assert cell.texts[-1].splitlines() == ["[1-2] step 4", *(f"[0-3] step {number}" for number in range(5, 9))]
     cell = _Cell(3, resumed=True)
-    cell.print(steps(7, 9), 0)
-    cell.print(steps(5, 9), 1)
-    cell.print(steps(6, 9), 2)
+    for rank, first in ((0, 7), (1, 5), (2, 6)):
+        cell.print("".join(f"step {number}\n" for number in range(first, 9)), rank)
     cell.view.close()
     assert cell.texts == ["  [1] step 5\n[1-2] step 6\n[0-2] step 7\n[0-2] step 8"]
 
 
-def test_what_was_held_shows_soon_though_a_rank_is_silent() -> None:
+def test_what_was_held_shows_soon_though_a_rank_is_silent_and_notices_at_once() -> None:
     cell = _Cell(2, resumed=True)
     cell.view.keep_open()
     cell.print("only me\n", 0)
+    cell.view.on_event(Notice("node1 does not answer", key="link"))
     cell.pass_time(0.4)
     assert "only me" not in cell.texts[-1]
+    assert "node1 does not answer" in cell.texts[-1]
     cell.pass_time(0.5)
     assert "only me" in cell.texts[-1]
     cell.print("and me\n", 1)
     cell.pass_time(0.2)
     assert "and me" in cell.texts[-1]
-
-
-def test_notices_are_not_held() -> None:
-    cell = _Cell(2, resumed=True)
-    cell.view.keep_open()
-    cell.print("only me\n", 0)
-    cell.view.on_event(Notice("node1 does not answer", key="link"))
-    cell.pass_time(0.2)
-    assert "node1 does not answer" in cell.texts[-1]
 
 
 # ---- whose output ----
@@ -431,8 +376,7 @@ def test_of_ranks_that_are_not_shown_only_stderr_is_counted() -> None:
     cell.view.on_event(Elided(2, "stderr", 40, 900))
     for rank in range(3):
         cell.view.on_event(Result(rank, "ok", 0.1, bundle={"text/plain": str(rank)}))
-    cell.view.on_event(Finished())
-    cell.view.close()
+    cell.end()
     assert cell.texts[-1].splitlines() == [
         "[0] to be seen",
         "[stderr:0] a warning",
@@ -446,8 +390,7 @@ def test_silent_ranks_that_are_not_shown_are_not_spoken_of() -> None:
     cell = _Cell(ranks=2, shown=[1])
     for rank in range(2):
         cell.print(f"from {rank}\n", rank)
-    cell.finish()
-    cell.view.close()
+    cell.finish(close=True)
     assert cell.texts[-1] == "[1] from 1"
 
 
@@ -457,8 +400,7 @@ def test_lines_fold_by_what_the_cell_says() -> None:
         cell = _Cell(ranks=2, by=by)
         for rank in range(2):
             cell.print(f"10:00:0{rank} ready\nloss 2.{rank}\nend\n", rank)
-        cell.finish()
-        cell.view.close()
+        cell.finish(close=True)
         shown[by] = [line.strip() for line in cell.texts[-1].splitlines()]
     assert shown["numbers"] == ["[0-1] 10:00:00 ready", "[0-1] loss 2.0–2.1", "[0-1] end"]
     assert shown["times"] == ["[0-1] 10:00:00 ready", "[0] loss 2.0", "[1] loss 2.1", "[0-1] end"]

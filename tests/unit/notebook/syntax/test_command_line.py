@@ -7,7 +7,6 @@ import pytest
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.syntax import command_line, declarations, holding
 from monarch_nb.notebook.syntax.command_line import (
-    Command,
     Sources,
     complete,
     help_text,
@@ -18,26 +17,23 @@ from monarch_nb.notebook.syntax.command_line import (
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "word", "wait"),
-    [
+def test_a_value_that_may_be_left_out() -> None:
+    for line, word, wait in (
         ("dev --wait --procs 2", "dev", True),
         ("--wait dev --procs 2", "dev", True),
         ("dev --procs 2 --wait", "dev", True),
         ("dev --wait 10m --procs 2", "dev", 600.0),
         ("--wait=1h dev --procs 2", "dev", 3600.0),
         ("dev --procs 2", "dev", None),
-    ],
-)
-def test_a_value_that_may_be_left_out(line: str, word: str, wait: object) -> None:
-    parsed = parse(holding.RESERVE, line)
-    assert (parsed.word, parsed.values.get("wait"), parsed.count("procs")) == (word, wait, 2)
+    ):
+        parsed = parse(holding.RESERVE, line)
+        assert (parsed.word, parsed.values.get("wait"), parsed.count("procs")) == (word, wait, 2)
 
 
-@pytest.mark.parametrize("line", ["--wait 10", "--wait=soon", "--wait 1x", "--wait --wait"])
-def test_a_value_that_may_be_left_out_and_makes_no_sense(line: str) -> None:
-    with pytest.raises(UsageError, match=r"--wait is (a time such as|given twice)"):
-        parse(holding.RESERVE, line)
+def test_a_value_that_may_be_left_out_and_makes_no_sense() -> None:
+    for line in ("--wait 10", "--wait=soon", "--wait 1x", "--wait --wait"):
+        with pytest.raises(UsageError, match=r"--wait is (a time such as|given twice)"):
+            parse(holding.RESERVE, line)
 
 
 def test_what_follows_a_value_that_may_be_left_out_is_completed() -> None:
@@ -70,9 +66,8 @@ def test_docstring_examples() -> None:
     assert doctest.testmod(command_line).failed == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_split_words() -> None:
+    for line, words in (
         ("", []),
         ("  a   b ", ["a", "b"]),
         ("x='a b'", ["x='a b'"]),
@@ -82,10 +77,8 @@ def test_docstring_examples() -> None:
         ("a#b", ["a#b"]),
         ("'#' b", ["'#'", "b"]),
         ("a) b", ["a)", "b"]),
-    ],
-)
-def test_split_words(line: str, words: list[str]) -> None:
-    assert split_words(line) == words
+    ):
+        assert split_words(line) == words
 
 
 def test_flags_are_read_in_every_spelling() -> None:
@@ -100,9 +93,9 @@ def test_flags_are_read_in_every_spelling() -> None:
     assert parse(declarations.CELL, "").switch("stream", default=True) is True
 
 
-@pytest.mark.parametrize("targets", ["-1", "::2", "4:", "hosts=0,procs=0:2", "[0, 1]", "'0, 2'"])
-def test_targets_are_values_even_when_they_look_odd(targets: str) -> None:
-    assert parse(declarations.CELL, f"-t {targets}").text("targets") == targets.strip("'")
+def test_targets_are_values_even_when_they_look_odd() -> None:
+    for targets in ("-1", "::2", "4:", "hosts=0,procs=0:2", "[0, 1]", "'0, 2'"):
+        assert parse(declarations.CELL, f"-t {targets}").text("targets") == targets.strip("'")
 
 
 def test_repeated_flags_are_kept_in_order() -> None:
@@ -122,9 +115,8 @@ def test_expressions_stay_as_written() -> None:
     assert parse(declarations.PUSH, "x name='a b' f=g(1, 2)").words == ("x", "name='a b'", "f=g(1, 2)")
 
 
-@pytest.mark.parametrize(
-    ("command", "line", "message"),
-    [
+def test_bad_lines_get_one_clear_message() -> None:
+    for command, line, message in (
         (holding.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
         (holding.RESERVE, "--gpu=2", "did you mean --gpus?"),
         (holding.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
@@ -161,22 +153,23 @@ def test_expressions_stay_as_written() -> None:
         ),
         (declarations.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
         (declarations.CELL, "0", "%%mesh takes no '0'"),
-    ],
-)
-def test_bad_lines_get_one_clear_message(command: Command, line: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse(command, line)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(UsageError) as caught:
+            parse(command, line)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("word", "nearest"),
-    [("reserv", "reserve"), ("resreve", "reserve"), ("int", "interrupt"), ("stat", "status"), ("atach", "attach")],
-)
-def test_an_unknown_subcommand_suggests_the_nearest(word: str, nearest: str) -> None:
-    with pytest.raises(UsageError, match=f"no subcommand '{word}': did you mean {nearest}"):
-        declarations.MESH.find(word)
+def test_an_unknown_subcommand_suggests_the_nearest() -> None:
+    for word, nearest in (
+        ("reserv", "reserve"),
+        ("resreve", "reserve"),
+        ("int", "interrupt"),
+        ("stat", "status"),
+        ("atach", "attach"),
+    ):
+        with pytest.raises(UsageError, match=f"no subcommand '{word}': did you mean {nearest}"):
+            declarations.MESH.find(word)
 
 
 def test_a_word_like_nothing_suggests_nothing() -> None:
@@ -216,9 +209,8 @@ def test_help_names_everything_and_is_aligned() -> None:
     assert max(widths) <= 110
 
 
-@pytest.mark.parametrize(
-    ("text", "fragment", "offered"),
-    [
+def test_completion_of_the_line() -> None:
+    for text, fragment, offered in (
         ("", "", " ".join([*(command.name for command in declarations.MESH.commands), "--help"])),
         ("re", "re", "reserve release replace restart"),
         ("reserve --no", "--no", "--nodes"),
@@ -237,18 +229,20 @@ def test_help_names_everything_and_is_aligned() -> None:
         ("xyzzy ", "", ""),
         ("status ", "", ""),
         ("reserve 'de", "'de", ""),
-    ],
-)
-def test_completion_of_the_line(text: str, fragment: str, offered: str) -> None:
-    assert complete(declarations.MESH, text, names("dev", "main")) == (fragment, offered.split())
+    ):
+        assert complete(declarations.MESH, text, names("dev", "main")) == (fragment, offered.split())
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["reserve --files ", "reserve --shared=/da", "sync --add ", "fetch x --to ", "push lr=ba", "pip install -r "],
-)
-def test_files_and_expressions_are_completed_by_ipython(text: str) -> None:
-    assert complete(declarations.MESH, text, names("dev", "main"))[1] is None
+def test_files_and_expressions_are_completed_by_ipython() -> None:
+    for text in (
+        "reserve --files ",
+        "reserve --shared=/da",
+        "sync --add ",
+        "fetch x --to ",
+        "push lr=ba",
+        "pip install -r ",
+    ):
+        assert complete(declarations.MESH, text, names("dev", "main"))[1] is None
 
 
 def test_completion_of_the_cell_line() -> None:
@@ -264,24 +258,18 @@ class TestPassedOn:
         parsed = parse(holding.RESERVE, "dev --procs 2 --on slurm -- --nodes=3 -p 'a 100'  # later")
         assert (parsed.word, parsed.count("nodes"), parsed.text("on")) == ("dev", None, "slurm")
         assert parsed.passed_on == ("--nodes=3", "-p", "a 100")
-
-    def test_nothing_is_passed_on_without_them(self) -> None:
         assert parse(holding.RESERVE, "dev --procs 2").passed_on == ()
-
-    def test_its_help_is_its_own(self) -> None:
         assert not wants_help(holding.RESERVE, "dev -- --help")
         assert wants_help(holding.RESERVE, "--help -- --partition=a100")
-
-    def test_it_is_not_completed(self) -> None:
         assert complete(declarations.MESH, "reserve dev -- --par", {}) == ("--par", None)
 
 
 class TestRest:
     """A program's name, and what is for that."""
 
-    @pytest.mark.parametrize(
-        ("line", "words"),
-        [
+    def test_what_follows_the_name_is_the_programs(self) -> None:
+        """As torchrun's parser does: what argparse gives for these lines was looked at."""
+        for line, words in (
             ("train.py", ["train.py"]),
             ("train.py --lr 3e-4 -t 0 --help", ["train.py", "--lr", "3e-4", "-t", "0", "--help"]),
             ("-m scripts.base_train -- --depth=4", ["scripts.base_train", "--depth=4"]),
@@ -292,23 +280,17 @@ class TestRest:
             ("--nnodes 2 -- -m y", ["-m", "y"]),
             ("--nproc_per_node=4 train.py --nproc_per_node=2", ["train.py", "--nproc_per_node=2"]),
             ("train.py --name 'a b' --layers [1, 2]", ["train.py", "--name", "a b", "--layers", "[1, 2]"]),
-        ],
-    )
-    def test_what_follows_the_name_is_the_programs(self, line: str, words: list[str]) -> None:
-        """As torchrun's parser does: what argparse gives for these lines was looked at."""
-        assert list(parse(declarations.RUN, line).words) == words
+        ):
+            assert list(parse(declarations.RUN, line).words) == words
 
-    @pytest.mark.parametrize(
-        ("line", "command"),
-        [
+    def test_a_command_of_the_shell_stays_as_it_is_written(self) -> None:
+        for line, command in (
             ("-t 0 torchrun train.py -t 1", "torchrun train.py -t 1"),
             ("echo 'a  b' \"$HOME\" | wc -l", "echo 'a  b' \"$HOME\" | wc -l"),
             ("--beside -- --odd -- x", "--odd -- x"),
             ("ls -- -x", "ls -- -x"),
-        ],
-    )
-    def test_a_command_of_the_shell_stays_as_it_is_written(self, line: str, command: str) -> None:
-        assert parse(declarations.SH, line).words == (command,)
+        ):
+            assert parse(declarations.SH, line).words == (command,)
 
     def test_flags_before_the_name_are_ours(self) -> None:
         parsed = parse(declarations.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")
@@ -319,9 +301,8 @@ class TestRest:
         assert parsed.text("max_restarts") == "2"
         assert parsed.words == ("pkg.train", "-a")
 
-    @pytest.mark.parametrize(
-        ("line", "said"),
-        [
+    def test_what_can_not_be_read(self) -> None:
+        for line, said in (
             ("", "%mesh run needs SCRIPT"),
             ("--nnodes 2", "%mesh run needs SCRIPT"),
             ("--", "%mesh run needs SCRIPT"),
@@ -331,11 +312,9 @@ class TestRest:
             ),
             ("--nproc 4 train.py", "did you mean --nproc-per-node\\?$"),
             ("-r3 train.py", "has no flag -r3"),
-        ],
-    )
-    def test_what_can_not_be_read(self, line: str, said: str) -> None:
-        with pytest.raises(UsageError, match=said):
-            parse(declarations.RUN, line)
+        ):
+            with pytest.raises(UsageError, match=said):
+                parse(declarations.RUN, line)
 
     def test_help_is_asked_before_the_name(self) -> None:
         assert wants_help(declarations.RUN, "--nnodes 2 --help train.py")

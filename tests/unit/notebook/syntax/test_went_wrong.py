@@ -10,23 +10,20 @@ from monarch_nb.notebook.syntax.declarations import CELL, MESH
 from monarch_nb.notebook.syntax.went_wrong import determined, watched
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
+def test_what_is_watched() -> None:
+    for line, what in (
         ("--watch nan", ("grad",)),
         ("--watch=nan", ("grad",)),
         ("--watch nan=loss,grad", ("loss", "grad")),
         ("--watch=nan=param, -t 0", ("param",)),
-    ],
-)
-def test_what_is_watched(line: str, what: tuple[str, ...]) -> None:
-    assert watched(parse(CELL, line).text("watch") or "") == what
+    ):
+        assert watched(parse(CELL, line).text("watch") or "") == what
 
 
-@pytest.mark.parametrize("text", ["inf", "nan=weights", "loss", "nan:loss"])
-def test_nothing_else_can_be_watched(text: str) -> None:
-    with pytest.raises(UsageError, match="--watch is nan, or nan= and some of grad, loss, param, not"):
-        watched(text)
+def test_nothing_else_can_be_watched() -> None:
+    for text in ("inf", "nan=weights", "loss", "nan:loss"):
+        with pytest.raises(UsageError, match="--watch is nan, or nan= and some of grad, loss, param, not"):
+            watched(text)
 
 
 def test_what_is_compared() -> None:

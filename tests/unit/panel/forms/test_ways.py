@@ -135,13 +135,11 @@ def test_each_engine_that_is_there_has_its_own_part_of_the_form(panel: Panel, la
     assert {"wait"} == fields(panel, "here").keys() - fields(panel, "lab").keys()
 
 
-def test_without_any_engine_nothing_is_to_be_chosen(panel: Panel) -> None:
-    assert "where" not in fields(panel, "")
-
-
-def test_one_that_declares_nothing_has_a_field_for_flags(
+def test_one_that_declares_nothing_or_takes_too_long_has_a_field_for_flags(
     panel: Panel, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ways, "OPTIONS_S", 0.0)
+    assert "lab.flags" in fields(panel, "lab")
     monkeypatch.setattr(ways, "launcher", lambda _: Plain())
     assert [name for name in fields(panel, "lab") if "." in name] == ["lab.flags"]
     assert check(panel)["message"] == "asks lab for 2 nodes × 8 gpus"
@@ -171,20 +169,16 @@ def test_a_check_says_what_the_engine_says_and_asks_for_nothing(panel: Panel, la
     assert "where" in check(panel, where="nowhere")["errors"]
 
 
-def test_a_job_of_that_name_is_said(panel: Panel, lab: Lab) -> None:
-    remembered("dev")
-    assert check(panel)["message"] == "lab job 12 is there for it already"
-    assert "dev has lab job 12 already, with 2 nodes × 8 gpus" in check(panel, nodes=1)["errors"]["name"]
-
-
-def test_a_job_of_that_name_that_has_ended_is_in_nobody_s_way(
+def test_a_job_of_that_name_is_said_and_one_that_has_ended_is_in_nobody_s_way(
     panel: Panel, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered("dev", served=True)
+    remembered("main")
+    assert check(panel)["message"] == "lab job 12 is there for it already"
+    assert "dev has lab job 12 already, with 2 nodes × 8 gpus" in check(panel, nodes=1)["errors"]["name"]
+    assert fields(panel, "lab")["name"]["default"] == "main-2"
     monkeypatch.setattr(jobs, "what_became", lambda _: ("lab job 12 was cancelled", True))
     assert check(panel)["message"].startswith("asks lab for 2 nodes × 8 gpus")
-    remembered("main")
-    assert fields(panel, "lab")["name"]["default"] == "main-2"
 
 
 def test_the_form_opens_with_what_was_entered_last(panel: Panel, lab: Lab, reserved: list[Json]) -> None:
@@ -210,20 +204,13 @@ def test_a_choice_that_is_no_more_is_forgotten(
     assert "where" not in fields(panel, "here")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"where": 1}', '{"where": "lab", "values": [1]}', "null"])
-def test_nonsense_on_disk_is_no_hindrance(panel: Panel, lab: Lab, text: str) -> None:
+def test_nonsense_on_disk_is_no_hindrance(panel: Panel, lab: Lab) -> None:
     config_directory().mkdir(parents=True)
     file = config_directory() / "panel.json"
-    file.write_text(text)
-    file.chmod(0o600)
-    assert fields(panel, "lab")["nodes"]["default"] == 1
-
-
-def test_one_that_takes_too_long_is_offered_with_flags_alone(
-    panel: Panel, lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ways, "OPTIONS_S", 0.0)
-    assert "lab.flags" in fields(panel, "lab")
+    for text in ("", "[]", '{"where": 1}', '{"where": "lab", "values": [1]}', "null"):
+        file.write_text(text)
+        file.chmod(0o600)
+        assert fields(panel, "lab")["nodes"]["default"] == 1
 
 
 def test_a_form_that_was_opened_before_the_server_began_can_be_submitted(
@@ -242,13 +229,14 @@ def test_pools_of_jobs_are_shown_when_they_serve(lab: Lab) -> None:
     assert [pool["name"] for pool in pools_to_show("local")] == ["local", "lab-eval"]
 
 
-@pytest.mark.parametrize("home", ["local", "lab-eval"])
-def test_from_a_pool_of_a_job_there_is_a_way_back_also_when_nothing_is_up_there(home: str) -> None:
+def test_from_a_pool_of_a_job_there_is_a_way_back_also_when_nothing_is_up_there() -> None:
     job = remembered("dev", served=True)
-    panels = Panels(home)
-    shown = {pool: panels.handle("view", {"pool": pool}).result(10.0)["result"]["pools"] for pool in (home, job.pool)}
-    assert [each["name"] for each in shown[job.pool]] == [job.pool, home]
-    assert [each["name"] for each in shown[home]] == [home, job.pool]
+    for home in ("local", "lab-eval"):
+        panels = Panels(home)
+        answers = {pool: panels.handle("view", {"pool": pool}).result(10.0) for pool in (home, job.pool)}
+        shown = {pool: answer["result"]["pools"] for pool, answer in answers.items()}
+        assert [each["name"] for each in shown[job.pool]] == [job.pool, home]
+        assert [each["name"] for each in shown[home]] == [home, job.pool]
 
 
 async def test_the_price_of_a_job_is_that_of_its_reservation() -> None:
@@ -357,19 +345,21 @@ def test_a_job_is_ended_also_when_none_of_its_nodes_answers(
     assert (done["state"], done["result"]) == ("done", {"text": str(ReleasedLater("n1"))})
 
 
-def test_attaching_names_the_pool_where_there_are_several(panel: Panel, pool: FakePool) -> None:
-    hold([each.reply for each in pool.fakes], "dev", procs=1)
+def test_attaching_names_the_pool_where_that_is_not_clear_and_whose_it_is(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold([pool.fakes[0].reply], "dev", procs=1)
+    held = pool.fakes[0].reply.reservations
     lines = "%load_ext monarch_nb\n%mesh attach dev"
     assert ask(panel, "attach_lines", reservation="id-dev") == {"code": lines}
+    monkeypatch.setenv(POOL_VARIABLE, "lab")
+    panel.live.wake()
+    assert ask(panel, "attach_lines", reservation="id-dev") == {"code": f"{lines} --pool local"}
+    monkeypatch.delenv(POOL_VARIABLE)
     remembered("eval", served=True)
     panel.live.wake()
     assert ask(panel, "attach_lines", reservation="id-dev") == {"code": f"{lines} --pool local"}
-
-
-def test_attaching_names_a_pool_that_is_not_the_default_one_and_whose_it_is(
-    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(POOL_VARIABLE, "lab")
-    hold([each.reply for each in pool.fakes], "dev", procs=1, owner="anna", right=pb.RIGHT_READ)
+    held[0].owner, held[0].right = "anna", pb.RIGHT_READ
+    panel.live.wake()
     lines = "%load_ext monarch_nb\n%mesh attach anna/dev --pool local"
     assert ask(panel, "attach_lines", reservation="id-dev") == {"code": lines}

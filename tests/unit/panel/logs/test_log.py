@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 from array import array
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -113,11 +113,32 @@ TWO_RUNS = {
 }
 
 
-async def opened(lines: FakeLines, **request: Any) -> Log:
-    log = Log(lines, LogRequest(**{"ranks": (0, 1), **request}), lambda _: None)  # type: ignore[arg-type]
+@pytest.fixture(autouse=True)
+def are_closed() -> Iterator[None]:
+    """Every log that a test opens ends with it."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+OPEN: list[Log] = []
+
+
+async def opened(lines: FakeLines, grown: asyncio.Event | None = None, **request: Any) -> Log:
+    """Open a log; `grown` is set whenever it has grown after that."""
+    log = Log(lines, LogRequest(**{"ranks": (0, 1), **request}), lambda _: grown and grown.set())  # type: ignore[arg-type]
+    OPEN.append(log)
     lines.tell()
     await log.opened(10)
+    if grown:
+        grown.clear()
     return log
+
+
+async def kept(logs: Logs, lines: FakeLines, *ranks: int, **request: Any) -> dict[str, Any]:
+    """Open a log as a browser does, and return what it is told."""
+    lines.tell()
+    return await logs.open(lines, LogRequest(ranks or (0, 1), **request))  # type: ignore[arg-type]
 
 
 async def shown(log: Log, first: int = 0, count: int = 100) -> list[str]:
@@ -141,13 +162,7 @@ async def test_equal_lines_are_one_row_with_their_ranks() -> None:
     ]
     assert len(log) == 8, "each run has a row with its name"
     assert log.describe()["lines"] == 6
-    log.close()
-
-
-async def test_a_row_knows_its_stream() -> None:
-    log = await opened(FakeLines(TWO_RUNS))
     assert [row["stream"] for row in (await log.read(3, 2))["rows"]] == ["out", "err"]
-    log.close()
 
 
 async def test_runs_say_where_they_begin() -> None:
@@ -167,13 +182,9 @@ async def test_runs_say_where_they_begin() -> None:
     assert (second["number"], second["first_row"]) == (2, 6)
     assert [run["number"] for run in (await log.read(6, 1))["runs"]] == [2]
     log.close()
-
-
-@pytest.mark.parametrize("search", ["", "nothing that is there"])
-async def test_the_notebooks_of_all_runs_are_told(search: str) -> None:
-    log = await opened(FakeLines(TWO_RUNS), search=search)
-    assert log.describe()["notebooks"] == ["/home/u/a/1.ipynb", "/home/u/a/2.ipynb"]
-    log.close()
+    for search in ("", "nothing that is there"):
+        log = await opened(FakeLines(TWO_RUNS), search=search)
+        assert log.describe()["notebooks"] == ["/home/u/a/1.ipynb", "/home/u/a/2.ipynb"]
 
 
 FAILURES = (
@@ -196,55 +207,39 @@ async def test_a_log_says_how_its_runs_failed_also_those_that_printed_nothing() 
     everything = [text for row in range(len(log)) for text in await shown(log, row, 1)]
     assert everything == await shown(log), "also by windows of one row"
     assert await log.find("second", regex=False, start=0, backwards=False) == 9
-    log.close()
 
 
-@pytest.mark.parametrize("request_", [{"search": "s.*t", "regex": True}, {"ranks": (0,), "run": 2}])
-async def test_how_runs_failed_is_not_told_where_nobody_asks(request_: dict[str, Any]) -> None:
-    lines = FakeLines(TWO_RUNS)
-    lines.failures = {1: FAILURES, 2: FAILURES[1:], 3: FAILURES}
-    log = await opened(lines, **request_)
-    assert len(await shown(log)) == 1
-    log.close()
+async def test_how_runs_failed_is_not_told_where_nobody_asks() -> None:
+    for request in ({"search": "s.*t", "regex": True}, {"ranks": (0,), "run": 2}):
+        lines = FakeLines(TWO_RUNS)
+        lines.failures = {1: FAILURES, 2: FAILURES[1:], 3: FAILURES}
+        assert len(await shown(await opened(lines, **request))) == 1
 
 
 async def test_rows_are_settled_when_nothing_can_come_before_them() -> None:
-    lines = FakeLines(TWO_RUNS)
-    lines.finished = False
-    log = await opened(lines)
-    assert (await log.read(0, 1))["settled"] == 1, "the first run may go on, and the second is after it"
-    log.close()
-    lines.finished = True
-    log = await opened(lines)
-    assert (await log.read(0, 1))["settled"] == 8
-    log.close()
+    """While the first run may go on, the second is after it."""
+    for finished, settled in ((False, 1), (True, 8)):
+        lines = FakeLines(TWO_RUNS)
+        lines.finished = finished
+        assert (await (await opened(lines)).read(0, 1))["settled"] == settled
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        ({"ranks": (1,)}, ["1 [1] start", "1 [1] loss 2", "1 [1] !careful", "1 [1] end", "2 [1] second"]),
-        ({"run": 2}, ["2 [0-1] second"]),
-        ({"streams": "stderr"}, ["1 [1] !careful"]),
-        ({"fold": "off", "run": 2}, ["2 [0] second", "2 [1] second"]),
-        ({"search": "LOSS"}, ["1 [0] loss 1", "1 [1] loss 2"]),
-        ({"search": "s.*t", "regex": True}, ["1 [0-1] start"]),
-        ({"search": "end"}, ["1 [0-1] end"]),
-        ({"search": "nothing"}, []),
-    ],
-)
-async def test_only_what_is_wanted_is_there(request_: dict[str, Any], expected: list[str]) -> None:
-    log = await opened(FakeLines(TWO_RUNS), **request_)
-    assert await shown(log) == expected
-    log.close()
-
-
-@pytest.mark.parametrize("request_", [{"fold": "off"}, {"ranks": (1,)}])
-async def test_a_log_that_folds_nothing_is_not_read_to_be_opened(request_: dict[str, Any]) -> None:
-    lines = FakeLines(TWO_RUNS)
-    log = await opened(lines, **request_)
-    assert lines.asked == []
-    log.close()
+async def test_only_what_is_wanted_is_there() -> None:
+    """And what folds nothing is not read to be opened."""
+    for request, expected, asked in (
+        ({"ranks": (1,)}, ["1 [1] start", "1 [1] loss 2", "1 [1] !careful", "1 [1] end", "2 [1] second"], False),
+        ({"run": 2}, ["2 [0-1] second"], True),
+        ({"streams": "stderr"}, ["1 [1] !careful"], True),
+        ({"fold": "off", "run": 2}, ["2 [0] second", "2 [1] second"], False),
+        ({"search": "LOSS"}, ["1 [0] loss 1", "1 [1] loss 2"], True),
+        ({"search": "s.*t", "regex": True}, ["1 [0-1] start"], True),
+        ({"search": "end"}, ["1 [0-1] end"], True),
+        ({"search": "nothing"}, [], True),
+    ):
+        lines = FakeLines(TWO_RUNS)
+        log = await opened(lines, **request)  # type: ignore[arg-type]
+        assert bool(lines.asked) == asked, request
+        assert await shown(log) == expected, request
 
 
 async def test_a_long_log_is_folded_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,38 +249,29 @@ async def test_a_long_log_is_folded_a_part_at_a_time(monkeypatch: pytest.MonkeyP
     log = await opened(lines)
     assert len(log) == 1002
     assert await shown(log, 500, 3) == ["1 [0-1] step 499", "1 [1] extra", "1 [0-1] step 500"]
-    log.close()
 
 
 async def test_what_ranks_go_on_to_print_is_followed() -> None:
     lines, grown = FakeLines({1: {0: ["a"], 1: ["a"]}}), asyncio.Event()
     lines.finished = False
-    log = Log(lines, LogRequest((0, 1)), lambda _: grown.set())  # type: ignore[arg-type]
-    lines.tell()
-    await log.opened(10)
+    log = await opened(lines, grown)
     assert await shown(log) == ["1 [0-1] a"]
     lines.texts[1][0] += ["b", "c"]
     lines.texts[1][1] = ["a much longer"]
-    grown.clear()
     lines.tell()
     await asyncio.wait_for(grown.wait(), 10)
     assert await shown(log) == ["1 [0] a", "1 [1] a much longer", "1 [0] b", "1 [0] c"]
-    log.close()
 
 
 async def test_a_filtered_log_is_followed() -> None:
     lines, grown = FakeLines({1: {0: ["a loss", "b"], 1: ["c"]}}), asyncio.Event()
     lines.finished = False
-    log = Log(lines, LogRequest((0, 1), search="loss"), lambda _: grown.set())  # type: ignore[arg-type]
-    lines.tell()
-    await log.opened(10)
+    log = await opened(lines, grown, search="loss")
     lines.texts[1][1][0] = "c loss"  # the newest line has grown
     lines.texts[1][0].append("d loss")
-    grown.clear()
     lines.tell()
     await asyncio.wait_for(grown.wait(), 10)
     assert await shown(log) == ["1 [0] a loss", "1 [1] c loss", "1 [0] d loss"]
-    log.close()
 
 
 async def test_nothing_is_folded_before_all_nodes_have_counted() -> None:
@@ -331,23 +317,18 @@ async def test_lines_of_nodes_that_answer_are_shown_without_the_others() -> None
     ]
     assert told["missing"] == "rank 0: node0 does not answer"
     assert await log.find("loss", regex=False, start=0, backwards=False) == 3
-    log.close()
 
 
-@pytest.mark.parametrize("search", ["", "s"])
-async def test_a_log_goes_on_while_a_node_is_away(search: str) -> None:
-    lines, grown = FakeLines(TWO_RUNS), asyncio.Event()
-    log = Log(lines, LogRequest((0, 1), search=search), lambda _: grown.set())  # type: ignore[arg-type]
-    lines.tell()
-    await log.opened(10)
-    rows = len(log)
-    lines.texts = {**TWO_RUNS, 2: {0: ["second"], 1: ["second", "third s"]}}
-    lines.away = {"node0"}
-    grown.clear()
-    lines.tell(silent=("node0",))
-    await asyncio.wait_for(grown.wait(), 10)
-    assert (len(log), (await shown(log))[-1]) == (rows + 1, "2 [1] third s")
-    log.close()
+async def test_a_log_goes_on_while_a_node_is_away() -> None:
+    for search in ("", "s"):
+        lines, grown = FakeLines(TWO_RUNS), asyncio.Event()
+        log = await opened(lines, grown, search=search)
+        rows = len(log)
+        lines.texts = {**TWO_RUNS, 2: {0: ["second"], 1: ["second", "third s"]}}
+        lines.away = {"node0"}
+        lines.tell(silent=("node0",))
+        await asyncio.wait_for(grown.wait(), 10)
+        assert (len(log), (await shown(log))[-1]) == (rows + 1, "2 [1] third s")
 
 
 async def test_a_node_that_the_pool_misses_is_not_waited_for() -> None:
@@ -386,26 +367,19 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("fold", "rows"), [("numbers", 1), ("times", 16), ("equal", 16), ("off", 16)], ids=lambda value: str(value)
-)
-async def test_lines_fold_by_what_they_may_differ_in(fold: FoldBy, rows: int) -> None:
-    log = await opened(FakeLines({1: STEPS}), ranks=tuple(range(16)), fold=fold)
-    assert len(log) == 1 + 40 * rows
-    [row] = (await log.read(1 + 5 * rows, 1))["rows"]
-    assert (row["ranks"], row.get("folded", False)) == (("0-15", True) if rows == 1 else ("0", False))
-    assert row["text"].startswith("\x1b[36mstep: 5  loss: 7.800" + "–7.815" * (rows == 1) + "\x1b[0m")
-    log.close()
-
-
-async def test_lines_that_differ_in_times_share_a_row() -> None:
+async def test_lines_fold_by_what_they_may_differ_in() -> None:
+    for fold, rows in (("numbers", 1), ("times", 16), ("equal", 16), ("off", 16)):
+        log = await opened(FakeLines({1: STEPS}), ranks=tuple(range(16)), fold=fold)
+        assert len(log) == 1 + 40 * rows
+        [row] = (await log.read(1 + 5 * rows, 1))["rows"]
+        assert (row["ranks"], row.get("folded", False)) == (("0-15", True) if rows == 1 else ("0", False))
+        assert row["text"].startswith("\x1b[36mstep: 5  loss: 7.800" + "–7.815" * (rows == 1) + "\x1b[0m")
     texts = {rank: [f"09:00:{second + rank:02} loss {second}" for second in range(9)] for rank in (0, 1)}
     log = await opened(FakeLines({1: texts}), fold="times")
     assert await shown(log, 0, 3) == [
         "1 [0-1] \x1b[2m09:00:00\x1b[22m loss 0",
         "1 [0-1] \x1b[2m09:00:01\x1b[22m loss 1",
     ]
-    log.close()
 
 
 async def test_a_rank_that_is_apart_is_named_in_the_row() -> None:
@@ -416,7 +390,6 @@ async def test_a_rank_that_is_apart_is_named_in_the_row() -> None:
     assert "apart" not in normal
     assert (row["ranks"], row["apart"]) == ("0-15", [{"ranks": "11", "text": "loss: nan"}])
     assert len(log) == 41
-    log.close()
 
 
 async def test_a_row_tells_each_rank_s_own_line() -> None:
@@ -428,15 +401,10 @@ async def test_a_row_tells_each_rank_s_own_line() -> None:
     assert [(each["ranks"], each["text"]) for each in told["lines"]] == [(str(r), STEPS[r][9]) for r in range(16)]
     assert (told["row"], told["run"]) == (row, 1)
     assert (await log.read_own(0))["lines"] == [], "the run's name"
-    log.close()
-
-
-async def test_what_a_filtered_row_stands_for() -> None:
     texts = {rank: ["noise", *lines[:2]] for rank, lines in STEPS.items()}
     log = await opened(FakeLines({1: texts}), ranks=tuple(range(16)), fold="numbers", search="loss")
     assert len(log) == 3
     assert [each["text"] for each in (await log.read_own(2))["lines"]] == [STEPS[rank][1] for rank in range(16)]
-    log.close()
 
 
 async def test_of_ranks_whose_node_is_away_no_numbers_are_in_the_range() -> None:
@@ -447,7 +415,6 @@ async def test_of_ranks_whose_node_is_away_no_numbers_are_in_the_range() -> None
     assert (row["ranks"], row["lacking"], "7.801–7.814" in row["text"]) == ("0-15", "0,15", True)
     own = (await log.read_own(1))["lines"]
     assert [each["ranks"] for each in own if each.get("away")] == ["0", "15"]
-    log.close()
 
 
 async def test_a_line_that_went_on_since_it_was_folded_is_not_mixed_up() -> None:
@@ -456,36 +423,35 @@ async def test_a_line_that_went_on_since_it_was_folded_is_not_mixed_up() -> None
     lines.texts[1][1] = ["loss 2 of 7"]
     [row] = (await log.read(1, 1))["rows"]
     assert row["text"] == "loss 1–3"
-    log.close()
 
 
 async def test_of_very_many_ranks_few_rows_are_asked_for_and_lines_are_read_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reading, "LINES_AT_ONCE", 40)
-    logs, lines = Logs(lambda _: None, lambda: True), FakeLines({1: STEPS})
-    lines.tell()
-    told = await logs.open(lines, LogRequest(tuple(range(16)), fold="numbers"))  # type: ignore[arg-type]
-    assert told["page"] == 256
-    assert told["fold"] == "numbers"
+    logs = Logs(lambda _: None, lambda: True)
+    told = await kept(logs, FakeLines({1: STEPS}), *range(16), fold="numbers")
+    assert (told["page"], told["fold"]) == (256, "numbers")
     log = logs.get(told["log"])
     assert log is not None
     assert [row["text"].count("–") for row in (await log.read(1, 20))["rows"]] == [1] * 20
     logs.close(told["log"])
 
 
-@pytest.mark.parametrize("fold", ["equal", "off"])
-async def test_the_next_row_with_a_text_is_found(fold: FoldBy) -> None:
-    log = await opened(FakeLines(TWO_RUNS), fold=fold)
-    everything = [f"{row['run']} {row['text']}" for row in (await log.read(0, 100))["rows"]]
-    for text in ("loss", "end", "second", "START"):
-        rows = [row for row, each in enumerate(everything) if text.lower() in each]
-        for start in range(-1, len(everything) + 1):
-            found = await log.find(text, regex=False, start=max(start, 0), backwards=False)
-            assert found == next((row for row in rows if row >= start), None)
-            found = await log.find(text, regex=False, start=max(start, 0), backwards=True)
-            assert found == next((row for row in reversed(rows) if row <= max(start, 0)), None)
-    log.close()
+async def test_the_next_row_with_a_text_is_found() -> None:
+    """And each text is searched for once."""
+    for fold in ("equal", "off"):
+        lines = FakeLines(TWO_RUNS)
+        log = await opened(lines, fold=fold)
+        everything = [f"{row['run']} {row['text']}" for row in (await log.read(0, 100))["rows"]]
+        for text in ("loss", "end", "second", "START"):
+            rows = [row for row, each in enumerate(everything) if text.lower() in each]
+            for start in range(len(everything) + 1):
+                found = await log.find(text, regex=False, start=start, backwards=False)
+                assert found == next((row for row in rows if row >= start), None)
+                found = await log.find(text, regex=False, start=start, backwards=True)
+                assert found == next((row for row in reversed(rows) if row <= start), None)
+        assert lines.asked.count("search") == 4
 
 
 async def test_finding_in_what_was_filtered() -> None:
@@ -493,16 +459,6 @@ async def test_finding_in_what_was_filtered() -> None:
     assert await shown(log) == ["1 [0-1] start", "1 [0] loss 1", "1 [1] loss 2", "2 [0-1] second"]
     assert await log.find("loss 2", regex=False, start=0, backwards=False) == 3
     assert await log.find("end", regex=False, start=0, backwards=False) is None
-    log.close()
-
-
-async def test_the_same_search_is_done_once() -> None:
-    lines = FakeLines(TWO_RUNS)
-    log = await opened(lines)
-    for start in (0, 1, 2):
-        await log.find("loss", regex=False, start=start, backwards=False)
-    assert lines.asked.count("search") == 1
-    log.close()
 
 
 async def test_a_very_long_line_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,24 +466,16 @@ async def test_a_very_long_line_is_cut_and_says_so(monkeypatch: pytest.MonkeyPat
     log = await opened(FakeLines({1: {0: ["x" * 50]}}))
     (row,) = (await log.read(1, 1))["rows"]
     assert (row["text"], row["size"]) == ("x" * 10, 50)
-    log.close()
 
 
-@pytest.mark.parametrize("error", [MeshNotFound("the mesh was released")])
-async def test_a_log_that_can_not_be_read_is_refused(error: MonarchNbError) -> None:
-    lines = FakeLines(TWO_RUNS)
-    lines.changes.put_nowait(error)
-    log = Log(lines, LogRequest((0, 1)), lambda _: None)  # type: ignore[arg-type]
+async def test_a_log_that_can_not_be_opened_is_refused_and_not_kept() -> None:
+    logs, lines = Logs(lambda _: None, lambda: True), FakeLines(TWO_RUNS)
+    lines.changes.put_nowait(MeshNotFound("the mesh was released"))
     with pytest.raises(MeshNotFound):
-        await log.opened(10)
-
-
-async def test_a_bad_expression_is_refused() -> None:
-    lines = FakeLines(TWO_RUNS)
-    log = Log(lines, LogRequest((0, 1), search="(", regex=True), lambda _: None)  # type: ignore[arg-type]
-    lines.tell()
+        await kept(logs, lines)
+    assert not logs._logs
     with pytest.raises(UsageError):
-        await log.opened(10)
+        await opened(FakeLines(TWO_RUNS), search="(", regex=True)
 
 
 # ---- several logs ----
@@ -535,46 +483,30 @@ async def test_a_bad_expression_is_refused() -> None:
 
 async def test_a_log_tells_how_it_grows_until_it_is_closed() -> None:
     events: list[Json] = []
-    logs, lines = Logs(events.append, lambda: True), FakeLines(TWO_RUNS)
-    lines.tell()
-    told = await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
+    logs = Logs(events.append, lambda: True)
+    told = await kept(logs, FakeLines(TWO_RUNS))
     assert (told["total"], told["lines"], told["complete"]) == (8, 6, True)
     assert events[-1].items() >= {"type": "log", "log": told["log"], "total": 8, "complete": True}.items()
-    log = logs.get(told["log"])
-    assert log is not None
+    assert logs.get(told["log"]) is not None
     logs.close(told["log"])
     logs.close(told["log"])
     assert logs.get(told["log"]) is None
 
 
-async def test_a_log_that_failed_to_open_is_not_kept() -> None:
-    logs, lines = Logs(lambda _: None, lambda: True), FakeLines(TWO_RUNS)
-    lines.changes.put_nowait(MeshNotFound("the mesh was released"))
-    with pytest.raises(MeshNotFound):
-        await logs.open(lines, LogRequest((0, 1)))  # type: ignore[arg-type]
-    assert not logs._logs
-
-
-@pytest.mark.parametrize("watched", [True, False])
-async def test_logs_that_nobody_reads_are_forgotten(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_module, "FORGOTTEN_S", 0.0)
-    logs, ids = Logs(lambda _: None, lambda: watched), []
-    for _ in range(3):
-        lines = FakeLines(TWO_RUNS)
-        lines.tell()
-        ids.append((await logs.open(lines, LogRequest((0, 1))))["log"])  # type: ignore[arg-type]
-    assert [logs.get(each) is not None for each in ids] == ([True] * 3 if watched else [False, False, True])
-    for each in ids:
-        logs.close(each)
-
-
-async def test_only_so_many_logs_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_module, "MAX_OPEN", 2)
-    logs, ids = Logs(lambda _: None, lambda: True), []
-    for _ in range(3):
-        lines = FakeLines(TWO_RUNS)
-        lines.tell()
-        ids.append((await logs.open(lines, LogRequest((0, 1))))["log"])  # type: ignore[arg-type]
-    assert [logs.get(each) is not None for each in ids] == [False, True, True]
+@pytest.mark.parametrize(
+    ("limit", "watched", "stay"),
+    [
+        (("FORGOTTEN_S", 0.0), True, [True, True, True]),
+        (("FORGOTTEN_S", 0.0), False, [False, False, True]),
+        (("MAX_OPEN", 2), True, [False, True, True]),
+    ],
+)
+async def test_only_so_many_logs_are_open_and_those_that_nobody_reads_are_forgotten(
+    limit: tuple[str, float], watched: bool, stay: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened_module, *limit)
+    logs = Logs(lambda _: None, lambda: watched)
+    ids = [(await kept(logs, FakeLines(TWO_RUNS)))["log"] for _ in range(3)]
+    assert [logs.get(each) is not None for each in ids] == stay
     for each in ids:
         logs.close(each)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from monarch_nb.panel.logs.own_lines import REACH_LINES, own_lines, parse_places
 from monarch_nb.panel.logs.reading import Reader
 from unit.panel.logs.test_log import STEPS, FakeLines
@@ -33,11 +31,11 @@ async def test_lines_where_the_row_says_they_are() -> None:
     assert lines.asked.count("read") == 16, "each node, here of one rank, is asked once"
 
 
-@pytest.mark.parametrize("off", [1, 7, REACH_LINES])
-async def test_lines_that_are_some_lines_off(off: int) -> None:
-    texts = {**STEPS, 0: ["progress"] * off + STEPS[0], 3: ["progress"] * off + STEPS[3]}
-    told = await own_lines(reader(texts)[0], 1, dict.fromkeys(range(16), 5), ROW)
-    assert texts_of(told) == [STEPS[rank][5] for rank in range(16)]
+async def test_lines_that_are_some_lines_off() -> None:
+    for off in (1, 7, REACH_LINES):
+        texts = {**STEPS, 0: ["progress"] * off + STEPS[0], 3: ["progress"] * off + STEPS[3]}
+        told = await own_lines(reader(texts)[0], 1, dict.fromkeys(range(16), 5), ROW)
+        assert texts_of(told) == [STEPS[rank][5] for rank in range(16)]
 
 
 async def test_a_rank_that_has_no_such_line_says_so() -> None:
@@ -49,9 +47,6 @@ async def test_a_rank_that_has_no_such_line_says_so() -> None:
     assert told[4] == {"ranks": "4", "absent": "its log has no such line near here"}
     assert told[6] == {"ranks": "6", "absent": "its node does not answer"}
     assert told[5]["text"] == STEPS[5][5]
-
-
-async def test_a_row_that_no_line_is_like_is_not_answered_by_another() -> None:
     told = await own_lines(reader(STEPS)[0], 1, dict.fromkeys(range(16), 5), "epoch: 5  loss: 7.800–7.815")
     assert {each["absent"] for each in told} == {"its log has no such line near here"}
 
@@ -62,10 +57,7 @@ async def test_the_text_of_a_row_may_be_the_end_of_a_progress_bar() -> None:
     assert texts_of(told) == [texts[0][1], texts[1][1]]
 
 
-@pytest.mark.parametrize("text", ["", "5", "5:", "a:0", "5:0-", "5:-1", "5:0;", "5:0;;6:1", "5:0," * 2_000 + "5:0"])
-def test_what_says_nothing_is_refused(text: str) -> None:
-    assert parse_places(text, 16) is None
-
-
-def test_ranks_that_are_none_are_left_out() -> None:
+def test_places_are_read_without_ranks_that_are_none_and_what_says_nothing_is_refused() -> None:
     assert parse_places("5:0-999999,3;7:1", 3) == {0: 5, 1: 7, 2: 5}
+    for text in ("", "5", "5:", "a:0", "5:0-", "5:-1", "5:0;", "5:0;;6:1", "5:0," * 2_000 + "5:0"):
+        assert parse_places(text, 16) is None, text

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from monarch_nb.panel.shown.changes import change, told
 from monarch_nb.panel.shown.view import Before, Json
 from monarch_nb.proto import allocator_pb2 as pb
@@ -27,32 +25,22 @@ def test_times_that_run_as_counted_are_not_told_again() -> None:
     assert is_told(LIMITS, 10, time_left_s=70.0, idle_left_s=40.0)
     assert is_told(LIMITS, 10, time_left_s=3670.0, idle_left_s=30.0)
     assert is_told(LIMITS, 10, time_left_s=None, idle_left_s=30.0)
+    in_use = {"idle_s": 50.0, "idle_left_s": 50.0}
+    assert not is_told(in_use, 100)
+    assert is_told(in_use, 100, idle_left_s=45.0)
+    for state, counts in (("running", True), ("waiting", True), ("finished", False)):
+        facts = {"state": state, "running_s": 5.0}
+        assert is_told(facts, 10, running_s=15.0) != counts
+        assert is_told(facts, 10) == counts
 
 
-def test_the_idle_time_of_what_is_in_use_stands_still() -> None:
-    facts = {"idle_s": 50.0, "idle_left_s": 50.0}
-    assert not is_told(facts, 100)
-    assert is_told(facts, 100, idle_left_s=45.0)
-
-
-@pytest.mark.parametrize(("state", "counts"), [("running", True), ("waiting", True), ("finished", False)])
-def test_only_what_runs_counts_on(state: str, counts: bool) -> None:
-    facts = {"state": state, "running_s": 5.0}
-    assert is_told(facts, 10, running_s=15.0) != counts
-    assert is_told(facts, 10) == counts
-
-
-def test_little_drifts_do_not_add_up() -> None:
-    first = told(None, {"state": "running", "running_s": 0.0}, NOW)
-    second = told(first, {"state": "running", "running_s": 11.0}, NOW + 10)
+def test_little_drifts_do_not_add_up_and_times_are_true_when_only_other_things_changed() -> None:
+    first = told(None, {"state": "running", "running_s": 0.0, "cpu": 0.1}, NOW)
+    second = told(first, {"state": "running", "running_s": 11.0, "cpu": 0.1}, NOW + 10)
     assert second is first
-    assert told(second, {"state": "running", "running_s": 22.0}, NOW + 20) is not first
-
-
-def test_times_are_true_when_it_is_said_also_where_only_other_things_changed() -> None:
-    first = told(None, {"state": "running", "running_s": 3.0, "cpu": 0.1}, NOW)
-    later = told(first, {"state": "running", "running_s": 13.0, "cpu": 0.2}, NOW + 10)
-    assert later == {"state": "running", "running_s": 3.0, "cpu": 0.2, "at_s": NOW}
+    assert told(second, {"state": "running", "running_s": 22.0, "cpu": 0.1}, NOW + 20) is not first
+    later = told(first, {"state": "running", "running_s": 10.0, "cpu": 0.2}, NOW + 10)
+    assert later == {"state": "running", "running_s": 0.0, "cpu": 0.2, "at_s": NOW}
 
 
 def test_what_is_told_is_what_is_seen_however_the_view_changes() -> None:
@@ -79,7 +67,8 @@ def test_what_is_told_is_what_is_seen_however_the_view_changes() -> None:
 
 def test_of_2048_ranks_those_are_told_that_changed() -> None:
     replies = [node(f"node{number}", procs=8) for number in range(256)]
-    meshes = run_everywhere(replies)
+    meshes = hold(replies, procs=8)
+    run(meshes, running_s=1.0)
     before = told(None, view_of(*replies), NOW)
     for mesh in meshes:
         for rank in mesh.ranks:
@@ -95,22 +84,9 @@ def test_of_2048_ranks_those_are_told_that_changed() -> None:
     assert len(json.dumps(event)) < 1000
 
 
-def run_everywhere(replies: list[pb.StatusReply]) -> list[pb.MeshStatus]:
-    meshes = hold(replies, procs=8)
-    run(meshes, running_s=1.0)
-    return meshes
-
-
 def test_an_object_with_other_keys_comes_whole() -> None:
-    view: Json = {
-        "pool": {},
-        "pools": [],
-        "ended": [],
-        "now": NOW,
-        "nodes": {},
-        "reservations": {"a": {"extent": {"gpus": 2}}},
-    }
-    other = told(view, view | {"reservations": {"a": {"extent": {"hosts": 2}}}}, NOW)
-    event = change(view, other)
+    rest: Json = {"pool": {}, "pools": [], "ended": [], "now": NOW, "nodes": {}}
+    view = told(None, rest | {"reservations": {"a": {"extent": {"gpus": 2}}}}, NOW)
+    event = change(view, told(view, rest | {"reservations": {"a": {"extent": {"hosts": 2}}}}, NOW))
     assert event is not None
     assert event["reservations"] == {"a": {"~": {"extent": {"hosts": 2}}}}

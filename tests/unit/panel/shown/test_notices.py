@@ -22,15 +22,14 @@ def texts(before: Json | None, view: Json) -> list[str]:
     return [notice["text"] for notice in notices(before, view)]
 
 
-def test_ranks_that_died_alike_are_told_together() -> None:
+def test_ranks_that_died_alike_are_told_together_and_once() -> None:
     (notice,) = notices(held(), held(1, 2))
     assert notice["text"] == "ranks 1-2 of dev: killed by signal 9 (SIGKILL)"
     assert (notice["level"], notice["reservation"]) == ("error", "id-dev")
-
-
-def test_a_death_is_told_once() -> None:
     assert texts(held(1), held(1)) == []
     assert texts(held(1), held(1, 2)) == ["rank 2 of dev: killed by signal 9 (SIGKILL)"]
+    theirs = {"owner": "somebody"}
+    assert texts(held(**theirs), held(1, **theirs)) == []
 
 
 def test_who_begins_to_look_is_not_told_of_old_deaths_but_of_time_that_is_nearly_up() -> None:
@@ -48,21 +47,11 @@ def test_time_that_is_nearly_up_is_told_once_and_again_after_it_was_extended() -
     assert first["id"] != second["id"]
 
 
-def test_what_ended_is_told_unless_it_ended_before() -> None:
+def test_what_ended_is_told_unless_it_ended_before_or_a_person_released_it() -> None:
     reply, owner = node(), view_of()["owner"]
     reply.ended.add(reservation_id="a", name="dev", owner=owner, ended_at=NOW, why="nobody used it for 2 h")
+    reply.ended.add(reservation_id="b", name="dev", owner=owner, ended_at=NOW, by="in the panel")
     view = view_of(reply)
     (text,) = texts(view_of(node()), view)
     assert "nobody used it for 2 h" in text
     assert texts(None, view) == texts(view, view) == []
-
-
-def test_what_a_person_has_released_is_no_news() -> None:
-    reply, owner = node(), view_of()["owner"]
-    reply.ended.add(reservation_id="a", name="dev", owner=owner, ended_at=NOW, by="in the panel")
-    assert texts(view_of(node()), view_of(reply)) == []
-
-
-def test_others_reservations_are_their_own_business() -> None:
-    theirs = {"owner": "somebody"}
-    assert texts(held(**theirs), held(1, **theirs)) == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from monarch_nb.panel.shown.possible import only_its_holder, refusals
 
 AWAY = "no node of dev answers: this can be done again as soon as one does"
@@ -15,19 +13,13 @@ def held(**facts: object) -> dict[str, Any]:
     return {"id": "r", "name": "dev", "owner": "alice", "mine": True, "nodes_answering": 1, **facts}
 
 
-def test_one_node_that_answers_is_enough() -> None:
-    assert refusals(held()) == {}
-
-
-def test_without_any_nothing_starts_there_and_nobody_attaches() -> None:
+def test_without_any_node_nothing_starts_there_and_nobody_attaches() -> None:
+    assert refusals(held()) == {}, "one is enough"
     assert refusals(held(nodes_answering=0)) == {"attach": AWAY, "restart": AWAY, "resize": AWAY}
-
-
-@pytest.mark.parametrize("answering", [0, 1])
-def test_what_is_being_released_is_of_no_use_any_more(answering: int) -> None:
     over = "dev is being released"
-    said = refusals(held(nodes_answering=answering), {"r", "other"})
-    assert said == {"attach": over, "restart": over, "resize": over}
+    for answering in (0, 1):
+        said = refusals(held(nodes_answering=answering), {"r", "other"})
+        assert said == {"attach": over, "restart": over, "resize": over}
 
 
 def test_what_others_share_can_be_attached_to_and_is_theirs_to_change() -> None:

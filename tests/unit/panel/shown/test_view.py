@@ -25,28 +25,26 @@ def states(view: Json) -> list[str]:
     return [rank["state"] for rank in the_only(view)["meshes"][0]["ranks"]]
 
 
-def test_a_pool_without_nodes_is_down() -> None:
-    view = view_of()
-    assert view["pool"] == {"name": "local", "state": "down", "message": "no pool 'local' is up", "nodes": 0}
-
-
-@pytest.mark.parametrize(
-    ("answer", "pool", "state"),
-    [
+def test_a_node_is_as_it_answers() -> None:
+    unready = node(ready=False)
+    failed = node(ready=False)
+    failed.node.template_error = "ImportError: no torch"
+    for answer, pool, state in (
         (NodeAnswer("node0", alive=False, served=False), "up", "starting"),
         (NodeAnswer("node0"), "up", "starting"),
-        (NodeAnswer("node0", reply=node(ready=False)), "up", "starting"),
+        (NodeAnswer("node0", reply=unready), "up", "starting"),
         (NodeAnswer("node0", reply=node()), "up", "ok"),
         (NodeAnswer("node0", reply=node(), silent_s=5.0), "silent", "silent"),
         (NodeAnswer("node0", reply=node(), error="connection refused"), "silent", "silent"),
         (NodeAnswer("node0", alive=False, reply=node()), "down", "dead"),
-    ],
-)
-def test_a_node_is_as_it_answers(answer: NodeAnswer, pool: str, state: str) -> None:
-    view = build_view("local", [answer], "me", NOW, Before())
-    assert (view["pool"]["state"], view["nodes"]["node0"]["state"]) == (pool, state)
-    assert (view["pool"]["message"] is None) == (pool == "up")
-    assert view["nodes"]["node0"]["startable"] == (state == "dead")
+    ):
+        view = build_view("local", [answer], "me", NOW, Before())
+        assert (view["pool"]["state"], view["nodes"]["node0"]["state"]) == (pool, state)
+        assert (view["pool"]["message"] is None) == (pool == "up")
+        assert view["nodes"]["node0"]["startable"] == (state == "dead")
+    shown = view_of(failed)["nodes"]["node0"]
+    assert (shown["state"], "no torch" in shown["message"]) == ("dead", True)
+    assert view_of()["pool"] == {"name": "local", "state": "down", "message": "no pool 'local' is up", "nodes": 0}
 
 
 def test_a_pool_that_is_silent_says_why_when_all_nodes_say_the_same() -> None:
@@ -72,36 +70,20 @@ def test_a_notebook_uses_what_somebody_shares_with_it(monkeypatch: pytest.Monkey
     assert the_only(view)["used_by"] == []
 
 
-def test_a_node_whose_template_failed_says_why() -> None:
-    reply = node(ready=False)
-    reply.node.template_error = "ImportError: no torch"
-    shown = view_of(reply)["nodes"]["node0"]
-    assert shown["state"] == "dead"
-    assert "no torch" in shown["message"]
-
-
 def test_a_reservation_is_put_together_from_its_nodes() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2, notebook="/home/me/work/a.ipynb")
     reservation = the_only(view_of(*replies, root="/home/me"))
     assert (reservation["node_ids"], reservation["nodes_answering"]) == (["node0", "node1"], 2)
-    assert reservation["notebook_path"] == "work/a.ipynb"
-    assert reservation["mine"]
+    assert (reservation["notebook_path"], reservation["mine"]) == ("work/a.ipynb", True)
     (mesh,) = reservation["meshes"]
     assert mesh["extent"] == {"hosts": 2, "procs": 2}
-    assert [(rank["rank"], rank["node"]) for rank in mesh["ranks"]] == [
-        (0, "node0"),
-        (1, "node0"),
-        (2, "node1"),
-        (3, "node1"),
-    ]
-
-
-@pytest.mark.parametrize("notebook", ["", "/elsewhere/a.ipynb", "/home/mean/a.ipynb"])
-def test_a_notebook_outside_the_root_has_no_path_below_it(notebook: str) -> None:
-    replies = [node()]
-    hold(replies, procs=1, notebook=notebook)
-    assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == ""
+    assert [rank["rank"] for rank in mesh["ranks"]] == [0, 1, 2, 3]
+    assert [rank["node"] for rank in mesh["ranks"]] == ["node0", "node0", "node1", "node1"]
+    for notebook in ("", "/elsewhere/a.ipynb", "/home/mean/a.ipynb"):
+        replies = [node()]
+        hold(replies, procs=1, notebook=notebook)
+        assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == "", notebook
 
 
 def now_held(*facts: str) -> Memory:
@@ -112,9 +94,8 @@ def now_held(*facts: str) -> Memory:
 ENDED = Memory("/home/me/a.ipynb", "id-old", pid=os.getpid(), began="long before")  # its pid is another's by now
 
 
-@pytest.mark.parametrize(
-    ("memories", "used_by", "remembered_by"),
-    [
+def test_a_notebook_uses_what_its_kernel_is_attached_to() -> None:
+    for memories, used_by, remembered_by in (
         ([], {}, {"new": ["a.ipynb"]}),
         ([now_held("/home/me/a.ipynb", "id-old")], {"old": ["a.ipynb"]}, {}),
         ([Memory("/home/me/a.ipynb", "id-old")], {}, {"old": ["a.ipynb"]}),
@@ -124,27 +105,27 @@ ENDED = Memory("/home/me/a.ipynb", "id-old", pid=os.getpid(), began="long before
         ([now_held("/home/me/a.ipynb", "id-elsewhere", "slurm")], {}, {}),
         ([now_held("/home/me/b.ipynb", "id-old")], {"old": ["b.ipynb"]}, {"new": ["a.ipynb"]}),
         ([now_held("/home/you/b.ipynb", "id-old")], {}, {"new": ["a.ipynb"]}),
-    ],
-)
-def test_a_notebook_uses_what_its_kernel_is_attached_to(
-    memories: list[Memory], used_by: dict[str, list[str]], remembered_by: dict[str, list[str]]
-) -> None:
-    reply = node()
-    hold([reply], "old", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 50)
-    hold([reply], "new", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 10)
-    view = view_of(reply, root="/home/me", memories=memories)
-    held = view["reservations"].values()
-    assert {each["name"]: each["used_by"] for each in held if each["used_by"]} == used_by
-    assert {each["name"]: each["remembered_by"] for each in held if each["remembered_by"]} == remembered_by
+    ):
+        reply = node()
+        hold([reply], "old", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 50)
+        hold([reply], "new", procs=1, notebook="/home/me/a.ipynb", created_at=NOW - 10)
+        view = view_of(reply, root="/home/me", memories=memories)
+        held = view["reservations"].values()
+        assert {each["name"]: each["used_by"] for each in held if each["used_by"]} == used_by
+        assert {each["name"]: each["remembered_by"] for each in held if each["remembered_by"]} == remembered_by
 
 
-def test_ranks_of_a_node_that_does_not_answer_are_unreachable() -> None:
+def test_ranks_of_a_node_that_does_not_answer_or_never_did_are_unreachable() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2)
     answers = [NodeAnswer("node0", reply=replies[0]), NodeAnswer("node1", reply=replies[1], silent_s=4.0)]
-    view = build_view("local", answers, "me", NOW, Before())
-    assert states(view) == ["idle", "idle", "unreachable", "unreachable"]
-    assert the_only(view)["nodes_answering"] == 1
+    for view in (build_view("local", answers, "me", NOW, Before()), view_of(replies[0])):
+        assert states(view) == ["idle", "idle", "unreachable", "unreachable"]
+        assert the_only(view)["nodes_answering"] == 1
+    for number in range(2):
+        replies[0].reservations[0].members.add(node_id=f"node{number}")
+    held = the_only(view_of(replies[0]))
+    assert (held["node_ids"], held["nodes_answering"]) == (["node0", "node1"], 1), "others know of it"
 
 
 def test_a_node_that_lost_its_place_while_it_was_away_is_none_of_the_reservations() -> None:
@@ -169,15 +150,6 @@ def test_a_node_that_lost_its_place_while_it_was_away_is_none_of_the_reservation
     assert (held["node_ids"], held["nodes"], held["nodes_answering"]) == (["node0", "node2"], 2, 2)
 
 
-def test_a_node_of_which_others_know_is_named_although_it_never_answered() -> None:
-    replies = [node("node0"), node("node1")]
-    hold(replies, procs=2)
-    for number in range(2):
-        replies[0].reservations[0].members.add(node_id=f"node{number}")
-    held = the_only(view_of(replies[0]))
-    assert (held["node_ids"], held["nodes_answering"]) == (["node0", "node1"], 1)
-
-
 def test_what_was_released_while_a_node_was_away_is_not_shown_as_that_node_last_had_it() -> None:
     replies = [node("node0"), node("node1")]
     hold(replies, procs=2)
@@ -192,12 +164,6 @@ def test_what_was_released_while_a_node_was_away_is_not_shown_as_that_node_last_
     assert the_only(build_view("local", answers, "me", NOW, Before()))["nodes_answering"] == 1
     del replies[0].reservations[:]
     assert not build_view("local", answers, "me", NOW, Before())["reservations"]
-
-
-def test_ranks_of_a_node_that_never_answered_are_unreachable() -> None:
-    replies = [node("node0"), node("node1")]
-    hold(replies, procs=2)
-    assert states(view_of(replies[0])) == ["idle", "idle", "unreachable", "unreachable"]
 
 
 def test_what_ranks_do() -> None:
@@ -282,12 +248,9 @@ def test_gpus_that_others_hold_are_not_drawn_as_free() -> None:
     del reply.reservations[0].meshes[:]  # as a node tells of what is others'
     reply.node.holders[0].owner = "bob"
     reply.node.holders[0].gpu_indices.extend([0, 2])
-    slots = view_of(reply)["nodes"]["node0"]["slots"]
-    assert [(slot["reservation"], slot["rank"]) for slot in slots[:3]] == [
-        ("id-dev", None),
-        (None, None),
-        ("id-dev", None),
-    ]
+    slots = view_of(reply)["nodes"]["node0"]["slots"][:3]
+    assert [slot["reservation"] for slot in slots] == ["id-dev", None, "id-dev"]
+    assert {slot["rank"] for slot in slots} == {None}
 
 
 def test_cpu_slots_show_the_ranks_in_them() -> None:
@@ -307,20 +270,17 @@ def test_slots_of_others_stay_where_they_are_when_a_reservation_goes() -> None:
 
 
 def test_time_left() -> None:
-    reply = node()
-    hold([reply], procs=1, time_s=7200.0, time_left_s=500.0, idle_s=600.0, idle_left_s=600.0)
-    reservation = the_only(view_of(reply))
-    assert (reservation["time_s"], reservation["time_left_s"], reservation["nearly_up"]) == (7200.0, 500.0, True)
-    assert (reservation["idle_s"], reservation["idle_left_s"]) == (600.0, 600.0)
+    def told(confirmed: bool = True, **limits: float) -> list[object]:
+        reply = node()
+        hold([reply], procs=1, **limits)
+        reply.reservations[0].confirmed = confirmed
+        held = the_only(view_of(reply))
+        return [held[key] for key in ("time_s", "time_left_s", "idle_s", "idle_left_s", "nearly_up", "confirmed")]
 
-
-def test_before_it_is_confirmed_no_time_runs() -> None:
-    reply = node()
-    hold([reply], procs=1, time_s=7200.0, idle_s=600.0)
-    reply.reservations[0].confirmed = False
-    reservation = the_only(view_of(reply))
-    told = [reservation[key] for key in ("confirmed", "time_left_s", "idle_left_s", "nearly_up")]
-    assert told == [False, None, None, False]
+    left = {"time_left_s": 500.0, "idle_left_s": 600.0}
+    assert told(time_s=7200.0, idle_s=600.0, **left) == [7200.0, 500.0, 600.0, 600.0, True, True]
+    assert told(False, time_s=7200.0, idle_s=600.0) == [7200.0, None, 600.0, None, False, False], "no time runs"
+    assert told() == [None, None, None, None, False, True]
 
 
 def test_the_newest_run_stays_when_it_is_over() -> None:
@@ -337,34 +297,29 @@ def test_the_newest_run_stays_when_it_is_over() -> None:
     assert (newest["number"], newest["state"]) == (2, "finished")
 
 
-@pytest.mark.parametrize(
-    ("facts", "states", "outcome", "failed"),
-    [
+def test_what_became_of_a_run_is_said_as_the_ranks_are() -> None:
+    for facts, ranks, outcome, failed in (
         ({}, ["idle", "idle", "idle"], "finished", ""),
         ({"failed": [1]}, ["idle", "failed", "idle"], "failed on 1", "1"),
         ({"failed": [0, 1, 2]}, ["failed", "failed", "failed"], "failed", "0-2"),
         ({"failed": [1]}, ["idle", "dead", "idle"], "died on 1", "1"),
         ({"failed": [0, 1]}, ["idle", "idle", "idle"], "ended by a restart on 0-1", ""),
         ({"failed": [1], "stopped": [0, 2]}, ["idle", "failed", "idle"], "failed on 1, interrupted on 0,2", "1"),
-        ({"stopped": [0, 1, 2], "running_s": 1.0}, ["idle", "idle", "idle"], "interrupted", ""),
+        ({"stopped": [0, 1, 2]}, ["idle", "idle", "idle"], "interrupted", ""),
         ({"stopped": [0, 1, 2], "running_s": 0.0}, ["idle", "idle", "idle"], "cancelled", ""),
-    ],
-)
-def test_what_became_of_a_run_is_said_as_the_ranks_are(
-    facts: dict[str, Any], states: list[str], outcome: str, failed: str
-) -> None:
-    reply = node()
-    meshes = hold([reply], procs=3)
-    (part,) = run(meshes, **{"running_s": 1.0, **facts})
-    part.ClearField("running")
-    part.finished.extend([0, 1, 2])
-    for rank, state in zip(meshes[0].ranks, states, strict=True):
-        rank.run_id, rank.state = "", pb.Rank.STATE_DEAD if state == "dead" else pb.Rank.STATE_IDLE
-        if state == "failed":
-            rank.failure.CopyFrom(run_pb2.Failure(name="ValueError"))
-    mesh = the_only(view_of(reply))["meshes"][0]
-    assert [rank["state"] for rank in mesh["ranks"]] == states
-    assert (mesh["runs"][0]["outcome"], mesh["runs"][0]["failed"]) == (outcome, failed)
+    ):
+        reply = node()
+        meshes = hold([reply], procs=3)
+        (part,) = run(meshes, **{"running_s": 1.0, **facts})
+        part.ClearField("running")
+        part.finished.extend([0, 1, 2])
+        for rank, state in zip(meshes[0].ranks, ranks, strict=True):
+            rank.run_id, rank.state = "", pb.Rank.STATE_DEAD if state == "dead" else pb.Rank.STATE_IDLE
+            if state == "failed":
+                rank.failure.CopyFrom(run_pb2.Failure(name="ValueError"))
+        view = view_of(reply)
+        told = the_only(view)["meshes"][0]["runs"][0]
+        assert (states(view), told["outcome"], told["failed"]) == (ranks, outcome, failed)
 
 
 def test_a_mesh_says_when_its_ranks_save_by_themselves() -> None:
@@ -413,21 +368,17 @@ def test_ranks_that_wait_for_one_that_raised_hang() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("facts", "state", "fate"),
-    [
+def test_a_hang_says_what_became_of_the_others_and_is_over_when_its_run_is() -> None:
+    for facts, state, fate in (
         ({}, pb.Rank.STATE_IDLE, "finished the cell"),
         ({"stopped": [0]}, pb.Rank.STATE_IDLE, "was interrupted"),
         ({"failed": [0]}, pb.Rank.STATE_DEAD, "died"),
         ({"failed": [0]}, pb.Rank.STATE_IDLE, "was restarted"),
-    ],
-)
-def test_a_hang_says_what_became_of_the_others(
-    facts: dict[str, Any], state: pb.Rank.State.ValueType, fate: str
-) -> None:
-    reply = hanging("", "all_reduce", finished=[0], **facts)
-    reply.reservations[0].meshes[0].ranks[0].state = state
-    assert hang_of((0, reply), (2, reply))["text"] == f"rank 1 waits in all_reduce (train.py:41); rank 0 {fate}"
+    ):
+        reply = hanging("", "all_reduce", finished=[0], **facts)
+        reply.reservations[0].meshes[0].ranks[0].state = state
+        assert hang_of((0, reply), (2, reply))["text"] == f"rank 1 waits in all_reduce (train.py:41); rank 0 {fate}"
+        assert hang_of((0, reply), (2, reply), (3, hanging("", "", finished=[0, 1]))) is None
 
 
 def test_ranks_that_wait_in_different_places_hang_only_when_that_lasts() -> None:
@@ -458,43 +409,17 @@ def test_calls_that_do_not_match_are_named() -> None:
     assert hang_of((0, reply), (2, moved)) is None  # they go on, though always seen at the same line
 
 
-@pytest.mark.parametrize("waits", [("all_reduce", "all_reduce"), ("all_reduce", ""), ("", "")])
-def test_ranks_that_wait_for_one_that_works_do_not_hang(waits: tuple[str, str]) -> None:
-    reply = hanging(*waits)
-    assert hang_of((0, reply), (100, reply)) is None
+def test_ranks_that_wait_for_one_that_works_do_not_hang() -> None:
+    for waits in (("all_reduce", "all_reduce"), ("all_reduce", ""), ("", "")):
+        reply = hanging(*waits)
+        assert hang_of((0, reply), (100, reply)) is None
 
 
-def test_a_hang_is_over_when_its_run_is() -> None:
-    reply = hanging("", "all_reduce", finished=[0])
-    assert hang_of((0, reply), (2, reply), (3, hanging("", "", finished=[0, 1]))) is None
-
-
-def test_without_limits_there_is_no_time_left() -> None:
-    reply = node()
-    hold([reply], procs=1)
-    reservation = the_only(view_of(reply))
-    assert [reservation[key] for key in ("time_s", "time_left_s", "idle_s", "idle_left_s", "nearly_up")] == [
-        None,
-        None,
-        None,
-        None,
-        False,
-    ]
-
-
-def test_what_a_person_has_released_is_told_and_until_it_is_gone_it_can_not_be_used() -> None:
+def test_what_ended_is_told_to_its_owner_only_and_can_not_be_used() -> None:
     reply = node()
     hold([reply], procs=1)
     reply.ended.add(reservation_id="id-dev", name="dev", owner=current_owner(), ended_at=NOW, by="in eval.ipynb")
+    reply.ended.add(reservation_id="b", name="other", owner="somebody", ended_at=NOW, why="its time of 8 h was up")
     view = view_of(reply)
     assert set(the_only(view)["refusals"].values()) == {"dev is being released"}
     assert [(one["by"], one["text"].endswith(" in eval.ipynb")) for one in view["ended"]] == [("in eval.ipynb", True)]
-
-
-def test_what_ended_is_told_to_its_owner_only() -> None:
-    reply, owner = node(), view_of()["owner"]
-    reply.ended.add(reservation_id="a", name="dev", owner=owner, ended_at=NOW, why="its time of 8 h was up")
-    reply.ended.add(reservation_id="b", name="other", owner="somebody", ended_at=NOW, why="its time of 8 h was up")
-    (ended,) = view_of(reply)["ended"]
-    assert ended["id"] == "a"
-    assert "its time of 8 h was up" in ended["text"]

@@ -3,7 +3,6 @@
 import html
 import re
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,9 +18,8 @@ def _text_of(markup: str) -> str:
     return html.unescape(re.sub(r"</?span[^<>]*>", "", markup))
 
 
-@pytest.mark.parametrize(
-    ("text", "markup"),
-    [
+def test_markup() -> None:
+    for text, markup in (
         ("plain", "plain"),
         ("a < b & c", "a &lt; b &amp; c"),
         ("\x1b[31mred\x1b[0m.", '<span style="color:#E75C58">red</span>.'),
@@ -42,10 +40,8 @@ def _text_of(markup: str) -> str:
         ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x07\x1b(B", "link"),
         ("bell\x07 nul\x00 tab\t.", "bell nul tab\t."),
         ("\ud800", "\ufffd"),
-    ],
-)
-def test_markup(text: str, markup: str) -> None:
-    assert ansi.to_html(text) == markup
+    ):
+        assert ansi.to_html(text) == markup
 
 
 def test_inverse_swaps_colours_and_has_defaults() -> None:
