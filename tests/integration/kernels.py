@@ -78,11 +78,12 @@ class Kernel:
         message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
         assert message["content"]["prompt"] == prompt, message["content"]
         self._asked = (cell, prompt)
-        while True:  # what was shown before is on its way
-            try:
-                self._take(self._client.get_iopub_msg(timeout=0.2))
-            except queue.Empty:
-                return self.text(cell)
+        barrier = self._client.session.msg("kernel_info_request", {})
+        self._client.control_channel.send(barrier)  # what was shown before comes before it is answered
+        while self._take(self._client.get_iopub_msg(timeout=TIMEOUT_S)) != barrier["msg_id"]:
+            pass
+        self._client.get_control_msg(timeout=TIMEOUT_S)
+        return self.text(cell)
 
     def answer(self, line: str) -> None:
         """Type a line at the prompt that was waited for."""

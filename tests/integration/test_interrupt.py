@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.live import Gate, Recorder, client, eventually, pids_of, started
+from integration.live import Gate, Recorder, client, eventually, pids_of, said_of_waits, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
@@ -196,12 +196,8 @@ class TestCollective:
         mesh.run(f"{TRAIN}\n{INIT}")
         run, recorder = started(mesh, "if rank == 7: raise KeyError('boom')\nstep()", cell_number=12)
 
-        def said(recorder: Recorder) -> str:
-            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-            return texts[-1] if texts else ""
-
-        recorder.wait_for(lambda recorder: said(recorder).startswith("ranks 0-6 wait in all_reduce"))
-        assert "rank 7 raised KeyError: interrupt" in said(recorder)
+        recorder.wait_for(lambda recorder: said_of_waits(recorder).startswith("ranks 0-6 wait in all_reduce"))
+        assert "rank 7 raised KeyError: interrupt" in said_of_waits(recorder)
         stacks = mesh.stacks()
         [waiting] = [stack for ranks, stack in stacks.groups if ranks == tuple(range(7))]
         assert "step" in waiting
@@ -210,8 +206,8 @@ class TestCollective:
         run.interrupt()
         with pytest.raises(RunFailed):
             run.result(60)
-        assert said(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
-        assert said(recorder).endswith("rank 7 raised KeyError")
+        assert said_of_waits(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
+        assert said_of_waits(recorder).endswith("rank 7 raised KeyError")
         with pytest.raises(RunFailed) as later:
             mesh.run("pass\nstep()", cell_number=13)
         [(everyone, failure)] = later.value.groups()
@@ -228,17 +224,13 @@ class TestCollective:
         cell = f"if rank != 3: step()\n{elsewhere}"
         run, recorder = started(mesh, cell, cell_number=12)
 
-        def said(recorder: Recorder) -> str:
-            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-            return texts[-1] if texts else ""
-
-        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said(recorder))
+        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
         where = "rank 3 waits in barrier (Cell In[12]:3)" if "barrier" in elsewhere else "rank 3 is at Cell In[12]:4"
-        assert where in said(recorder)
-        assert "interrupt (■, or %mesh interrupt)" in said(recorder)
+        assert where in said_of_waits(recorder)
+        assert "interrupt (■, or %mesh interrupt)" in said_of_waits(recorder)
         run.interrupt()
         assert run.wait(60)
-        assert "ranks 0-2,4-7 waited in all_reduce" in said(recorder), "a saved notebook still says why"
+        assert "ranks 0-2,4-7 waited in all_reduce" in said_of_waits(recorder), "a saved notebook still says why"
 
     def test_a_queued_cell_makes_its_group_in_peace(
         self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch

@@ -262,7 +262,7 @@ def test_an_interrupt_ends_a_save_but_not_one_in_the_background() -> None:
         mesh.run("import torch\ndist.init_process_group('gloo')\nbig, x = torch.full((1 << 25,), float(rank)), 1")
         mesh.save("a", ["big"], background=True)
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
-        wait_until(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
+        eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
         mesh.interrupt()
         run.join(60)
         report = mesh.save("a", ["x"])
@@ -320,7 +320,7 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         mesh.run("import torch\ndist.init_process_group('gloo')")
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         try:
-            wait_until(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
+            eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
             with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
                 mesh.save("a")
         finally:
@@ -350,7 +350,7 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
                 mesh.save("a", background=in_background)
                 is_done = not in_background
             wait()
-            wait_until(lambda: any(info.state == "dead" for info in mesh.status()))
+            eventually(lambda: any(info.state == "dead" for info in mesh.status()))
             mesh.restart()
             after = mesh.saves("a")
             assert before in [info.path for info in after], "the one before is whole"
@@ -379,10 +379,3 @@ def killing(pid: int, after_s: float) -> Callable[[], None]:
     thread = threading.Thread(target=kill)
     thread.start()
     return thread.join
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

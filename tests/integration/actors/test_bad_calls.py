@@ -7,14 +7,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from integration.live import PAUSE_S, TIMEOUT_S
+from integration.live import TIMEOUT_S, eventually
 from monarch_nb.actor import Actor, ActorError, SupervisionError, concurrent_endpoint, current_rank, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
@@ -94,13 +94,6 @@ def workers(mesh: Mesh) -> Iterator[Any]:
     spawned.stop().get(TIMEOUT_S)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(PAUSE_S)
-
-
 def test_what_does_not_exist_is_told_before_anything_is_sent(workers: Any, mesh: Mesh) -> None:
     with pytest.raises(AttributeError, match="ad"):
         _ = workers.ad
@@ -176,7 +169,7 @@ def test_an_endpoint_that_never_returns(workers: Any, mesh: Mesh) -> None:
     future = workers.hang.call()
     with pytest.raises(TimeoutError):
         future.get(timeout=0.01)
-    wait_for(lambda: all("(Worker.hang)" in stack for _, stack in mesh.stacks().groups))
+    eventually(lambda: all("(Worker.hang)" in stack for _, stack in mesh.stacks().groups))
     queued = workers.slice(hosts=0).add.call()
     mesh.interrupt()
     after: Any = mesh.spawn("after", Worker)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.live import PAUSE_S, TIMEOUT_S
+from integration.live import eventually
 from integration.worker.harness import RankProcess
 from integration.worker.test_actors import ACTORS
 from monarch_nb.proto.run_pb2 import (
@@ -29,13 +28,12 @@ WAIT_S = 30.0
 
 def stops(rank: RankProcess, count: int = 1) -> list[Stop]:
     """Wait until so many threads have stopped."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
+
+    def stopped_there() -> list[Stop]:
         found = list(rank.ask(stops=GetStops()).stops)
-        if len(found) == count:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(PAUSE_S)
+        return found if len(found) == count else []
+
+    return eventually(stopped_there)
 
 
 def stopped(rank: RankProcess) -> Stop:
