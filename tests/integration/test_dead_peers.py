@@ -51,7 +51,6 @@ def test_all_ranks_end_when_one_dies_between_collectives(four: Mesh, gate: Gate)
         run.result(60)
     failures = raised.value.failures
     assert {rank: failure.kind for rank, failure in failures.items()} == {0: "error", 1: "died", 2: "error", 3: "error"}
-    assert any(each.message.startswith("interrupted in all_reduce (rank 1 died") for each in failures.values())
     others = four.select([0, 2, 3])
     eventually(lambda: not any(others.run("dist.is_initialized()").values))
     four.restart([1])

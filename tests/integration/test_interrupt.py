@@ -176,7 +176,7 @@ class TestCollective:
         assert mesh.run("step()").values == [28.0] * 8
         assert mesh.pull("steps") == [5] * 8
 
-    @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3])
+    @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
         """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""
         run = mesh.submit(f"import torch\n{FRESH_GROUP}\nif rank != 3: dist.all_reduce(torch.ones(1))")

@@ -73,10 +73,11 @@ def test_time_that_runs_out(open_kernel: Callable[[], Kernel]) -> None:
     assert "2 ranks ready in" in shown
     finished = kernel.start("%%mesh\nprint('hello')")
     assert "hello" in kernel.wait(finished)
+    endless = kernel.start("%%mesh\nprint('endless', flush=True)\nimport threading\nthreading.Event().wait()")
+    kernel.wait(endless, "endless")
     leave(monarch_nb.attach("brief"), 8.0)
-    kernel.wait(finished, "brief will be released at")
-    endless = kernel.start("%%mesh\nimport threading\nthreading.Event().wait()")
     shown = kernel.wait(endless)
+    assert "brief will be released at" in kernel.text(finished) + shown
     assert "ReservationExpired\x1b[39m: brief was released at" in shown
     assert shown.count("brief was released at") == 1, "the error says it alone"
     assert "Traceback" not in shown

@@ -185,7 +185,6 @@ def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: 
     run = one.run(lasts, instruments={"torch-profile": {"most_events": 1_000}})
     report = one.profile_of(run, to=tmp_path)
     assert report.problems[0].endswith(" s were recorded: more would be too many events")
-    assert report.ranks[0].seconds < 1
 
     run = one.run("own = torch.profiler.profile(); own.start(); work(); own.stop()", instruments={"torch-profile": {}})
     assert str(one.profile_of(run)).startswith("nothing was profiled\nrank 2: the code started a profiler of its own")

@@ -155,7 +155,7 @@ dist.barrier()"""
     assert {rank.state for rank in told} == {"running"}
     info = info_of(run)
     assert (info.running, info.finished, info.cell_number) == (tuple(range(8)), (), 7)
-    assert info.running_s > 1
+    assert info.running_s > 0
     gate.open()
     run.result()
     assert not any(rank.waits_in for rank in ranks(fresh_mesh))
