@@ -11,7 +11,6 @@ import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, said_of_waits, started
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs import run as run_module
@@ -87,12 +86,6 @@ class TestPython:
         assert str(mesh.interrupt()) == "nothing was running"
         assert mesh.run("rank").values == list(range(8))
 
-    def test_it_does_not_overtake_its_run(self, mesh: Mesh) -> None:
-        for _ in range(10):
-            run = mesh.submit("while True: pass")
-            report = run.interrupt()
-            assert report.stopped == tuple(range(8))
-
     def test_what_waits_for_its_turn_is_dropped(self, mesh: Mesh, gate: Gate) -> None:
         first, _ = started(mesh, f"{gate.wait}\n'first'")
         queued = mesh.submit("ran = True")
@@ -157,7 +150,7 @@ class TestCollective:
     def test_hang_interrupt_init_again_and_again_on_one_live_model(self, fresh_mesh: Mesh) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
-        for missing in range(0, 8, 2):
+        for missing in (0, 5):
             assert mesh.run("step()").values == [28.0] * 8
             run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()")
             recorder.wait_for(lambda recorder: recorder.of(events.Result))
@@ -174,7 +167,7 @@ class TestCollective:
             assert all("process group aborted" in message for message in messages), messages
             mesh.run(INIT)
         assert mesh.run("step()").values == [28.0] * 8
-        assert mesh.pull("steps") == [5] * 8
+        assert mesh.pull("steps") == [3] * 8
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
@@ -369,21 +362,3 @@ class TestTimeout:
         for thread in threads:
             thread.join(60)
         assert values == [list(range(8))] * 3
-
-
-def test_ranks_that_wait_in_backward_are_freed(fresh_mesh: Mesh) -> None:
-    code = """
-import threading, torch
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-for step in range(3):
-    if step == 2 and rank == 1:
-        threading.Event().wait(600)
-    model(torch.rand(4, 8)).mean().backward()
-"""
-    run, _ = started(fresh_mesh, code)
-    eventually(lambda: [where.collective for where in call(fresh_mesh.core.where([0, 7])).values()] == ["backward"] * 2)
-    fresh_mesh.interrupt()
-    with pytest.raises(RunFailed) as failed:
-        run.result(60)
-    assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import PATIENT, Kernel
+from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, eventually, started
 from monarch_nb import reserve
 from monarch_nb.errors import NoSuchMesh, RunFailed
@@ -76,20 +76,6 @@ def test_a_dead_rank_is_restarted_there(kernel: Kernel) -> None:
     assert "%mesh restart --mesh judges -t 1 starts it again" in kernel.run("%%mesh --mesh judges\n1")
     kernel.run("%mesh restart --mesh judges -t 1")
     assert kernel.run("%mesh pull rank --mesh judges") == "[0, 1]"
-
-
-def test_a_new_kernel_follows_what_runs_there(kernel: Kernel, gate: Gate) -> None:
-    kernel.run(PATIENT)
-    slow = kernel.start(f"%%mesh --mesh judges\nprint('begun', flush=True)\n{gate.wait}\nprint('late')")
-    kernel.wait(slow, "begun")
-    kernel.restart()
-    said = kernel.run("%load_ext monarch_nb")
-    assert "on judges, cell [" in said
-    assert "still running: %mesh attach follows it" in said
-    follows = kernel.start("%mesh attach")
-    gate.open(2)
-    assert "[0-1] late" in kernel.wait(follows)
-    assert "late" not in kernel.text(slow)
 
 
 def test_an_interrupt_is_for_that_mesh_alone(kernel: Kernel, gate: Gate) -> None:

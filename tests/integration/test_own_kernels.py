@@ -20,14 +20,11 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
     """Jupyter interrupts a kernel before it tells it to shut down."""
     code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
-    for start in (f"%%mesh\n{code}", "%mesh attach --from-start", "print('joins')\nnext(dev.mesh.running()).join()"):
-        kernel.run(PATIENT)
-        cell = kernel.start(start)
-        kernel.wait(cell, "[0-3] begun" if start.startswith("%") else "joins")
-        kernel.restart()
-        kernel.run("import monarch_nb")
-        assert "run 1, cell [4] still running: %mesh attach follows it" in kernel.run("%load_ext monarch_nb")
-        kernel.run("dev = monarch_nb.attach('dev')")
+    kernel.run(PATIENT)
+    cell = kernel.start(f"%%mesh\n{code}")
+    kernel.wait(cell, "[0-3] begun")
+    kernel.restart()
+    assert "run 1, cell [4] still running: %mesh attach follows it" in kernel.run("%load_ext monarch_nb")
     following = kernel.start("%mesh attach")
     gate.open(4)
     shown = kernel.wait(following)
