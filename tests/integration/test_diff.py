@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import TargetError, UsageError
-
-
-@pytest.fixture
-def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
-    """One that has attached to the module's reservation."""
-    opened = Kernel(tmp_path / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb\n%mesh attach dev")
-        yield opened
-    finally:
-        opened.kill()
-        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
-
 
 MODEL = """
 import torch
@@ -169,10 +151,10 @@ def test_shards_are_compared_with_the_same_shard(fresh_mesh: Mesh) -> None:
     assert [group.ranks for group in fresh_mesh.diff("x", over="dp").groups] == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
-def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
-    kernel.run("%%mesh\nlr = 0.1 if rank < 3 else 0.2")
-    shown = kernel.run("%mesh diff {'lr': lr, 'n': 1}")
+def test_in_a_notebook(mesh: Mesh, attached: Kernel) -> None:
+    attached.run("%%mesh\nlr = 0.1 if rank < 3 else 0.2")
+    shown = attached.run("%mesh diff {'lr': lr, 'n': 1}")
     assert shown.startswith("1 of 2 values are equal on ranks 0-7")
     assert "lr    ranks 3-7: 0.2; ranks 0-2: 0.1" in shown
-    assert kernel.run("%mesh diff lr -t 0-2").strip() == "the value is equal on ranks 0-2"
-    assert "give one thing to compare" in kernel.run("%mesh diff")
+    assert attached.run("%mesh diff lr -t 0-2").strip() == "the value is equal on ranks 0-2"
+    assert "give one thing to compare" in attached.run("%mesh diff")

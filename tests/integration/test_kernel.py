@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-import monarch_nb
 from integration.kernels import Kernel
 from integration.live import Gate, eventually
-from monarch_nb.provision import Node
 
 COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
-
-
-@pytest.fixture(scope="module")
-def kernel(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """A kernel that holds "dev": 2 nodes × 2 procs."""
-    opened = Kernel(tmp_path_factory.mktemp("kernel") / "a.ipynb")
-    try:
-        assert opened.run("%load_ext monarch_nb") == ""
-        said = opened.run("%mesh reserve dev --nodes 2 --procs 2")
-        assert said.startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
-        yield opened
-        opened.run("%mesh release")
-        assert monarch_nb.list_reservations() == []
-    finally:
-        opened.kill()
 
 
 def test_cells(kernel: Kernel) -> None:

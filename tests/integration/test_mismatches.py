@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from integration.live import said_of_waits, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.errors import RunFailed
-from monarch_nb.provision import Node
+
+pytestmark = pytest.mark.shape(nodes=1, procs=4)
 
 INIT = """
 import time, torch
@@ -31,14 +30,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and say at once what stands still."""
     monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.3)
     monkeypatch.setattr(waits_watch, "APART_AFTER_S", 0.5)
-
-
-@pytest.fixture(scope="module")
-def four(shared_pool: list[Node]) -> Iterator[Mesh]:
-    """Four ranks, which are a world."""
-    reservation = reserve("four", nodes=1, procs=4)
-    yield reservation.mesh
-    reservation.release()
 
 
 CASES = {
@@ -85,10 +76,10 @@ else:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None:
+def test_what_does_not_match_is_named(mesh: Mesh, soon: None, kind: str) -> None:
     code, expected = CASES[kind]
-    four.run(INIT)
-    run, recorder = started(four, code)
+    mesh.run(INIT)
+    run, recorder = started(mesh, code)
 
     try:
         recorder.wait_for(lambda recorder: expected in said_of_waits(recorder))
@@ -102,12 +93,12 @@ def test_what_does_not_match_is_named(four: Mesh, soon: None, kind: str) -> None
     assert re.search(r"waited in .*Run \d+:\d", said_of_waits(recorder))
 
 
-def test_a_rank_that_gloo_ends_says_who_has_called_what(four: Mesh) -> None:
+def test_a_rank_that_gloo_ends_says_who_has_called_what(mesh: Mesh) -> None:
     """Gloo calls std::terminate in a rank that gets more than it expects: in the odd one, or in one of the others."""
     odd, numbers = 1, (8, 1024)
-    four.run(INIT)
+    mesh.run(INIT)
     with pytest.raises(RunFailed) as raised:
-        four.run(f"pass\ndist.all_reduce(torch.ones({numbers[0]} if rank == {odd} else {numbers[1]}))")
+        mesh.run(f"pass\ndist.all_reduce(torch.ones({numbers[0]} if rank == {odd} else {numbers[1]}))")
     [died] = [failure for failure in raised.value.failures.values() if failure.kind == "died"]
     begin, _, told = died.message.partition(": collectives do not match: ")
     assert begin == "killed by signal 6 (SIGABRT)"
@@ -118,4 +109,4 @@ def test_a_rank_that_gloo_ends_says_who_has_called_what(four: Mesh) -> None:
         assert f"all_reduce of float32[{numbers[0]}] on rank {odd}" in told
     stack = "\n".join(died.stderr_tail)
     assert re.search(r"in all_reduce\n(.*\n)?  Run \d+, line 2 in <module>$", stack), stack
-    four.restart()
+    mesh.restart()

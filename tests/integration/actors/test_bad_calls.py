@@ -15,7 +15,6 @@ import pytest
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.actor import Actor, ActorError, SupervisionError, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
 
@@ -40,22 +39,14 @@ class Worker(Actor):
 
 
 @pytest.fixture
-def mesh(dev: Reservation) -> Iterator[Mesh]:
-    """The main mesh; afterwards every rank lives. This process's run of calls goes on: it is a program."""
-    yield dev.mesh
-    if dead := [info.rank for info in dev.mesh.status() if info.state == "dead"]:
-        dev.mesh.restart(dead)
-
-
-@pytest.fixture
-def workers(mesh: Mesh) -> Iterator[Any]:
+def workers(actor_mesh: Mesh) -> Iterator[Any]:
     """Actors on all 8 ranks, which end with the test."""
-    spawned: Any = mesh.spawn("workers", Worker)
+    spawned: Any = actor_mesh.spawn("workers", Worker)
     yield spawned
     spawned.stop().get(TIMEOUT_S)
 
 
-def test_a_dead_rank_fails_calls_and_the_others_go_on(workers: Any, mesh: Mesh) -> None:
+def test_a_dead_rank_fails_calls_and_the_others_go_on(workers: Any, actor_mesh: Mesh) -> None:
     workers.add.call().get(TIMEOUT_S)
     with pytest.raises(SupervisionError, match=r"killed by signal 9 \(SIGKILL\)"):
         workers.slice(hosts=0, procs=3).die.call_one().get(TIMEOUT_S)
@@ -64,17 +55,17 @@ def test_a_dead_rank_fails_calls_and_the_others_go_on(workers: Any, mesh: Mesh) 
     assert raised.value.failures[3].kind == "died"
     assert set(workers.slice(hosts=1).add.call(0).get(TIMEOUT_S).values()) == {2}
     with pytest.raises(SupervisionError):
-        mesh.spawn("late", Worker).add.call().get(TIMEOUT_S)
+        actor_mesh.spawn("late", Worker).add.call().get(TIMEOUT_S)
 
 
-def test_an_endpoint_that_never_returns(workers: Any, mesh: Mesh) -> None:
+def test_an_endpoint_that_never_returns(workers: Any, actor_mesh: Mesh) -> None:
     future = workers.hang.call()
     with pytest.raises(TimeoutError):
         future.get(timeout=0.01)
-    eventually(lambda: all("(Worker.hang)" in stack for _, stack in mesh.stacks().groups))
+    eventually(lambda: all("(Worker.hang)" in stack for _, stack in actor_mesh.stacks().groups))
     queued = workers.slice(hosts=0).add.call()
-    mesh.interrupt()
-    after: Any = mesh.spawn("after", Worker)
+    actor_mesh.interrupt()
+    after: Any = actor_mesh.spawn("after", Worker)
     assert len(after.add.call(0).get(TIMEOUT_S)) == 8, "what is called from now on is not interrupted"
     after.stop().get(TIMEOUT_S)
     with pytest.raises(ActorError, match="interrupted"):

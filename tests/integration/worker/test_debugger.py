@@ -28,12 +28,14 @@ WAIT_S = 30.0
 
 def stops(rank: RankProcess, count: int = 1) -> list[Stop]:
     """Wait until so many threads have stopped."""
+    found: list[Stop] = []
 
-    def stopped_there() -> list[Stop]:
-        found = list(rank.ask(stops=GetStops()).stops)
-        return found if len(found) == count else []
+    def are_there() -> bool:
+        found[:] = rank.ask(stops=GetStops()).stops
+        return len(found) == count
 
-    return eventually(stopped_there)
+    eventually(are_there)
+    return found
 
 
 def stopped(rank: RankProcess) -> Stop:
