@@ -24,11 +24,10 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.kernels import kernel_manager
-from integration.live import Gate
+from integration.live import TIMEOUT_S, Gate
 from monarch_nb.provision import Node
 
 ANOTHER_IPYKERNEL = Path(__file__).parents[2] / "build" / "ipykernel6"
-WAIT_S = 60.0
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
 
 
@@ -117,7 +116,7 @@ class Kernel:
         self._manager.start_kernel(env=environment, cwd=str(folder))
         self._client = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=WAIT_S)
+        self._client.wait_for_ready(timeout=TIMEOUT_S)
         self._cells: dict[str, Cell] = {}
         self._displays: dict[str, Display] = {}
 
@@ -132,9 +131,9 @@ class Kernel:
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Take in messages until a condition holds."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not condition():
-            assert time.monotonic() < deadline, f"after {WAIT_S} s there is only {self._cells}"
+            assert time.monotonic() < deadline, f"after {TIMEOUT_S} s there is only {self._cells}"
             try:
                 self._take(self._client.get_iopub_msg(timeout=1.0))
             except queue.Empty:

@@ -19,12 +19,11 @@ from nbclient import NotebookClient
 
 import monarch_nb
 from integration.kernels import kernel_manager
-from integration.live import Gate
+from integration.live import TIMEOUT_S, Gate
 from monarch_nb.panel.forms.forms import HERE
 from told import view_after
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
-WAIT_S = 60.0
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -37,7 +36,7 @@ class FrontEnd:
         self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
         self._client = self._manager.client()
         self._client.start_channels()
-        self._client.wait_for_ready(timeout=WAIT_S)
+        self._client.wait_for_ready(timeout=TIMEOUT_S)
         self._heard: list[dict[str, Any]] = []
         self._views: dict[str, Any] = {}
         self._numbers = itertools.count(1)
@@ -95,7 +94,7 @@ class FrontEnd:
 
     def wait_for_states(self, widget: str, wanted: Callable[[dict[int, str]], bool]) -> None:
         """Wait until a view of a widget shows ranks in states that are wanted."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not wanted(_states(self._views.get(widget))):
             assert time.monotonic() < deadline, _states(self._views.get(widget))
             if message := self._next():
@@ -106,7 +105,7 @@ class FrontEnd:
             if wanted(message):
                 self._heard.remove(message)
                 return message
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             message = self._next()
             if message is None:
@@ -226,7 +225,7 @@ def test_a_notebook_without_anybody_in_front_gets_what_can_be_saved() -> None:
     cells = [OPEN_MESH, "import monarch_nb\ndev = monarch_nb.attach('dev')\ndev", "dev.mesh.slice(hosts=1)"]
     cells += ["%mesh panel", "%mesh release"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=WAIT_S, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3").execute()
     dev, part, pool = (notebook.cells[place].outputs[0]["data"] for place in (1, 2, 3))
     assert [len(cell.outputs) for cell in notebook.cells[1:4]] == [1, 1, 1]
     assert dev.keys() == part.keys() == pool.keys() == {"text/plain", "text/html"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.live import eventually
+from integration.live import TIMEOUT_S, eventually
 from integration.worker.harness import RankProcess
 from integration.worker.test_actors import ACTORS
 from monarch_nb.proto.run_pb2 import (
@@ -22,8 +22,6 @@ from monarch_nb.proto.run_pb2 import (
     Stop,
 )
 from monarch_nb.proto.worker_pb2 import GetStops, InterruptRun
-
-WAIT_S = 30.0
 
 
 def stops(rank: RankProcess, count: int = 1) -> list[Stop]:
@@ -45,12 +43,12 @@ def stopped(rank: RankProcess) -> Stop:
     return stop
 
 
-def send(rank: RankProcess, stop: Stop, action: int, line: str = "", wait_s: float = WAIT_S) -> DebugAnswer:
+def send(rank: RankProcess, stop: Stop, action: int, line: str = "", wait_s: float = TIMEOUT_S) -> DebugAnswer:
     command = DebugCommand(stop=stop.stop, action=action, line=line, wait_s=wait_s)  # type: ignore[arg-type]
     return rank.ask(debug=command).debug
 
 
-def say(rank: RankProcess, stop: Stop, line: str, wait_s: float = WAIT_S) -> str:
+def say(rank: RankProcess, stop: Stop, line: str, wait_s: float = TIMEOUT_S) -> str:
     """Send a line to pdb; return what it prints until it asks again."""
     answer = send(rank, stop, DebugCommand.ACTION_LINE, line, wait_s)
     assert answer.state == DebugAnswer.STATE_PROMPT, answer

@@ -13,7 +13,7 @@ import pytest
 
 import thp
 from framing import receive_frame
-from integration.live import TIMEOUT_S, Gate, eventually, open_files
+from integration.live import TIMEOUT_S, Gate, eventually, lives, open_files
 from integration.worker.harness import RankProcess, TemplateProcess, connect
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
 
@@ -22,13 +22,6 @@ MakeTemplate = Callable[..., TemplateProcess]
 
 def threads_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def wait_exits(template: TemplateProcess, *pids: int) -> dict[int, int]:
@@ -292,5 +285,5 @@ def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None
 def test_a_child_that_runs_to_the_end_of_its_cell_does_not_become_a_second_rank(template: TemplateProcess) -> None:
     [rank] = template.fork()
     child = rank.ok("import os\npid = os.fork()\npid", want_value=True)
-    eventually(lambda: not alive(child))
+    eventually(lambda: not lives(child))
     assert rank.ok("1 + 1") == 2
