@@ -291,7 +291,7 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     where = tmp_path / "saves"
     assert "not released" in kernel.run("%mesh release --save")
     said = kernel.run(f"%mesh save {where} --every 2steps --at-end --keep 5")
-    assert "ranks save by themselves in saves, every 2 steps and before the nodes are taken away" in said
+    assert "every 2 steps" in said
     printed = kernel.run(
         "%%mesh\n"
         "import torch\n"
@@ -307,7 +307,7 @@ def test_in_a_notebook(kernel: Kernel, tmp_path: Path) -> None:
     assert "net, optimizer" in printed, "locals of the function that trains"
     assert "; not saved, because only functions have them: best\n" in printed
     assert "best" in Manifest.read(where / "0001").left_out
-    assert "not loaded: net, optimizer (functions or actors held them" in kernel.run(f"%mesh load {where}")
+    assert "not loaded: net, optimizer" in kernel.run(f"%mesh load {where}")
     assert re.search(r"last saved saves/0001 at step 2 of run \d+", kernel.run("%mesh status"))
     assert re.search(r"saves/0001 .* dev, run \d+, step 2, every 2 steps ", kernel.run(f"%mesh saves {where}"))
     assert kernel.run("%mesh save --off") == "ranks save by themselves no more"

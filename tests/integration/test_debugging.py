@@ -36,7 +36,7 @@ def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
     assert "[0-1] > Cell In" in type_in(kernel, cell, "cast cell ranks(0,1) n", DBG).replace("\n>", " >")
     assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(:) p x", DBG)
     assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(hosts=1) p x", DBG)
-    assert "no rank 9: this mesh has ranks 0 to 3" in type_in(kernel, cell, "attach cell 9", DBG)
+    assert "no rank 9" in type_in(kernel, cell, "attach cell 9", DBG)
     kernel.answer("continue")
     text = kernel.wait(cell)
     assert "[3] end 31" in text

@@ -189,14 +189,6 @@ class TestTemplate:
         assert set(templates_of(mesh)) == {6}
         assert templates_of(mesh)[6] not in old.values()
 
-    def test_killed_together_with_its_ranks(self, fresh_mesh: Mesh) -> None:
-        mesh = fresh_mesh
-        pids = pids_of(mesh)
-        for pid in {*templates_of(mesh).values(), pids[0], pids[7]}:
-            kill(pid)
-        mesh.restart()
-        assert mesh.run("rank").values == list(range(8))
-
     def test_it_never_initialises_cuda_and_no_rank_on_cpu_does(self, fresh_mesh: Mesh) -> None:
         mesh = fresh_mesh
         looked = mesh.run("import torch\ntorch.cuda.is_available(), torch.cuda.is_initialized(), str(device)").values

@@ -207,7 +207,7 @@ def test_a_script_is_looked_into(attached: Kernel, tmp_path: Path) -> None:
     shown = attached.run(f"%mesh run -t 1,5 --watch nan --profile=python --profile-ranks 5 {script} nan")
     assert ": --profile-ranks belongs to --profile or --memory-history" in shown
     shown = attached.run(f"%mesh run -t 1,5 --watch nan --on-breakpoint error --profile=python {script} nan")
-    assert ": the gradients of 1 of 2 parameters are not finite in step 1: weight" in shown
+    assert "not finite in step 1" in shown
     assert "speedscope" in shown
     shown = attached.run(f"%mesh run -t 1 --profile {script} 2")
     assert "no rank that was to record has left anything" in shown

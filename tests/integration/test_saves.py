@@ -180,7 +180,7 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert re.search(r"0003 .* dev, run \d+, In\[6\] ", shown)
     assert re.search(r"loaded step into 4 ranks: .* from a/0002$", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
-    assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+    assert "`model` is not in the save" in kernel.run("%mesh load a --only model,step")
 
 
 def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> None:
@@ -202,7 +202,7 @@ def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> N
 def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     kernel.run("%%mesh\nmodel, step = [1], 5")
     said = kernel.run("%mesh save a modle step --every 10m")
-    assert "`modle`: there is no such name; did you mean `model`?" in said
+    assert "did you mean `model`?" in said
     assert "until a rank has all of these names, nothing is saved" in said
     assert "no such name" not in kernel.run("%mesh save a step --every 10m --at-end")
     kernel.run("%%mesh --noblock --on-breakpoint=stop\nbreakpoint()\nimport threading\nthreading.Event().wait()")

@@ -101,7 +101,7 @@ def test_an_interrupt_reaches_what_a_cell_awaits_once(trainers: Kernel) -> None:
 def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
     shown = trainers.run("trainers.slice(hosts=1, procs=1).die.call_one().get(60)")
     assert "SupervisionError" in shown
-    assert "(node1): rank 3 died: killed by signal 9 (SIGKILL)" in shown
+    assert "rank 3 died" in shown
     trainers.run("mesh.restart()")
 
 
@@ -113,7 +113,7 @@ def test_a_second_press_says_which_ranks_lost_their_actors(trainers: Kernel) -> 
     trainers.wait(cell, "pressed once")
     trainers.interrupt()
     shown = trainers.wait(cell).replace("\x1b[39m", "")
-    assert "killed and restarted rank 1: their variables and actors are gone: spawn these again" in shown
+    assert "killed and restarted rank 1" in shown
 
 
 def test_mesh_interrupt_reaches_what_was_left_and_drops_what_waits(nested: Kernel) -> None:

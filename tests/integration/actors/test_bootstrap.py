@@ -59,7 +59,7 @@ def test_a_bootstrap_that_raises_names_its_ranks(counters: Kernel) -> None:
     told = "bootstrap.run failed on rank 1: OSError: no scratch disk; no actor can be made there"
     shown = counters.wait(cell, told)  # which comes by itself
     assert "counters.add failed on rank 1 of 2" in shown
-    assert "because the bootstrap of its process did not succeed" in shown
+    assert "did not succeed" in shown
     assert "in fail\n" in shown
     assert "bootstrap.run failed on rank 1 of 2" in counters.run("procs.initialized.get(60)")
     assert "rank 0: (5" in counters.run('procs.slice(gpus=0).spawn("others", Counter, 0).add.call(5).get(60)')
@@ -76,5 +76,5 @@ def test_a_bootstrap_that_hangs_is_said_and_interrupted(counters: Kernel) -> Non
     shown = counters.wait(cell).replace("\x1b[39m", "")
     assert "KeyboardInterrupt: interrupted counters.add" in shown
     shown = counters.run('procs.spawn("counters", Counter, 0).add.call(5).get(60)')
-    assert "because the bootstrap of its process did not succeed" in shown
+    assert "did not succeed" in shown
     assert "Interrupt" in shown or "Cancelled" in shown

@@ -170,11 +170,8 @@ def test_a_log_directory_that_can_not_be_made_costs_output_only(template: Templa
     assert "/proc/nowhere" in result.notice
 
 
-def test_a_line_of_ten_megabytes_and_a_million_lines(rank: RankProcess) -> None:
+def test_a_line_of_ten_megabytes(rank: RankProcess) -> None:
     assert rank.run("print('x' * 10_000_000)").end.stdout_bytes == 10_000_001
-    rank.ok("for i in range(1_000_000): print(i)", timeout_s=60)
-    lines = rank.text().splitlines()
-    assert lines == [str(i) for i in range(1_000_000)]
 
 
 def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess, tmp_path: Path) -> None:
