@@ -19,12 +19,6 @@ PATIENT = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOT
 """In a kernel that is restarted while a cell waits: it hears of that in time on any loaded machine."""
 
 
-def kernel_manager() -> KernelManager:
-    """Return what starts a kernel, on sockets that no other program can be given: a port that is free when it is chosen
-    may be taken when the kernel binds it, and may be one at which somebody else's client still knocks."""
-    return KernelManager(kernel_name="python3", transport="ipc", ip=f"/tmp/mnb-kernel-{uuid.uuid4().hex[:12]}")
-
-
 ANEW = """
 import os, sys
 os.environ.update({env!r})
@@ -44,7 +38,11 @@ class Kernel:
     """
 
     def __init__(self, notebook: Path, python: Path | None = None) -> None:
-        self._manager = kernel_manager()
+        # Sockets that no other program can be given: a port that is free when it is chosen may be taken when the kernel
+        # binds it, and may be one at which somebody else's client still knocks.
+        self._manager = KernelManager(
+            kernel_name="python3", transport="ipc", ip=f"/tmp/mnb-kernel-{uuid.uuid4().hex[:12]}"
+        )
         if python is not None:
             self._manager.kernel_spec.argv[0] = str(python)
         self._notebook = notebook
