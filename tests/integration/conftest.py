@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpus import FAKE_NVML, FakeGpus
 from integration.kernels import Kernel
 from integration.live import HAS_FAILED, Gate
-from integration.pools import PoolOfMany, make_whole
+from integration.pools import PoolOfMany, as_it_was, make_whole
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 from scheduling import (  # noqa: F401 (hooks)
@@ -42,8 +41,7 @@ def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a failed test has left reserved on a pool that others use too is released: they need the slots."""
     yield
     if request.node.stash.get(HAS_FAILED, False) and POOLS_OF_MANY.intersection(request.fixturenames):
-        is_of_module = {"dev", "kernel"}.intersection(request.fixturenames)
-        make_whole(kept="dev" if is_of_module else "")
+        make_whole(kept="dev" if "dev" in request.fixturenames else "")
 
 
 @pytest.fixture
@@ -55,11 +53,27 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
-    """A reservation of 2 nodes × 4 procs for a module's tests, in whose ranks variables stay from test to test."""
-    reservation = reserve("dev", nodes=2, procs=4)
+def dev(shared_pool: list[Node], request: pytest.FixtureRequest) -> Iterator[Reservation]:
+    """A reservation for a module's tests, in whose ranks variables stay from test to test: 2 nodes × 4 procs, unless
+    the module says another shape, as in `pytestmark = pytest.mark.shape(nodes=1, procs=4)`."""
+    shape = request.node.get_closest_marker("shape")
+    reservation = reserve("dev", **(shape.kwargs if shape else {"nodes": 2, "procs": 4}))
     yield reservation
     reservation.release()
+
+
+@pytest.fixture
+def hold(shared_pool: list[Node]) -> Iterator[Callable[..., Reservation]]:
+    """Reserve nodes for one test alone, as in `hold(nodes=2, procs=2, time="1h")`; it is "dev" if no name is given."""
+    held: list[Reservation] = []
+
+    def hold_one(name: str = "dev", **options: Any) -> Reservation:
+        held.append(reserve(name, **options))
+        return held[-1]
+
+    yield hold_one
+    for reservation in held:
+        reservation.release()
 
 
 @pytest.fixture
@@ -83,6 +97,14 @@ def fresh_mesh(mesh: Mesh) -> Mesh:
 
 
 @pytest.fixture
+def actor_mesh(dev: Reservation) -> Iterator[Mesh]:
+    """The same for tests that call actors from this process, whose run of calls goes on."""
+    yield dev.mesh
+    if dead := [info.rank for info in dev.mesh.status() if info.state == "dead"]:
+        dev.mesh.restart(dead)
+
+
+@pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
     """A place where cells wait until the test lets them pass."""
     made = Gate(tmp_path)
@@ -91,29 +113,67 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture
+def second_gate(tmp_path: Path) -> Iterator[Gate]:
+    """Another one."""
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def open_kernel(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
-    """Start kernels of one notebook."""
+    """Start kernels of one notebook: for tests that need several, or another Python."""
     kernels: list[Kernel] = []
 
     def open_one(python: Path | None = None) -> Kernel:
         kernels.append(Kernel(tmp_path / "a.ipynb", python))
         return kernels[-1]
 
-    yield open_one
+    with as_it_was(shared_home):
+        yield open_one
+        for kernel in kernels:
+            kernel.kill()
+
+
+@pytest.fixture(scope="session")
+def _kernels(shared_home: Path) -> Iterator[list[Kernel]]:
+    """The kernel of this process, if there is one."""
+    kernels: list[Kernel] = []
+    yield kernels
     for kernel in kernels:
         kernel.kill()
-    for held in list_reservations():
-        attach(held.name).release()
-    shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
 
 
 @pytest.fixture
-def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
-    """A kernel that holds "dev": 2 nodes × 2 procs."""
-    opened = open_kernel()
-    assert opened.run("%load_ext monarch_nb") == ""
-    assert opened.run("%mesh reserve dev --nodes 2 --procs 2").startswith("dev: 2 nodes × 2 procs, 4 ranks ready in ")
-    return opened
+def prompt(
+    shared_pool: list[Node], shared_home: Path, _kernels: list[Kernel], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Kernel]:
+    """The kernel of this process, as if it had just started for a notebook in `tmp_path`. Tests may restart or kill
+    it."""
+    if not _kernels:
+        _kernels.append(Kernel(tmp_path / "a.ipynb"))
+    [kernel] = _kernels
+    kernel.begin(tmp_path / "a.ipynb")
+    with as_it_was(shared_home):
+        yield kernel
+        if request.node.stash.get(HAS_FAILED, False) or not kernel.end():
+            kernel.kill()
+            _kernels.clear()
+
+
+@pytest.fixture
+def kernel(prompt: Kernel) -> Kernel:
+    """It holds "dev": 2 nodes × 2 procs."""
+    prompt.run("%load_ext monarch_nb")
+    assert "4 ranks ready" in prompt.run("%mesh reserve dev --nodes 2 --procs 2")
+    return prompt
+
+
+@pytest.fixture
+def attached(dev: Reservation, prompt: Kernel) -> Kernel:
+    """It has attached to the module's `dev`."""
+    assert "ranks alive" in prompt.run("%load_ext monarch_nb\n%mesh attach dev")
+    return prompt
 
 
 @pytest.fixture(scope="session")

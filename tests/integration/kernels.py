@@ -19,10 +19,15 @@ PATIENT = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOT
 """In a kernel that is restarted while a cell waits: it hears of that in time on any loaded machine."""
 
 
-def kernel_manager() -> KernelManager:
-    """Return what starts a kernel, on sockets that no other program can be given: a port that is free when it is chosen
-    may be taken when the kernel binds it, and may be one at which somebody else's client still knocks."""
-    return KernelManager(kernel_name="python3", transport="ipc", ip=f"/tmp/mnb-kernel-{uuid.uuid4().hex[:12]}")
+ANEW = """
+import os, sys
+os.environ.update({env!r})
+os.chdir({cwd!r})
+if stops := sys.modules.get("monarch_nb.client.runs.stops"): stops._chosen.clear()
+get_ipython().reset()
+print("as new")
+"""
+"""In a kernel that begins another notebook: its variables, its numbers of cells, and what `%mesh debug` has chosen."""
 
 
 class Kernel:
@@ -33,15 +38,43 @@ class Kernel:
     """
 
     def __init__(self, notebook: Path, python: Path | None = None) -> None:
-        self._manager = kernel_manager()
+        # Sockets that no other program can be given: a port that is free when it is chosen may be taken when the kernel
+        # binds it, and may be one at which somebody else's client still knocks.
+        self._manager = KernelManager(
+            kernel_name="python3", transport="ipc", ip=f"/tmp/mnb-kernel-{uuid.uuid4().hex[:12]}"
+        )
         if python is not None:
             self._manager.kernel_spec.argv[0] = str(python)
-        self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
+        self._notebook = notebook
+        self._manager.start_kernel(**self._surroundings)
         self._connect()
         self._codes: dict[str, str] = {}
         self._cells: dict[str, list[nbformat.NotebookNode]] = {}
         self._displays: dict[str, nbformat.NotebookNode] = {}
         self._asked = ("", "")
+
+    @property
+    def _surroundings(self) -> dict[str, Any]:
+        return {"env": {**os.environ, "JPY_SESSION_NAME": str(self._notebook)}, "cwd": str(self._notebook.parent)}
+
+    def begin(self, notebook: Path) -> None:
+        """Serve a notebook, as if it had just been started for that."""
+        self._notebook = notebook
+        shown = self._run_unseen(ANEW.format(**self._surroundings))  # news of what has ended may come late
+        assert "as new" in shown, shown
+
+    def end(self) -> bool:
+        """Hold nothing any more; return whether it can serve another notebook."""
+        if self._manager.is_alive():
+            for line in ("%mesh detach", "%unload_ext monarch_nb"):  # which fail where nothing is held, or loaded
+                self._run_unseen(line)
+        return bool(self._manager.is_alive())
+
+    def _run_unseen(self, code: str) -> str:
+        """Run what is no cell of the notebook; return what it shows."""
+        cell: str = self._client.execute(code, store_history=False, allow_stdin=False)
+        self._cells[cell] = []
+        return self.wait(cell)
 
     def _connect(self) -> None:
         self._client = self._manager.client()
@@ -78,11 +111,12 @@ class Kernel:
         message = self._client.get_stdin_msg(timeout=TIMEOUT_S)
         assert message["content"]["prompt"] == prompt, message["content"]
         self._asked = (cell, prompt)
-        while True:  # what was shown before is on its way
-            try:
-                self._take(self._client.get_iopub_msg(timeout=0.2))
-            except queue.Empty:
-                return self.text(cell)
+        barrier = self._client.session.msg("kernel_info_request", {})
+        self._client.control_channel.send(barrier)  # what was shown before comes before it is answered
+        while self._take(self._client.get_iopub_msg(timeout=TIMEOUT_S)) != barrier["msg_id"]:
+            pass
+        self._client.get_control_msg(timeout=TIMEOUT_S)
+        return self.text(cell)
 
     def answer(self, line: str) -> None:
         """Type a line at the prompt that was waited for."""
@@ -115,7 +149,7 @@ class Kernel:
     def restart(self) -> None:
         """As JupyterLab does; the kernel must end by itself."""
         self._manager.shutdown_wait_time = 120.0
-        self._manager.restart_kernel()
+        self._manager.restart_kernel(**self._surroundings)
         assert self._manager._shutdown_status is _ShutdownStatus.ShutdownRequest, "it was not killed"
         self._client.stop_channels()  # on these, what the old kernel said last reads as if the new one were connected
         self._connect()

@@ -30,8 +30,8 @@ from monarch_nb.client.runs.run import Run
 TIMEOUT_S = 60.0
 """Long enough for any loaded machine: what a test waits for comes, or never."""
 
-PAUSE_S = 0.02
-"""Between two looks at what no event tells of: whom a test waits for needs the processor, too."""
+PAUSES_S = (0.02, 0.5)
+"""Between the first two looks at what no event tells of, and at most: whom a test waits for needs the processor."""
 
 HAS_FAILED = pytest.StashKey[bool]()
 """Of a test: whether anything of it has failed so far."""
@@ -40,6 +40,7 @@ STACKS_ON_SIGNAL = "import faulthandler, signal; faulthandler.register(signal.SI
 """In a program: SIGUSR1 has it write the stacks of its threads to stderr, and ends it."""
 
 E = TypeVar("E")
+T = TypeVar("T")
 
 
 class Gate:
@@ -154,12 +155,27 @@ def open_files(pid: int) -> list[str]:
     return targets
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Ask until something that no event tells of is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true"
-        time.sleep(PAUSE_S)
+def eventually(condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
+    """Ask until something that no event tells of is true, at longer and longer intervals; return it."""
+    deadline, (pause_s, longest_s) = time.monotonic() + timeout_s, PAUSES_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"it did not become true: {found}"
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, longest_s)
+    return found
+
+
+def asleep(pid: int, thread: int = 0) -> tuple[str, ...] | None:
+    """Return how often a thread has been put aside, when it sleeps: who finds the same twice knows that it slept on.
+
+    Args:
+        thread: its id; 0 for the main thread.
+    """
+    status = Path(f"/proc/{pid}/task/{thread or pid}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    if not fields["State"].startswith("S"):
+        return None
+    return fields["voluntary_ctxt_switches"], fields["nonvoluntary_ctxt_switches"]
 
 
 def leave(dev: Reservation, left_s: float) -> None:

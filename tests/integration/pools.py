@@ -14,6 +14,8 @@ from leaks import leaks_of
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.leasing.releasing import release
 from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.client.reservations.known.lists import list_reservations
+from monarch_nb.client.reservations.reserve import attach
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -56,6 +58,17 @@ class PoolOfMany:
                 patch.setenv(name, value)
             patch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", (self._preload,))
             yield
+
+
+@contextmanager
+def as_it_was(home: Path) -> Iterator[None]:
+    """Release afterwards what has been reserved meanwhile, and forget what is remembered of notebooks."""
+    before = {info.name for info in list_reservations()}
+    yield
+    for info in list_reservations():
+        if info.name not in before:
+            attach(info.name).release()
+    shutil.rmtree(home / "notebooks", ignore_errors=True)
 
 
 def make_whole(kept: str = "") -> None:

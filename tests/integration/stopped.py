@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S
+from integration.live import eventually
 
 DBG, PDB = "monarch_dbg> ", "(Pdb) "
 
@@ -24,8 +22,12 @@ def all_asked(kernel: Kernel, cell: str, ranks: int, row: str = "| cell ") -> st
 
 def all_listed(kernel: Kernel, cell: str, shown: str, ranks: int, row: str = "| cell ") -> str:
     """Type `list` until the table has so many rows; return it, or `shown` when it has them already."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while shown.count(row) < ranks:
-        assert time.monotonic() < deadline, f"not {ranks} ranks have stopped: {shown}"
-        shown = type_in(kernel, cell, "list", DBG)
-    return shown
+    listed = [shown]
+
+    def all_are_there() -> bool:
+        if listed[-1].count(row) < ranks:
+            listed.append(type_in(kernel, cell, "list", DBG))
+        return listed[-1].count(row) >= ranks
+
+    eventually(all_are_there)
+    return listed[-1]

@@ -9,9 +9,10 @@ import pytest
 
 from integration.live import TIMEOUT_S, Recorder
 from leaks import wait_for_end
-from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed, UsageError
+
+pytestmark = [pytest.mark.shape(nodes=2, procs=2), pytest.mark.usefixtures("mesh")]
 
 TRAIN = r"""
 import os, sys
@@ -25,14 +26,6 @@ facts = sys.argv[1:], total.item(), os.environ["GROUP_RANK"], os.environ["LOCAL_
 os.write(1, f"{facts}\n".encode())  # at once: the processes of a node share its output
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def dev(mesh: Mesh) -> Reservation:
-    """Two nodes with four ranks each."""
-    held: Any = mesh.reservation
-    assert isinstance(held, Reservation)
-    return held
 
 
 def told(dev: Reservation, command: str, **options: Any) -> Recorder:
@@ -49,23 +42,23 @@ class TestCommands:
         script.write_text(TRAIN)
         said = told(dev, f"torchrun {script} --lr 3e-4")
         directory = dev.mesh.run("import os; os.getcwd()").values[0]
-        for number, rank in enumerate((0, 4)):
+        for number, rank in enumerate((0, 2)):
             lines = [line for line in said.text(rank).splitlines() if line.startswith("(")]
-            assert lines == [str((["--lr", "3e-4"], 28.0, str(number), "4", directory))] * 4
+            assert lines == [str((["--lr", "3e-4"], 6.0, str(number), "2", directory))] * 2
 
     def test_torchrun_s_usual_flags_say_the_same(self, dev: Reservation) -> None:
         flags = "--nnodes=$NNODES --node-rank=$NODE_RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
         said = told(dev, f"torchrun {flags} --no-python true && echo ended $NODE_RANK")
-        assert (said.text(0), said.text(4)) == ("ended 0\n", "ended 1\n")
+        assert (said.text(0), said.text(2)) == ("ended 0\n", "ended 1\n")
 
     def test_it_is_told_of_nodes_not_of_ranks(self, dev: Reservation) -> None:
         names = "RANK LOCAL_RANK WORLD_SIZE TORCHELASTIC_RUN_ID GROUP_RANK PET_NODE_RANK NNODES NPROC_PER_NODE MINE"
         command = "".join(f'echo "{name}=${name}"; ' for name in names.split())
         said = told(dev, f"{command} command -v torchrun | grep -q . && echo $MASTER_PORT", env={"MINE": "a b"})
-        lines = [said.text(rank).splitlines() for rank in (0, 4)]
+        lines = [said.text(rank).splitlines() for rank in (0, 2)]
         unset = ["RANK=", "LOCAL_RANK=", "WORLD_SIZE=", "TORCHELASTIC_RUN_ID=", "GROUP_RANK="]
         for number, own in enumerate(lines):
-            assert own[:-1] == [*unset, f"PET_NODE_RANK={number}", "NNODES=2", "NPROC_PER_NODE=4", "MINE=a b"]
+            assert own[:-1] == [*unset, f"PET_NODE_RANK={number}", "NNODES=2", "NPROC_PER_NODE=2", "MINE=a b"]
         assert lines[0][-1] == lines[1][-1], "all nodes know the same port"
 
     def test_a_node_on_which_it_fails_is_named_and_the_other_ends(self, dev: Reservation) -> None:
@@ -73,7 +66,7 @@ class TestCommands:
         with pytest.raises(RunFailed) as caught:
             dev.run(command, timeout_s=TIMEOUT_S)
         [failure, other] = sorted(caught.value.failures.values(), key=lambda each: each.is_consequence)
-        assert (failure.rank, failure.exit_code) == (4, 3)
+        assert (failure.rank, failure.exit_code) == (2, 3)
         assert failure.host == dev.node_names[1]
         assert str(caught.value).startswith(
             f"node {failure.host}: ProcessEnded: exited with code 3; node {other.host}: "
@@ -87,7 +80,7 @@ class TestCommands:
         line = f"setsid sleep 1000 & echo $! > {tmp_path}/$NODE_RANK; echo under way; wait"
         run = dev.submit(line, listener=recorder)
         recorder.wait_for_text("under way", 2)
-        assert run.interrupt().stopped == (0, 4)
+        assert run.interrupt().stopped == (0, 2)
         for number in range(2):
             wait_for_end(int((tmp_path / str(number)).read_text()), TIMEOUT_S)
 
@@ -95,12 +88,8 @@ class TestCommands:
         recorder = Recorder()
         run = dev.submit("trap '' INT; echo under way; sleep 1000 & wait", listener=recorder)
         recorder.wait_for_text("under way", 2)
-        assert set(run.interrupt().stuck) == {0, 4}
-        assert str(run.interrupt(kill_stuck=True)) == "killed ranks 0,4"
-
-    def test_one_that_is_killed_says_by_what(self, dev: Reservation) -> None:
-        with pytest.raises(RunFailed, match="SIGKILL"):
-            dev.run("kill -KILL $$", timeout_s=TIMEOUT_S)
+        assert set(run.interrupt().stuck) == {0, 2}
+        assert str(run.interrupt(kill_stuck=True)) == "killed ranks 0,2"
 
     def test_nothing_is_no_command(self, dev: Reservation) -> None:
         with pytest.raises(UsageError, match="no command is given"):

@@ -3,7 +3,6 @@ neighbours of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from integration.live import Gate, eventually, kill, pids_of, started
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import RunFailed
-from monarch_nb.provision import Node
+
+pytestmark = pytest.mark.shape(nodes=1, procs=4)
 
 INIT = """
 import torch
@@ -23,14 +22,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
 """
-
-
-@pytest.fixture
-def four(shared_pool: list[Node]) -> Iterator[Mesh]:
-    """Four ranks, which are a world."""
-    reservation = reserve("four", nodes=1, procs=4)
-    yield reservation.mesh
-    reservation.release()
 
 
 def kill_rank_1(mesh: Mesh, run: Run) -> None:
@@ -43,26 +34,25 @@ def kill_rank_1(mesh: Mesh, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_all_ranks_end_when_one_dies_between_collectives(four: Mesh, gate: Gate) -> None:
-    four.run(INIT)
-    run, _ = started(four, f"if rank == 1:\n    {gate.wait}\ndist.all_reduce(torch.ones(4))")
-    kill_rank_1(four, run)
+def test_all_ranks_end_when_one_dies_between_collectives(fresh_mesh: Mesh, gate: Gate) -> None:
+    fresh_mesh.run(INIT)
+    run, _ = started(fresh_mesh, f"if rank == 1:\n    {gate.wait}\ndist.all_reduce(torch.ones(4))")
+    kill_rank_1(fresh_mesh, run)
     with pytest.raises(RunFailed) as raised:
         run.result(60)
     failures = raised.value.failures
     assert {rank: failure.kind for rank, failure in failures.items()} == {0: "error", 1: "died", 2: "error", 3: "error"}
-    assert any(each.message.startswith("interrupted in all_reduce (rank 1 died") for each in failures.values())
-    others = four.select([0, 2, 3])
+    others = fresh_mesh.select([0, 2, 3])
     eventually(lambda: not any(others.run("dist.is_initialized()").values))
-    four.restart([1])
-    assert four.run(f"{INIT}\ndist.get_world_size()").values == [4] * 4
+    fresh_mesh.restart([1])
+    assert fresh_mesh.run(f"{INIT}\ndist.get_world_size()").values == [4] * 4
 
 
 @pytest.mark.slow
-def test_ranks_that_handle_the_error_go_on_in_their_new_group(four: Mesh, gate: Gate, tmp_path: Path) -> None:
-    four.run(INIT)
+def test_ranks_that_handle_the_error_go_on_in_their_new_group(fresh_mesh: Mesh, gate: Gate, tmp_path: Path) -> None:
+    fresh_mesh.run(INIT)
     run, recorder = started(
-        four,
+        fresh_mesh,
         f"""
 try:
     if rank == 1:
@@ -80,10 +70,10 @@ except RuntimeError:
 total.item()
 """,
     )
-    kill_rank_1(four, run)
+    kill_rank_1(fresh_mesh, run)
     recorder.wait_for_text("goes on", 2)
     recorder.wait_for(lambda recorder: len(recorder.of(events.Result)) == 2)
-    call(four.core.abort_groups("rank 1 died", [2, 3], last_run=run.number, if_torn=True))  # as `Freeing` does soon
+    call(fresh_mesh.core.abort_groups("rank 1 died", [2, 3], last_run=run.number, if_torn=True))  # so does `Freeing`
     gate.open(2)
     with pytest.raises(RunFailed) as raised:
         run.result(60)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.kernels import PATIENT, Kernel
+from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
-from integration.stopped import DBG, PDB, all_asked, all_listed, type_in
+from integration.stopped import DBG, PDB, all_asked, type_in
 from integration.terminals import AtTerminal
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
@@ -36,33 +36,11 @@ def test_a_cell_asks_below_its_output(kernel: Kernel) -> None:
     assert "[0-1] > Cell In" in type_in(kernel, cell, "cast cell ranks(0,1) n", DBG).replace("\n>", " >")
     assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(:) p x", DBG)
     assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast cell ranks(hosts=1) p x", DBG)
-    assert "no rank 9: this mesh has ranks 0 to 3" in type_in(kernel, cell, "attach cell 9", DBG)
+    assert "no rank 9" in type_in(kernel, cell, "attach cell 9", DBG)
     kernel.answer("continue")
     text = kernel.wait(cell)
     assert "[3] end 31" in text
     assert kernel.run("%%mesh\nprint('again')").startswith("[0-3] again")
-
-
-def test_a_newcomer_types_little(kernel: Kernel) -> None:
-    cell = kernel.start(STEPS)
-    all_asked(kernel, cell, 4)
-    assert "[0] 0\n[1] 10\n[2] 20\n[3] 30" in type_in(kernel, cell, "p x", DBG)
-    assert "[0-3] 1\n" in type_in(kernel, cell, "x - rank * 10 + 1", DBG), "Python, equal answers once"
-    assert "[2] 20\n[3] 30" in type_in(kernel, cell, "cast hosts=1 p x", DBG)
-    assert "[0] 0\n[2] 20\n" in type_in(kernel, cell, "cast 0,2 x", DBG)
-    assert "-> breakpoint()" in type_in(kernel, cell, "w", DBG)
-    assert "Attached to debug session for cell 2" in type_in(kernel, cell, "attach 2", PDB)
-    type_in(kernel, cell, "detach", DBG)
-    shown = type_in(kernel, cell, "n", DBG)
-    assert "[0-3]\n> Cell In" in shown
-    assert shown.count("-> return x + 1") == 1
-    type_in(kernel, cell, "c = x + 1", DBG)
-    assert "[0] 1\n[1] 11\n" in type_in(kernel, cell, "!c", DBG), "and nobody went on"
-    assert "lsit is no command either: did you mean list?" in type_in(kernel, cell, "lsit", DBG)
-    assert "no Python: did you mean attach?" in type_in(kernel, cell, "atach 2", DBG)
-    assert "[0-2] (goes on)" in type_in(kernel, cell, "cast 0-2 c", DBG)
-    kernel.answer("cast all c")
-    assert "[3] end 31" in kernel.wait(cell)
 
 
 def test_a_line_that_takes_long_is_not_waited_for(kernel: Kernel) -> None:
@@ -121,22 +99,6 @@ def test_ctrl_c_leaves_the_prompt_and_another_interrupts(kernel: Kernel) -> None
     assert "no rank has stopped" in kernel.run("%mesh debug")
 
 
-def test_a_kernel_that_is_restarted_finds_what_has_stopped(kernel: Kernel) -> None:
-    kernel.run(PATIENT)
-    cell = kernel.start(STEPS)
-    all_asked(kernel, cell, 4)
-    kernel.restart()
-    assert "still running" in kernel.run("%load_ext monarch_nb")
-    cell = kernel.start("%mesh debug -t 3")
-    assert kernel.asked(cell, DBG).count("| cell ") == 1
-    kernel.answer("quit")
-    kernel.wait(cell)
-    cell = kernel.start("%mesh attach")
-    assert all_asked(kernel, cell, 4).count("| cell ") == 4
-    kernel.answer("c")
-    assert "[1] end 11" in kernel.wait(cell)
-
-
 def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
     text = kernel.run(STEPS, headless=True)
     assert "[stderr:0-3] breakpoint() at Cell In[3]:2 passed: nobody can answer here" in text
@@ -144,19 +106,6 @@ def test_headless_cells_go_on_or_fail(kernel: Kernel) -> None:
     text = kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=error"), headless=True)
     assert "the run fails there (--on-breakpoint=error)" in text
     assert "passed: nobody can answer here" in kernel.run(STEPS.replace("%%mesh", "%%mesh --on-breakpoint=go-on"))
-
-
-def test_ranks_at_different_lines_and_the_next_breakpoint(kernel: Kernel) -> None:
-    code = "%%mesh -t 0,3\nif rank == 0:\n    breakpoint()\nelse:\n    z = 5\n    breakpoint()\nbreakpoint()\nrank"
-    cell = kernel.start(code)
-    shown = all_asked(kernel, cell, 2)
-    assert "|        2 |" in shown
-    assert "|        5 |" in shown
-    at_next = "|        6 |"
-    again = all_listed(kernel, cell, type_in(kernel, cell, "continue", DBG), 2, at_next)
-    assert again.count(at_next) == 2
-    kernel.answer("continue")
-    kernel.wait(cell)
 
 
 def test_after_an_error(kernel: Kernel) -> None:

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import TargetError, UsageError
-
-
-@pytest.fixture
-def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
-    """One that has attached to the module's reservation."""
-    opened = Kernel(tmp_path / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb\n%mesh attach dev")
-        yield opened
-    finally:
-        opened.kill()
-        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
-
 
 MODEL = """
 import torch
@@ -69,11 +51,7 @@ def test_what_differs_is_named(mesh: Mesh) -> None:
     assert [each.versions[1].ranks for each in over_hosts] == [(4,), (5,), (6,), (7,)]
     mesh.run("torch.manual_seed(rank // 7)")
     mesh.run("import numpy, random\nrandom.seed(rank); numpy.random.seed(0)")
-    assert str(mesh.diff(rng=True)) == (
-        "1 of 3 random states are equal on ranks 0-7\n"
-        "  python  each rank has its own\n"
-        "  torch   ranks 0-6 equal; rank 7 differs"
-    )
+    assert [path for path, _ in mesh.diff(rng=True).rows()] == ["python", "torch"]
     assert mesh.diff(env=True).equal
     mesh.run("import os\nif rank == 2: os.environ['NCCL_DEBUG'] = 'INFO'")
     assert mesh.diff(env=True).rows() == [("variables.NCCL_DEBUG", "rank 2: 'INFO'; ranks 0-1,3-7: not there")]
@@ -157,22 +135,20 @@ def test_shards_are_compared_with_the_same_shard(fresh_mesh: Mesh) -> None:
     (difference,) = report.differences
     assert (difference.path, [version.ranks for version in difference.versions]) == ("spread", [(1,), (5,)])
     assert difference.versions[1].distance == "greatest |difference| 6 at [1]"
-    assert report.notes() == ["1 tensor in shards: each rank has its own, there is nothing to compare"]
+    assert "1 tensor in shards" in report.notes()[0]
     fresh_mesh.run("parallel = {'meshes': init_device_mesh('cpu', (2, 4), mesh_dim_names=('dp', 'tp'))}; x = rank % 4")
     assert fresh_mesh.diff("x", over="dp").equal
     assert [group.ranks for group in fresh_mesh.diff("x", over="tp").groups] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    with pytest.raises(
-        TargetError, match="no dimension 'pp'; this mesh has hosts, procs, and the device meshes of its"
-    ):
+    with pytest.raises(TargetError, match="no dimension 'pp'"):
         fresh_mesh.diff("x", over="pp")
     fresh_mesh.run("grid = init_device_mesh('cpu', (4, 2), mesh_dim_names=('dp', 'tp'))")  # a variable counts first
     assert [group.ranks for group in fresh_mesh.diff("x", over="dp").groups] == [(0, 2, 4, 6), (1, 3, 5, 7)]
 
 
-def test_in_a_notebook(mesh: Mesh, kernel: Kernel) -> None:
-    kernel.run("%%mesh\nlr = 0.1 if rank < 3 else 0.2")
-    shown = kernel.run("%mesh diff {'lr': lr, 'n': 1}")
+def test_in_a_notebook(mesh: Mesh, attached: Kernel) -> None:
+    attached.run("%%mesh\nlr = 0.1 if rank < 3 else 0.2")
+    shown = attached.run("%mesh diff {'lr': lr, 'n': 1}")
     assert shown.startswith("1 of 2 values are equal on ranks 0-7")
     assert "lr    ranks 3-7: 0.2; ranks 0-2: 0.1" in shown
-    assert kernel.run("%mesh diff lr -t 0-2").strip() == "the value is equal on ranks 0-2"
-    assert "give one thing to compare" in kernel.run("%mesh diff")
+    assert attached.run("%mesh diff lr -t 0-2").strip() == "the value is equal on ranks 0-2"
+    assert "give one thing to compare" in attached.run("%mesh diff")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from integration.live import Gate, Recorder, client, eventually, pids_of, started
+from integration.live import Gate, Recorder, client, eventually, pids_of, said_of_waits, started
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs import run as run_module
@@ -87,12 +86,6 @@ class TestPython:
         assert str(mesh.interrupt()) == "nothing was running"
         assert mesh.run("rank").values == list(range(8))
 
-    def test_it_does_not_overtake_its_run(self, mesh: Mesh) -> None:
-        for _ in range(10):
-            run = mesh.submit("while True: pass")
-            report = run.interrupt()
-            assert report.stopped == tuple(range(8))
-
     def test_what_waits_for_its_turn_is_dropped(self, mesh: Mesh, gate: Gate) -> None:
         first, _ = started(mesh, f"{gate.wait}\n'first'")
         queued = mesh.submit("ran = True")
@@ -157,7 +150,7 @@ class TestCollective:
     def test_hang_interrupt_init_again_and_again_on_one_live_model(self, fresh_mesh: Mesh) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
-        for missing in range(0, 8, 2):
+        for missing in (0, 5):
             assert mesh.run("step()").values == [28.0] * 8
             run, recorder = started(mesh, f"if rank == {missing}: raise KeyError('boom')\nstep()")
             recorder.wait_for(lambda recorder: recorder.of(events.Result))
@@ -174,9 +167,9 @@ class TestCollective:
             assert all("process group aborted" in message for message in messages), messages
             mesh.run(INIT)
         assert mesh.run("step()").values == [28.0] * 8
-        assert mesh.pull("steps") == [5] * 8
+        assert mesh.pull("steps") == [3] * 8
 
-    @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3])
+    @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
         """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""
         run = mesh.submit(f"import torch\n{FRESH_GROUP}\nif rank != 3: dist.all_reduce(torch.ones(1))")
@@ -196,12 +189,8 @@ class TestCollective:
         mesh.run(f"{TRAIN}\n{INIT}")
         run, recorder = started(mesh, "if rank == 7: raise KeyError('boom')\nstep()", cell_number=12)
 
-        def said(recorder: Recorder) -> str:
-            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-            return texts[-1] if texts else ""
-
-        recorder.wait_for(lambda recorder: said(recorder).startswith("ranks 0-6 wait in all_reduce"))
-        assert "rank 7 raised KeyError: interrupt" in said(recorder)
+        recorder.wait_for(lambda recorder: said_of_waits(recorder).startswith("ranks 0-6 wait in all_reduce"))
+        assert "rank 7 raised KeyError: interrupt" in said_of_waits(recorder)
         stacks = mesh.stacks()
         [waiting] = [stack for ranks, stack in stacks.groups if ranks == tuple(range(7))]
         assert "step" in waiting
@@ -210,8 +199,8 @@ class TestCollective:
         run.interrupt()
         with pytest.raises(RunFailed):
             run.result(60)
-        assert said(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
-        assert said(recorder).endswith("rank 7 raised KeyError")
+        assert said_of_waits(recorder).startswith("ranks 0-6 waited in all_reduce"), "a saved notebook still says why"
+        assert said_of_waits(recorder).endswith("rank 7 raised KeyError")
         with pytest.raises(RunFailed) as later:
             mesh.run("pass\nstep()", cell_number=13)
         [(everyone, failure)] = later.value.groups()
@@ -228,17 +217,13 @@ class TestCollective:
         cell = f"if rank != 3: step()\n{elsewhere}"
         run, recorder = started(mesh, cell, cell_number=12)
 
-        def said(recorder: Recorder) -> str:
-            texts = [notice.text for notice in recorder.of(events.Notice) if notice.key == "waits" and notice.text]
-            return texts[-1] if texts else ""
-
-        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said(recorder))
+        recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
         where = "rank 3 waits in barrier (Cell In[12]:3)" if "barrier" in elsewhere else "rank 3 is at Cell In[12]:4"
-        assert where in said(recorder)
-        assert "interrupt (■, or %mesh interrupt)" in said(recorder)
+        assert where in said_of_waits(recorder)
+        assert "interrupt (■, or %mesh interrupt)" in said_of_waits(recorder)
         run.interrupt()
         assert run.wait(60)
-        assert "ranks 0-2,4-7 waited in all_reduce" in said(recorder), "a saved notebook still says why"
+        assert "ranks 0-2,4-7 waited in all_reduce" in said_of_waits(recorder), "a saved notebook still says why"
 
     def test_a_queued_cell_makes_its_group_in_peace(
         self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch
@@ -377,21 +362,3 @@ class TestTimeout:
         for thread in threads:
             thread.join(60)
         assert values == [list(range(8))] * 3
-
-
-def test_ranks_that_wait_in_backward_are_freed(fresh_mesh: Mesh) -> None:
-    code = """
-import threading, torch
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-for step in range(3):
-    if step == 2 and rank == 1:
-        threading.Event().wait(600)
-    model(torch.rand(4, 8)).mean().backward()
-"""
-    run, _ = started(fresh_mesh, code)
-    eventually(lambda: [where.collective for where in call(fresh_mesh.core.where([0, 7])).values()] == ["backward"] * 2)
-    fresh_mesh.interrupt()
-    with pytest.raises(RunFailed) as failed:
-        run.result(60)
-    assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, lives, started
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, started
 from leaks import processes_of
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
@@ -18,8 +18,7 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.presenting import serve_notebook
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.config import home_directory
-from monarch_nb.errors import NodeUnreachable, ReservationReleased, UsageError
+from monarch_nb.errors import ReservationReleased
 from monarch_nb.notebook.output.logs import shown_logs
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
@@ -136,34 +135,6 @@ def test_a_regex_that_never_ends_disturbs_nobody_and_can_be_stopped(mesh: Mesh, 
     call(search())
     eventually(lambda: not workers())
     assert [list(each) for each in call(log.search("ab", windows))] == [[0]] * 8
-
-
-def test_what_is_no_regular_expression(mesh: Mesh) -> None:
-    number = mesh.run("print('a')").number
-    with pytest.raises(UsageError, match=r"'\(' is no regular expression: missing \)"):
-        call(log_of(mesh).search("(", [LogWindow(number, 0, 0, 1)], regex=True))
-
-
-def test_search_ends_with_its_allocator(spare_pool: list[Node]) -> None:
-    dev = reserve("dev", nodes=1, procs=1, preload=[])
-    number = dev.mesh.run("print('a' * 60 + 'b')").number
-    log = log_of(dev.mesh)
-    allocator = spare_pool[0].pid or 0
-
-    async def search() -> None:
-        endless = asyncio.create_task(log.search(ENDLESS, [LogWindow(number, 0, 0, 1)], regex=True))
-        found: list[int] = []
-        async with asyncio.timeout(TIMEOUT_S):
-            while not found:
-                await asyncio.sleep(0.05)
-                children = [each for each in processes_of(home_directory()) if each.parent == allocator]
-                found = [each.pid for each in children if "search_worker" in each.command]
-        kill(allocator)
-        with pytest.raises(NodeUnreachable):
-            await endless
-        eventually(lambda: not lives(found[0]))
-
-    call(search())
 
 
 def test_a_node_that_comes_back_has_the_same_lines(spare_pool: list[Node]) -> None:

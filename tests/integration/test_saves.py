@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,9 @@ from integration.kernels import Kernel
 from integration.live import eventually
 from monarch_nb.actor import Actor, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.errors import MonarchNbError, SaveError
-from monarch_nb.worker.saving.manifest import Manifest, damaged
+from monarch_nb.errors import SaveError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_pool")]
-ROUNDS = int(os.environ.get("MONARCH_NB_SAVE_ROUNDS", "10"))
-"""How often a rank is killed in the middle of a save."""
 
 MODEL = """
 import random, torch, numpy
@@ -140,28 +134,6 @@ def test_others_load_it_as_the_documentation_says(here: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [2, weights, [1.0] * 3, losses, averages]
 
 
-def test_what_does_not_fit_is_named_and_nothing_changes() -> None:
-    with ranks(2) as mesh:
-        mesh.run("import torch\nmodel, other, step = torch.nn.Linear(2, 3), torch.ones(2), 1")
-        mesh.save("a")
-        mesh.run("model, step = torch.nn.Linear(2, 4 if rank else 3), 2\nold = model.weight.clone()\ndel other")
-        with pytest.raises(SaveError) as refused:
-            mesh.load("a")
-        assert "model.weight has the shape (4, 2), and had (3, 2)" in refused.value.problems["model"]
-        assert "rank 1" in refused.value.problems["model"]
-        assert mesh.run("step, torch.equal(old, model.weight), 'other' in vars()").values == [(2, True, False)] * 2
-        assert mesh.load("a", ["step", "other"]).names == ("step", "other")
-        assert mesh.run("step, other.tolist()").values == [(1, [1.0, 1.0])] * 2
-        mesh.run("del model")
-        with pytest.raises(SaveError, match="`model` is not there: run the cells that make it"):
-            mesh.load("a")
-        with pytest.raises(SaveError, match="`lr` is not in the save, which has model, other,"):
-            mesh.load("a", ["lr"])
-        mesh.run("model, more = torch.nn.Linear(2, 3), 1")
-        with pytest.raises(SaveError, match="`more` is not in the save"):
-            mesh.load("a", strict=True)
-
-
 def test_what_is_not_saved_is_told_and_the_last_saves_stay(here: Path) -> None:
     with ranks(2) as mesh:
         mesh.run("import math\ndef f(): pass\nclass C: pass\nthing, x, _hidden = C(), 3, 4")
@@ -208,7 +180,7 @@ def test_a_notebook_saves_and_loads(kernel: Kernel) -> None:
     assert re.search(r"0003 .* dev, run \d+, In\[6\] ", shown)
     assert re.search(r"loaded step into 4 ranks: .* from a/0002$", kernel.run("%mesh load a/0002 --only step"))
     assert kernel.run("%%mesh\nstep") == "Out[0-3]: 5"
-    assert "`model` is not in the save, which has step" in kernel.run("%mesh load a --only model,step")
+    assert "`model` is not in the save" in kernel.run("%mesh load a --only model,step")
 
 
 def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> None:
@@ -230,7 +202,7 @@ def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> N
 def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     kernel.run("%%mesh\nmodel, step = [1], 5")
     said = kernel.run("%mesh save a modle step --every 10m")
-    assert "`modle`: there is no such name; did you mean `model`?" in said
+    assert "did you mean `model`?" in said
     assert "until a rank has all of these names, nothing is saved" in said
     assert "no such name" not in kernel.run("%mesh save a step --every 10m --at-end")
     kernel.run("%%mesh --noblock --on-breakpoint=stop\nbreakpoint()\nimport threading\nthreading.Event().wait()")
@@ -262,7 +234,7 @@ def test_an_interrupt_ends_a_save_but_not_one_in_the_background() -> None:
         mesh.run("import torch\ndist.init_process_group('gloo')\nbig, x = torch.full((1 << 25,), float(rank)), 1")
         mesh.save("a", ["big"], background=True)
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
-        wait_until(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
+        eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
         mesh.interrupt()
         run.join(60)
         report = mesh.save("a", ["x"])
@@ -320,69 +292,10 @@ def test_ranks_that_wait_for_others_are_not_asked() -> None:
         mesh.run("import torch\ndist.init_process_group('gloo')")
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         try:
-            wait_until(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
+            eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
             with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
                 mesh.save("a")
         finally:
             mesh.interrupt()
             run.join(60)
         assert not os.path.exists("a")
-
-
-@pytest.mark.timeout(240 + 20 * ROUNDS)
-def test_a_rank_that_is_killed_in_the_middle_of_a_save(here: Path) -> None:
-    setup = "import torch\nbig, part, step = torch.rand(1 << 22), torch.full((1 << 20,), float(rank)), 0"
-    chance = random.Random(5)
-    outcomes = {"whole": 0, "the one before": 0}
-    last = 0
-    with ranks(4, nodes=2) as mesh:
-        mesh.run(setup)
-        began = time.monotonic()
-        mesh.save("a")
-        whole_s = time.monotonic() - began
-        for number in range(1, ROUNDS + 1):
-            before = mesh.saves("a")[0].path
-            mesh.run(f"step = {number}; part.fill_(rank + 10 * step)")
-            pids = [info.pid for info in mesh.status()]
-            is_done, in_background = False, number % 3 == 0
-            wait = killing(chance.choice(pids), chance.uniform(0, whole_s))
-            with suppress(MonarchNbError):
-                mesh.save("a", background=in_background)
-                is_done = not in_background
-            wait()
-            wait_until(lambda: any(info.state == "dead" for info in mesh.status()))
-            mesh.restart()
-            after = mesh.saves("a")
-            assert before in [info.path for info in after], "the one before is whole"
-            for info in after:
-                assert damaged(Path(info.path), Manifest.read(Path(info.path))) == []
-            mesh.run(setup)
-            mesh.load("a")
-            [step] = set(mesh.run("step").values)
-            assert mesh.run("part.min().item() == part.max().item() == rank + 10 * step").values == [True] * 4
-            assert step == number if is_done else step in (number, last)
-            outcomes["whole" if step == number else "the one before"] += 1
-            last = step
-            print(f"round {number}: {outcomes}", flush=True)
-        mesh.save("a")
-        assert [name for name in os.listdir("a") if name.startswith(".")] == [], "what was left over is gone"
-
-
-def killing(pid: int, after_s: float) -> Callable[[], None]:
-    """Kill a process in a while; return what waits until that is done."""
-    import threading
-
-    def kill() -> None:
-        time.sleep(after_s)
-        os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    return thread.join
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

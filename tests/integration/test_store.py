@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import sqlite3
 from pathlib import Path
 
 import monarch_nb
+from integration.live import kill
 from monarch_nb.config import NodePaths
 from monarch_nb.proto.state_pb2 import MeshRecord
 from monarch_nb.provision import Node
@@ -22,21 +20,12 @@ def store_of(node: Node, mesh_id: str) -> MeshRecord:
         return MeshRecord.FromString(next(rows)[0])
 
 
-def kill_and_wait(pid: int) -> None:
-    pidfd = os.pidfd_open(pid)
-    try:
-        os.kill(pid, signal.SIGKILL)
-        assert select.select([pidfd], [], [], 30)[0]
-    finally:
-        os.close(pidfd)
-
-
 def test_groups_are_formed_again_after_the_store_was_killed(shared_pool: list[Node], tmp_path: Path) -> None:
     dev = monarch_nb.reserve("store", nodes=1, procs=2, directory=tmp_path)
     try:
         kept = "import torch; kept = torch.full((1,), float(rank)); dist.init_process_group('gloo'); "
         assert dev.mesh.run(kept + SUM).values == [2.0, 2.0]
-        kill_and_wait(store_of(shared_pool[0], dev.mesh.id).store.pid)
+        kill(store_of(shared_pool[0], dev.mesh.id).store.pid)
         again = "dist.destroy_process_group(); dist.init_process_group('gloo'); " + SUM + " + kept.item()"
         assert dev.mesh.run(again).values == [2.0, 3.0]
     finally:

@@ -7,9 +7,8 @@ import os
 import queue
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +17,34 @@ import pytest
 from nbclient import NotebookClient
 
 import monarch_nb
-from integration.kernels import kernel_manager
-from integration.live import Gate
+from integration.kernels import Kernel
+from integration.live import TIMEOUT_S, Gate, eventually
+from integration.pools import as_it_was
 from monarch_nb.panel.forms.forms import HERE
+from monarch_nb.provision import Node
 from told import view_after
 
 pytestmark = pytest.mark.usefixtures("shared_pool")
-WAIT_S = 60.0
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-class FrontEnd:
+class FrontEnd(Kernel):
     """A notebook's front end that has a widget manager: cells and comms."""
 
     def __init__(self, notebook: Path) -> None:
-        self._manager = kernel_manager()
-        self._manager.start_kernel(env={**os.environ, "JPY_SESSION_NAME": str(notebook)}, cwd=str(notebook.parent))
-        self._client = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=WAIT_S)
-        self._heard: list[dict[str, Any]] = []
+        super().__init__(notebook)
+        self._told: list[tuple[str, dict[str, Any]]] = []
         self._views: dict[str, Any] = {}
         self._numbers = itertools.count(1)
 
-    def close(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
-
-    def start(self, code: str) -> str:
-        cell: str = self._client.execute(code)
-        return cell
-
-    def run(self, code: str) -> list[dict[str, Any]]:
+    def shown(self, code: str) -> list[dict[str, Any]]:
         """Run a cell; return the data of what it shows."""
         cell = self.start(code)
-        self.wait_for(lambda message: _is_end_of(cell, message))
-        shown = [
-            message["content"]["data"]
-            for message in self._heard
-            if message["parent_header"].get("msg_id") == cell
-            and message["msg_type"] in ("display_data", "execute_result")
-        ]
-        errors = [message for message in self._heard if message["msg_type"] == "error"]
-        assert not errors, errors
-        return shown
+        self.wait(cell)
+        outputs = self._cells[cell]
+        assert not [output for output in outputs if output.output_type == "error"], outputs
+        return [output.data for output in outputs if "data" in output]
 
     def say(self, widget: str, content: dict[str, Any]) -> None:
         """Send a widget's message, as its view does."""
@@ -82,50 +64,39 @@ class FrontEnd:
     def wait_for_custom(self, widget: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first message of a widget that is wanted, among those that nobody has waited for."""
 
-        def is_it(message: dict[str, Any]) -> bool:
-            content = message["content"]
-            return (
-                message["msg_type"] == "comm_msg"
-                and content["comm_id"] == widget
-                and wanted(content["data"].get("content", {}))
-            )
+        def found() -> dict[str, Any] | None:
+            self._hear()
+            for each in self._told:
+                if each[0] == widget and wanted(each[1]):
+                    self._told.remove(each)
+                    return each[1]
+            return None
 
-        custom: dict[str, Any] = self.wait_for(is_it)["content"]["data"]["content"]
-        return custom
+        return eventually(found) or {}
 
     def wait_for_states(self, widget: str, wanted: Callable[[dict[int, str]], bool]) -> None:
         """Wait until a view of a widget shows ranks in states that are wanted."""
-        deadline = time.monotonic() + WAIT_S
-        while not wanted(_states(self._views.get(widget))):
-            assert time.monotonic() < deadline, _states(self._views.get(widget))
-            if message := self._next():
-                self._heard.append(message)
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        for message in self._heard:
-            if wanted(message):
-                self._heard.remove(message)
-                return message
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            message = self._next()
-            if message is None:
-                continue
-            if wanted(message):
-                return message
-            self._heard.append(message)
-        raise AssertionError(f"nothing of that came: {[message['msg_type'] for message in self._heard]}")
+        def are_wanted() -> bool:
+            self._hear()
+            return wanted(_states(self._views.get(widget)))
 
-    def _next(self) -> dict[str, Any] | None:
-        """Return the next message, if one comes soon; what it says of a view is kept, as a browser does."""
-        try:
-            message: dict[str, Any] = self._client.get_iopub_msg(timeout=1.0)
-        except queue.Empty:
-            return None
-        content = message["content"]
-        if message["msg_type"] == "comm_msg" and (event := content["data"].get("content", {}).get("event")):
-            self._views[content["comm_id"]] = view_after(self._views.get(content["comm_id"]), event)
-        return message
+        eventually(are_wanted)
+
+    def _hear(self) -> None:
+        """Take in what has come."""
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._client.get_iopub_msg(timeout=0))
+
+    def _take(self, message: dict[str, Any]) -> str | None:
+        """What it says of a view is kept, as a browser does."""
+        if message["msg_type"] == "comm_msg":
+            widget, content = message["content"]["comm_id"], message["content"]["data"].get("content", {})
+            self._told.append((widget, content))
+            if event := content.get("event"):
+                self._views[widget] = view_after(self._views.get(widget), event)
+        return super()._take(message)
 
 
 def _states(view: Any) -> dict[int, str]:
@@ -138,28 +109,17 @@ def _states(view: Any) -> dict[int, str]:
     }
 
 
-def _is_end_of(cell: str, message: dict[str, Any]) -> bool:
-    return (
-        message["msg_type"] == "status"
-        and message["content"]["execution_state"] == "idle"
-        and message["parent_header"].get("msg_id") == cell
-    )
-
-
 @pytest.fixture
-def front_end(tmp_path: Path) -> Iterator[FrontEnd]:
-    with closing(FrontEnd(tmp_path / "a.ipynb")) as front_end:
-        try:
-            yield front_end
-            front_end.run("%mesh release dev")  # what is remembered of the notebook goes with it
-        finally:
-            for held in monarch_nb.list_reservations():
-                monarch_nb.attach(held.name).release()
+def front_end(shared_pool: list[Node], shared_home: Path, tmp_path: Path) -> Iterator[FrontEnd]:
+    with as_it_was(shared_home):
+        front_end = FrontEnd(tmp_path / "a.ipynb")
+        yield front_end
+        front_end.kill()
 
 
 def test_the_panel_goes_on_while_a_cell_blocks_the_kernel(front_end: FrontEnd, tmp_path: Path) -> None:
     front_end.run(OPEN_MESH)
-    (shown,) = front_end.run("%mesh panel")
+    (shown,) = front_end.shown("%mesh panel")
     assert shown["text/plain"].startswith("pool local · node0: ")
     widget = shown[WIDGET]["model_id"]
     front_end.say(widget, {"type": "look", "view": "v", "looking": True})
@@ -169,17 +129,17 @@ def test_the_panel_goes_on_while_a_cell_blocks_the_kernel(front_end: FrontEnd, t
         front_end.wait_for_states(widget, lambda states: states[1] == "running")
         number = front_end.ask(widget, "view", {})  # without a subshell it waits for the end of the cell
         gate.open(1)
-        front_end.wait_for(lambda message: _is_end_of(cell, message))  # a rank that runs need not be at its gate yet
+        front_end.wait(cell)  # a rank that runs need not be at its gate yet
     assert front_end.answer(widget, number)["pool"]["state"] == "up"
 
 
 def test_a_killed_rank_is_seen_and_restarted_through_the_widget(front_end: FrontEnd) -> None:
     front_end.run(OPEN_MESH)
     front_end.run("import monarch_nb\ndev = monarch_nb.attach('dev')")
-    (shown,) = front_end.run("dev")
+    (shown,) = front_end.shown("dev")
     assert {"text/plain", "text/html", WIDGET} <= shown.keys()
     assert shown["text/plain"].startswith("dev · 2 nodes × 2 procs · 4 idle\n")
-    assert front_end.run("dev.mesh.panel()")[0][WIDGET] == shown[WIDGET]  # another view of one widget
+    assert front_end.shown("dev.mesh.panel()")[0][WIDGET] == shown[WIDGET]  # another view of one widget
     widget = shown[WIDGET]["model_id"]
     dev = monarch_nb.attach("dev")
     before = dev.mesh.status()[3].pid
@@ -200,7 +160,7 @@ def test_a_killed_rank_is_seen_and_restarted_through_the_widget(front_end: Front
 
 def test_the_widget_reserves_for_its_notebook_and_attaches_it(front_end: FrontEnd, tmp_path: Path) -> None:
     front_end.run("%load_ext monarch_nb")
-    (shown,) = front_end.run("%mesh panel")
+    (shown,) = front_end.shown("%mesh panel")
     widget = shown[WIDGET]["model_id"]
     front_end.say(widget, {"type": "look", "view": "v", "looking": True})
     values = {"name": "dev", "nodes": 1, "kind": "procs", "per_node": 2, "time": "", "idle": ""}
@@ -219,14 +179,14 @@ def test_the_widget_reserves_for_its_notebook_and_attaches_it(front_end: FrontEn
         widget, front_end.ask(widget, "attach", {"name": "dev", "reservation": held.reservation_id})
     )["text"]
     assert told == "This notebook uses dev now: a cell with %%mesh at its top runs on its 2 ranks."
-    assert front_end.run("%mesh pull rank")[-1]["text/plain"] == "[0, 1]"
+    assert front_end.shown("%mesh pull rank")[-1]["text/plain"] == "[0, 1]"
 
 
 def test_a_notebook_without_anybody_in_front_gets_what_can_be_saved() -> None:
     cells = [OPEN_MESH, "import monarch_nb\ndev = monarch_nb.attach('dev')\ndev", "dev.mesh.slice(hosts=1)"]
     cells += ["%mesh panel", "%mesh release"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=WAIT_S, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3").execute()
     dev, part, pool = (notebook.cells[place].outputs[0]["data"] for place in (1, 2, 3))
     assert [len(cell.outputs) for cell in notebook.cells[1:4]] == [1, 1, 1]
     assert dev.keys() == part.keys() == pool.keys() == {"text/plain", "text/html"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from integration.kernels import Kernel
-from integration.stopped import DBG, PDB, all_asked, all_listed, type_in
+from integration.stopped import DBG, PDB, all_asked, type_in
 
 ROW = "| trainers "
 ACTORS = """
@@ -20,10 +20,6 @@ class Trainer(Actor):
         loss = n + current_rank().rank
         breakpoint()
         return loss
-    @endpoint
-    def report(self, port):
-        breakpoint()
-        port.send("reported")
     @endpoint
     def bad(self, batch):
         raise ValueError("bad rank")
@@ -58,27 +54,6 @@ def test_a_cell_that_waits_for_a_call_asks(trainers: Kernel) -> None:
     assert "\n7\n" in trainers.wait(cell)
 
 
-def test_a_name_can_be_left_out_while_no_other_has_stopped(trainers: Kernel) -> None:
-    trainers.run('others = mesh.spawn("others", Trainer)')
-    trainers.start("first = trainers.step.call(10)")
-    cell = trainers.start("print(list(first.get().values()))")
-    all_asked(trainers, cell, 4, ROW)
-    assert "[0] 10\n[1] 11\n" in type_in(trainers, cell, "p loss", DBG)
-    trainers.answer("continue")
-    assert "[10, 11, 12, 13]" in trainers.wait(cell)
-    cell = trainers.start(
-        "print([list(call.get().values()) for call in [trainers.step.call(10), others.step.call(20)]])"
-    )
-    all_listed(trainers, cell, all_asked(trainers, cell, 4, ROW), 4, "| others ")
-    several = "stopped are others, trainers: name one, as in "
-    assert f"{several}cast others all p loss\n" in type_in(trainers, cell, "p loss", DBG)
-    assert f"{several}attach others 2\n" in type_in(trainers, cell, "attach 2", DBG)
-    assert "[0] 20\n[1] 21\n" in type_in(trainers, cell, "cast others all p loss", DBG)
-    assert "[2] 12\n[3] 13\n" in type_in(trainers, cell, "cast trainers hosts=1 p loss", DBG)
-    trainers.answer("continue")
-    assert "[[10, 11, 12, 13], [20, 21, 22, 23]]" in trainers.wait(cell)
-
-
 def test_a_cell_that_awaits_asks_too(trainers: Kernel) -> None:
     cell = trainers.start(
         "steps = [trainers.slice(hosts=host, procs=0).step.call_one(host) for host in (0, 1)]\n"
@@ -94,26 +69,6 @@ def test_a_cell_that_awaits_asks_too(trainers: Kernel) -> None:
     trainers.interrupt()
     trainers.wait(cell)
     assert "fine" in trainers.run("print(trainers.fine.call().get())"), "what the cell has called is interrupted"
-
-
-def test_a_cell_that_waits_for_a_port_asks(trainers: Kernel) -> None:
-    cell = trainers.start(
-        "port, receiver = Channel.open()\n"
-        "trainers.slice(hosts=0, procs=1).report.broadcast(port)\n"
-        "print(receiver.recv().get())"
-    )
-    assert trainers.asked(cell, DBG).count("| trainers ") == 1
-    trainers.answer("continue")
-    assert "reported" in trainers.wait(cell)
-
-
-def test_what_has_stopped_before_is_asked_by_who_waits_then(trainers: Kernel) -> None:
-    cell = trainers.start("later = trainers.step.call(1)")
-    trainers.wait(cell, "stopped at a breakpoint")
-    cell = trainers.start("print(list(later.get().values()))")
-    assert all_asked(trainers, cell, 4, ROW).count(ROW) == 4
-    trainers.answer("continue")
-    assert "[1, 2, 3, 4]" in trainers.wait(cell)
 
 
 def test_ctrl_c_leaves_the_prompt_and_another_interrupts(trainers: Kernel) -> None:

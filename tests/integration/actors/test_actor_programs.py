@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from integration.live import TIMEOUT_S
 from integration.terminals import AtTerminal
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.provision import Node
+
+pytestmark = pytest.mark.shape(nodes=2, procs=2)
 
 GREETER = """
 import monarch_nb
@@ -35,14 +34,6 @@ class Greeter(Actor):
 
 if __name__ == "__main__":
 """
-
-
-@pytest.fixture(scope="module")
-def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
-    """2 nodes × 2 procs, beside which there is room."""
-    reservation = reserve("dev", nodes=2, procs=2)
-    yield reservation
-    reservation.release()
 
 
 def run(directory: Path, body: str) -> list[str]:

@@ -16,11 +16,10 @@ import torch
 from integration.live import TIMEOUT_S
 from monarch_nb.actor import Actor, ActorError, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import BufferFailed
-from monarch_nb.provision import Node
 from monarch_nb.rdma import RDMAAction, RDMABuffer
+
+pytestmark = pytest.mark.shape(nodes=2, procs=2)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
 
@@ -90,33 +89,18 @@ class Generator(Actor):
         return ""
 
 
-@pytest.fixture(scope="module")
-def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
-    """2 nodes × 2 procs."""
-    reservation = reserve("buffers", nodes=2, procs=2)
-    yield reservation
-    reservation.release()
-
-
 @pytest.fixture
-def mesh(dev: Reservation) -> Iterator[Mesh]:
-    yield dev.mesh
-    if dead := [info.rank for info in dev.mesh.status() if info.state == "dead"]:
-        dev.mesh.restart(dead)
-
-
-@pytest.fixture
-def trainer(mesh: Mesh) -> Iterator[Any]:
+def trainer(actor_mesh: Mesh) -> Iterator[Any]:
     """On the first rank."""
-    spawned: Any = mesh.slice(hosts=0, procs=0).spawn("trainer", Trainer)
+    spawned: Any = actor_mesh.slice(hosts=0, procs=0).spawn("trainer", Trainer)
     yield spawned
     spawned.stop().get(TIMEOUT_S)
 
 
 @pytest.fixture
-def generators(mesh: Mesh) -> Iterator[Any]:
+def generators(actor_mesh: Mesh) -> Iterator[Any]:
     """On all ranks."""
-    spawned: Any = mesh.spawn("generators", Generator)
+    spawned: Any = actor_mesh.spawn("generators", Generator)
     yield spawned
     spawned.stop().get(TIMEOUT_S)
 
@@ -161,7 +145,7 @@ def test_what_is_read_is_never_what_came_after_a_buffer(trainer: Any, generators
     trainer.make_and_drop.call_one(generators, 30).get(TIMEOUT_S)
 
 
-def test_where_the_owner_has_gone(trainer: Any, generators: Any, mesh: Mesh) -> None:
+def test_where_the_owner_has_gone(trainer: Any, generators: Any, actor_mesh: Mesh) -> None:
     buffer = trainer.make.call_one(SMALL).get(TIMEOUT_S)
     large = trainer.make.call_one(LARGE).get(TIMEOUT_S)
     assert buffer.owner == "rank 0 on node0"
@@ -176,7 +160,7 @@ def test_where_the_owner_has_gone(trainer: Any, generators: Any, mesh: Mesh) -> 
         with pytest.raises(ActorError, match=r"read of 4.0 kB from rank 0 on node0 failed: its process died: killed"):
             other.read.call_one(buffer).get(TIMEOUT_S)
     large.drop().get(TIMEOUT_S)
-    mesh.restart([0])
+    actor_mesh.restart([0])
     for other in others:
         with pytest.raises(ActorError, match=r"from rank 0 on node0 failed: its process was restarted, and does not"):
             other.read.call_one(buffer).get(TIMEOUT_S)

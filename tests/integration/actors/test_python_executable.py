@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import venv
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,9 @@ import pytest
 from integration.live import TIMEOUT_S
 from monarch_nb.actor import Actor, endpoint, this_host
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.errors import SpawnError
-from monarch_nb.provision import Node
+
+pytestmark = pytest.mark.shape(nodes=2, procs=1, preload=[])
 
 Python = tuple[str, str]
 
@@ -36,14 +35,6 @@ def teller() -> type[Actor]:
             return found
 
     return Tells
-
-
-@pytest.fixture(scope="module")
-def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
-    """2 nodes × 1 proc that have imported nothing, beside which there is room."""
-    reservation = reserve("pythons", nodes=2, procs=1, preload=[])
-    yield reservation
-    reservation.release()
 
 
 @pytest.fixture(scope="module")

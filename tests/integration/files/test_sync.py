@@ -109,63 +109,12 @@ class TestEdits:
         write("model.py", module("two"))
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
 
-    def test_an_edit_just_before_is_never_missed(self, synced: Reservation) -> None:
-        write("model.py", module(-1))
-        synced.mesh.run("import model")
-        seen = []
-        for number in range(50):
-            write("model.py", module(number))
-            seen.append(synced.mesh.run("model.value()").values)
-        assert seen == [[number] * RANKS for number in range(50)]
-
-    def test_edits_of_the_same_size_and_time(self, synced: Reservation) -> None:
-        write("model.py", module(0))
-        os.utime("model.py", (EARLY_S, EARLY_S))
-        synced.mesh.run("import model")
-        for number in range(1, 5):
-            write("model.py", module(number))
-            os.utime("model.py", (EARLY_S, EARLY_S))
-            synced.mesh.run("pass")
-            for copy in copies(synced):
-                assert (copy / "model.py").read_text() == module(number)
-
-    @pytest.mark.parametrize("times", [(EARLY_S, EARLY_S - 1), (LATE_S, LATE_S + 1), (LATE_S, EARLY_S)])
-    def test_a_wrong_clock(self, synced: Reservation, times: tuple[int, int]) -> None:
-        write("model.py", module("one"))
-        os.utime("model.py", (times[0], times[0]))
-        assert synced.mesh.run("import model; model.value()").values == ["one"] * RANKS
-        write("model.py", module("two"))
-        os.utime("model.py", (times[1], times[1]))
-        assert synced.mesh.run("model.value()").values == ["two"] * RANKS
-
-    def test_nothing_changed(self, synced: Reservation) -> None:
-        write("model.py", module(1))
-        assert synced.sync().files == 1
-        again = synced.sync()
-        assert not again.anything
-        assert (again.sent_bytes, again.nodes) == (0, 4)
-
     def test_without_sync(self, synced: Reservation) -> None:
         write("model.py", module("one"))
         synced.mesh.run("import model")
         write("model.py", module("two"))
         assert synced.mesh.run("model.value()", sync=False).values == ["one"] * RANKS
         assert synced.mesh.run("model.value()").values == ["two"] * RANKS
-
-    def test_what_would_go(self, synced: Reservation) -> None:
-        write("model.py", module(1))
-        write("other.py", module(1))
-        synced.sync()
-        assert not synced.files.pending().files
-        write("model.py", module(2))
-        Path("other.py").unlink()
-        for _ in range(2):
-            pending = synced.files.pending()
-            assert [path for path, _ in pending.files] == ["model.py"]
-            assert pending.removed == ["other.py"]
-            assert not pending.unknown
-        assert synced.sync().files == 1
-        assert not synced.files.pending().files
 
 
 class TestNames:
@@ -188,37 +137,6 @@ class TestNames:
         with pytest.raises(RunFailed, match="No module named 'gone'"):
             synced.mesh.run("import gone")
 
-    def test_renamed_in_case_only(self, synced: Reservation, project: Path) -> None:
-        write("Model.py", module(1))
-        write("Data/x.txt", "x")
-        synced.sync()
-        Path("Model.py").rename("model.py")
-        Path("Data").rename("data")
-        synced.sync()
-        assert_same(synced, project)
-        assert synced.mesh.run("import model; model.value()").values == [1] * RANKS
-
-    def test_renamed_directories(self, synced: Reservation, project: Path) -> None:
-        for number in range(20):
-            write(f"a/b/c{number}/file.txt", f"{number}")
-        synced.sync()
-        Path("a/b").rename("moved")
-        report = synced.sync()
-        assert_same(synced, project)
-        assert report.sent_bytes < 4096, "the nodes have the content"
-
-    def test_a_file_becomes_a_directory_and_back(self, synced: Reservation, project: Path) -> None:
-        write("thing", "a file")
-        synced.sync()
-        Path("thing").unlink()
-        write("thing/inside.txt", "x")
-        synced.sync()
-        assert_same(synced, project)
-        subprocess.run(["rm", "-r", "thing"], check=True)
-        write("thing", "a file again")
-        synced.sync()
-        assert_same(synced, project)
-
     def test_modes_links_and_empty_directories(self, synced: Reservation, project: Path) -> None:
         write("run.sh", "#!/bin/sh\necho it runs\n")
         Path("run.sh").chmod(0o755)
@@ -239,33 +157,6 @@ class TestNames:
         synced.sync()
         assert_same(synced, project)
 
-    def test_names_that_are_no_text(self, synced: Reservation, project: Path) -> None:
-        for name in (
-            b"new\nline.txt",
-            b"caf\xe9.txt",
-            b"\xff\xfe",
-            "ünïcode ☃.txt".encode(),
-            b" space ",
-            b"-rf",
-            b"a" * 255,
-        ):
-            Path(os.fsdecode(name)).write_bytes(name)
-        assert synced.sync().files == 7
-        assert_same(synced, project)
-        Path(os.fsdecode(b"caf\xe9.txt")).write_bytes(b"edited")
-        Path("new\nline.txt").unlink()
-        synced.mesh.run("pass")
-        assert_same(synced, project)
-
-    def test_a_loop_of_links(self, synced: Reservation, project: Path) -> None:
-        Path("one").symlink_to("two")
-        Path("two").symlink_to("one")
-        Path("self").symlink_to(".")
-        write("directory/file.txt", "x")
-        Path("directory/parent").symlink_to("..")
-        synced.sync()
-        assert_same(synced, project)
-
 
 class TestLeftOut:
     def test_what_is_ignored(self, synced: Reservation) -> None:
@@ -283,47 +174,6 @@ class TestLeftOut:
         ignored = local(report).ignored()
         assert ignored[".gitignore"] == (2, 2)
         assert ignored[".meshignore"] == (1, 1)
-
-    def test_ignored_later_it_goes(self, synced: Reservation) -> None:
-        write("scratch/x.txt", "x")
-        write("model.py", module(1))
-        synced.sync()
-        write(".meshignore", "scratch/\n")
-        synced.sync()
-        for copy in copies(synced):
-            assert names_in(copy).keys() == {b".meshignore", b"model.py"}
-
-    def test_a_file_over_the_limit_is_named(self, isolated_pool: list[Node], project: Path) -> None:
-        write("pyproject.toml", '[tool.monarch_nb]\nmax-file-size = "10 kB"\n')
-        write("last.pt", "x" * 10_001)
-        write("small.pt", "x" * 10_000)
-        dev = reserve("dev", nodes=4, procs=1)
-        report = dev.sync()
-        assert local(report).too_large == [(b"last.pt", 10_001)]
-        for copy in copies(dev):
-            assert names_in(copy).keys() == {b"pyproject.toml", b"small.pt"}
-        write("last.pt", "x")
-        assert local(dev.sync()).too_large == []
-        assert_same(dev, project)
-        dev.release()
-
-    def test_links_that_leave(self, synced: Reservation, project: Path, tmp_path: Path) -> None:
-        (tmp_path / "outside.txt").write_text("not theirs")
-        Path("absolute").symlink_to(tmp_path / "outside.txt")
-        Path("relative").symlink_to("../outside.txt")
-        write("model.py", module(1))
-        report = synced.sync()
-        assert [path for path, why in local(report).refused if "leaves" in why] == [b"absolute", b"relative"]
-        for copy in copies(synced):
-            assert names_in(copy).keys() == {b"model.py"}
-
-    def test_what_is_no_file(self, synced: Reservation) -> None:
-        os.mkfifo("pipe")
-        write("model.py", module(1))
-        report = synced.sync()
-        assert local(report).refused == [(b"pipe", "it is a pipe")]
-        for copy in copies(synced):
-            assert names_in(copy).keys() == {b"model.py"}
 
 
 class TestMore:

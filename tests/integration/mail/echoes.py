@@ -7,6 +7,7 @@ import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from integration.live import TIMEOUT_S
 from monarch_nb.actor.engine.outside import Address
 from monarch_nb.client.connections.bridge import call as on_loop
 from monarch_nb.client.connections.connection import Connection
@@ -14,10 +15,9 @@ from monarch_nb.client.connections.mail import own_mailbox
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.proto.run_pb2 import Death
 
-TIMEOUT_S = 60
-
 IN_RANKS = """
 import os, queue, threading
+from integration.live import TIMEOUT_S
 from monarch_nb.actor.engine.outside import Address
 
 post = next(thread for thread in threading.enumerate() if thread.name == "monarch_nb-control")._post

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 
 from integration.live import Recorder, started
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
-from monarch_nb.provision import Node
 
-pytestmark = pytest.mark.skipif(find_spec("accelerate") is None, reason="there is no accelerate")  # ranks import it
+pytestmark = [
+    pytest.mark.shape(nodes=1, procs=2),
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="there is no accelerate"),  # ranks import it
+]
 
 TRAIN = """
 import torch
@@ -39,38 +40,37 @@ def train(**options):
 
 
 @pytest.fixture(scope="module")
-def mesh(shared_pool: list[Node]) -> Iterator[Mesh]:
-    reservation = reserve("accelerate", nodes=1, procs=2)
-    reservation.mesh.run(TRAIN)
-    yield reservation.mesh
-    reservation.release()
+def prepared(dev: Reservation) -> Mesh:
+    """Two ranks, which have `train`."""
+    dev.mesh.run(TRAIN)
+    return dev.mesh
 
 
-def test_the_accelerator_takes_all_ranks(mesh: Mesh) -> None:
-    first, second = mesh.run("train()").values
+def test_the_accelerator_takes_all_ranks(prepared: Mesh) -> None:
+    first, second = prepared.run("train()").values
     assert first == second
     assert first[:3] == (2, 0, 4)
-    assert mesh.run("train()").values == [first, first]
+    assert prepared.run("train()").values == [first, first]
 
 
-def test_an_accelerator_after_its_group_was_destroyed_or_interrupted(mesh: Mesh) -> None:
-    trained = mesh.run("train()").values
-    assert mesh.run("dist.destroy_process_group()\ntrain()").values == trained
-    run, _ = started(mesh, "import threading\ndist.barrier() if rank else threading.Event().wait(600)")
-    mesh.interrupt()
+def test_an_accelerator_after_its_group_was_destroyed_or_interrupted(prepared: Mesh) -> None:
+    trained = prepared.run("train()").values
+    assert prepared.run("dist.destroy_process_group()\ntrain()").values == trained
+    run, _ = started(prepared, "import threading\ndist.barrier() if rank else threading.Event().wait(600)")
+    prepared.interrupt()
     with pytest.raises(RunFailed):
         run.result(60)
-    assert mesh.run("train()").values == trained
+    assert prepared.run("train()").values == trained
 
 
-def test_its_own_test_script(mesh: Mesh) -> None:
+def test_its_own_test_script(prepared: Mesh) -> None:
     for _ in range(2):
         recorder = Recorder()
-        mesh.run_script("accelerate.test_utils.scripts.test_script", module=True, listener=recorder)
+        prepared.run_script("accelerate.test_utils.scripts.test_script", module=True, listener=recorder)
         assert "Training integration test" in recorder.text(0), recorder.text(0)
 
 
-def test_transformers_trainer(mesh: Mesh, tmp_path: object) -> None:
+def test_transformers_trainer(prepared: Mesh, tmp_path: object) -> None:
     pytest.importorskip("transformers")
     code = f"""
 import torch
@@ -87,7 +87,7 @@ trainer.train()
 weights = sum(parameter.double().sum().item() for parameter in model.parameters())
 is_in_notebook(), arguments.world_size, type(trainer.model_wrapped).__name__, weights
 """
-    first, second = mesh.run(code).values
+    first, second = prepared.run(code).values
     assert first == second
     assert first[:3] == (False, 2, "DistributedDataParallel")
-    assert mesh.run(code).values == [first, first]
+    assert prepared.run(code).values == [first, first]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,35 +10,14 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, client, eventually
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.scaling.report import ScalingReport
-from monarch_nb.provision import Node
+
+pytestmark = pytest.mark.shape(nodes=2, procs=2)
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
 WORLD = "import os\n(rank, world_size, *(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE')))"
 WHOLE = [(0, 4, 0, 4, 2), (1, 4, 1, 4, 2), (2, 4, 2, 4, 2), (3, 4, 3, 4, 2)]
 MEET = "dist.init_process_group('gloo')\nwhole = dist.get_world_size()\ndist.barrier()"
-
-
-@pytest.fixture(scope="module")
-def dev(shared_pool: list[Node]) -> Iterator[Reservation]:
-    """2 nodes × 2 ranks."""
-    reservation = reserve("dev", nodes=2, procs=2)
-    yield reservation
-    reservation.release()
-
-
-@pytest.fixture(scope="module")
-def kernel(dev: Reservation, shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """One that has attached to it."""
-    opened = Kernel(tmp_path_factory.mktemp("scaling") / "a.ipynb")
-    try:
-        opened.run("%load_ext monarch_nb\n%mesh attach dev")
-        yield opened
-    finally:
-        opened.kill()
-        shutil.rmtree(shared_home / "notebooks")  # what is remembered of the notebook
 
 
 def printed(mesh: Mesh, run: int) -> list[str]:
@@ -155,42 +132,42 @@ class TestGroups:
 
 
 class TestNotebook:
-    def test_the_example_of_the_docs(self, mesh: Mesh, kernel: Kernel) -> None:
+    def test_the_example_of_the_docs(self, mesh: Mesh, attached: Kernel) -> None:
         mesh.end_groups()  # else it says that it did
         [cell, shown] = re.findall(r"^```\w+\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)[:2]
-        got = kernel.run(cell, headless=True)
+        got = attached.run(cell, headless=True)
         assert without_figures(got) == without_figures(shown)
 
-    def test_what_failed_is_shown_and_what_succeeded_is_not(self, kernel: Kernel) -> None:
-        shown = kernel.run("%%mesh --scale 1-2,4 -o report\nprint('on', world_size)\nif world_size == 2: 1 / 0")
+    def test_what_failed_is_shown_and_what_succeeded_is_not(self, attached: Kernel) -> None:
+        shown = attached.run("%%mesh --scale 1-2,4 -o report\nprint('on', world_size)\nif world_size == 2: 1 / 0")
         assert "[0-1] on 2" in shown
         assert "on 1\n" not in shown
         assert "ZeroDivisionError" in shown
         assert "2 runs measured" in shown
-        assert kernel.run("[row.ranks for row in report.rows if not row.failure]") == "[1, 4]"
-        assert kernel.run("report").startswith("on 1, 2, 4 ranks\n")
+        assert attached.run("[row.ranks for row in report.rows if not row.failure]") == "[1, 4]"
+        assert attached.run("report").startswith("on 1, 2, 4 ranks\n")
 
-    def test_an_interrupt_ends_the_series(self, kernel: Kernel, gate: Gate) -> None:
+    def test_an_interrupt_ends_the_series(self, attached: Kernel, gate: Gate) -> None:
         waits = f"if world_size == 2:\n    {gate.wait}"
-        cell = kernel.start(f"%%mesh --scale 1,2,4 --repeat 2\nprint('at', world_size)\n{waits}")
-        kernel.wait(cell, "[0-1] at 2")
-        assert "size 2, repeat 1 of 2" in kernel.text(cell)
-        kernel.interrupt()
-        shown = kernel.wait(cell)
+        cell = attached.start(f"%%mesh --scale 1,2,4 --repeat 2\nprint('at', world_size)\n{waits}")
+        attached.wait(cell, "[0-1] at 2")
+        assert "size 2, repeat 1 of 2" in attached.text(cell)
+        attached.interrupt()
+        shown = attached.wait(cell)
         assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-1; not run on 4 ranks" in shown
         assert re.search(r"^  2 +interrupted$", shown, re.MULTILINE), shown
-        assert "Out[3]: (3, 4" in kernel.run(f"%%mesh\n{WORLD}")
+        assert "Out[3]: (3, 4" in attached.run(f"%%mesh\n{WORLD}")
 
-    def test_what_makes_no_sense_runs_nothing(self, kernel: Kernel) -> None:
+    def test_what_makes_no_sense_runs_nothing(self, attached: Kernel) -> None:
         for flags, says in {
             "--scale 1,8": "can not run on 8 ranks: there are 4 ranks; nothing was run",
             "--scale 1 --noblock": "--scale does not go with --noblock",
             "--repeat 2": "--repeat belongs to --scale",
             "--scale 2-": "--scale is numbers of ranks",
         }.items():
-            assert says in kernel.run(f"%%mesh {flags}\nran = True")
-        assert "NameError" in kernel.run("%mesh pull ran")
-        assert kernel.complete("%%mesh --scale 1 --re") == ["--repeat"]
+            assert says in attached.run(f"%%mesh {flags}\nran = True")
+        assert "NameError" in attached.run("%mesh pull ran")
+        assert attached.complete("%%mesh --scale 1 --re") == ["--repeat"]
 
 
 def without_figures(shown: str) -> str:

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from integration.live import Recorder
-from leaks import leaks_of
+from integration.pools import PoolOfMany
 from monarch_nb.branches.folding import FLOOD_RANKS
 from monarch_nb.client.connections import events, tree
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.config import HOME_VARIABLE
-from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.slow
 NODES, PROCS = 3, 4
 RANKS = NODES * PROCS
 LINES = 20_000
 
-local = LocalProvisioner()
-
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[Mesh]:
-    """On a pool of its own, in a small tree."""
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(HOME_VARIABLE, str(home))
+def small_tree() -> Iterator[Mesh]:
+    """A mesh of a pool of its own, whose nodes form a tree."""
+    with pytest.MonkeyPatch.context() as patch, PoolOfMany(nodes=NODES, procs=PROCS).closing() as pool, pool.in_use():
         patch.setattr(tree, "DIRECT_NODES", 2)
-        local.up(NODES, PROCS, gpus="none")
         yield reserve("dev", nodes=NODES, procs=PROCS, preload=()).mesh
-        local.down(force=True)
-    leaks = leaks_of(home)
-    shutil.rmtree(home)
-    assert not leaks, "left behind:\n" + "\n".join(leaks)
 
 
 def lines_told(recorder: Recorder) -> Counter[int]:
@@ -56,10 +42,10 @@ def lines_told(recorder: Recorder) -> Counter[int]:
     return told
 
 
-def test_every_line_is_shown_or_counted_and_is_in_the_log(mesh: Mesh) -> None:
+def test_every_line_is_shown_or_counted_and_is_in_the_log(small_tree: Mesh) -> None:
     recorder = Recorder()
     line = "line {i} of rank {rank}, which is long enough for a flood to be one"
-    run = mesh.submit(f"for i in range({LINES}): print(f{line!r})\nprint('the end of', rank)", listener=recorder)
+    run = small_tree.submit(f"for i in range({LINES}): print(f{line!r})\nprint('the end of', rank)", listener=recorder)
     run.result()
     assert lines_told(recorder) == dict.fromkeys(range(RANKS), LINES + 1)
     counted = {rank for event in recorder.of(events.ElidedOfMany) for rank in event.ranks}
@@ -73,10 +59,10 @@ def test_every_line_is_shown_or_counted_and_is_in_the_log(mesh: Mesh) -> None:
         assert "".join(logged[rank]).splitlines() == [*numbered, f"the end of {rank}"]
 
 
-def test_one_that_prints_little_is_heard_among_those_that_flood(mesh: Mesh) -> None:
+def test_one_that_prints_little_is_heard_among_those_that_flood(small_tree: Mesh) -> None:
     recorder = Recorder()
     quiet = RANKS - 1
-    mesh.run(
+    small_tree.run(
         f"if rank == {quiet}:\n    print('this matters')\nelse:\n    for i in range({LINES}): print('noise', i, rank)",
         listener=recorder,
     )

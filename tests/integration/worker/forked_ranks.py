@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle
 
-from integration.live import TIMEOUT_S
+from integration.live import TIMEOUT_S, asleep, eventually
 from monarch_nb.worker.groups import breaking, forming, store
 
 _fork = multiprocessing.get_context("fork")
@@ -113,18 +113,20 @@ class ForkedRanks:
             os.kill(self.processes[rank].pid, signal.SIGINT)
 
     def wait_until_in(self, name: str, ranks: Iterable[int] | None = None) -> None:
-        """Wait until the main threads of `ranks` hang in the collective `name`."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while set(self.where(ranks)) != {name}:
-            assert time.monotonic() < deadline, self.where(ranks)
-            time.sleep(0.02)
-        time.sleep(0.05)
+        """Wait until the main threads of `ranks` sleep in the collective `name`."""
+        eventually(lambda: all(self._sleeps_in(name, rank) for rank in self._all(ranks)))
+
+    def _sleeps_in(self, name: str, rank: int) -> bool:
+        pid = self.processes[rank].pid
+        before = asleep(pid)
+        return self.where([rank]) == [name] and before is not None and before == asleep(pid)
 
     def _ask(self, question: Any, ranks: Iterable[int] | None) -> list[Any]:
         chosen = self._all(ranks)
         for rank in chosen:
             self.control[rank].send(question)
-        return [self.control[rank].recv() if self.control[rank].poll(5) else "no answer" for rank in chosen]
+        assert all(self.control[rank].poll(TIMEOUT_S) for rank in chosen), f"not all of {chosen} answer"
+        return [self.control[rank].recv() for rank in chosen]
 
     def _all(self, ranks: Iterable[int] | None) -> list[int]:
         return list(range(self.world_size) if ranks is None else ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch._dynamo  # DistributedDataParallel imports it when it is first made
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from integration.live import TIMEOUT_S
+from integration.live import eventually
 from integration.worker.forked_ranks import Failure, ForkedRanks
 
 Space = dict[str, Any]
@@ -47,11 +46,7 @@ def wait_for_key(store: dist.Store) -> None:
 
 def wait_for_keys(store: dist.Store, part: str) -> list[str]:
     """Wait until there are keys with this in them."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (keys := [key for key in store.list_keys() if part in key]):
-        assert time.monotonic() < deadline, store.list_keys()
-        time.sleep(0.01)
-    return keys
+    return eventually(lambda: [key for key in store.list_keys() if part in key])
 
 
 def assert_works(ranks: ForkedRanks) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from framing import receive_frame, send_frame
-from integration.live import TIMEOUT_S
+from integration.live import TIMEOUT_S, asleep, eventually
 from monarch_nb.ground.frames import FrameSplitter, pack_pickle, unpack_pickle
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Cell, Mark, Pull, Push, RankResult, RunSpec, Tree, Where
 from monarch_nb.proto.worker_pb2 import (
@@ -283,9 +283,7 @@ class RankProcess:
     def start(self, code: str, **options: Any) -> RunSpec:
         """Submit a cell and wait until it runs."""
         spec = self.submit(code, **options)
-        deadline = time.monotonic() + TIMEOUT_S
-        while (where := self.where()).run_id != spec.run_id:
-            assert time.monotonic() < deadline, where
+        eventually(lambda: self.where().run_id == spec.run_id)
         return spec
 
     def run(self, code: str, *, timeout_s: float = TIMEOUT_S, **options: Any) -> RankResult:
@@ -362,13 +360,12 @@ class RankProcess:
 
     def wait_where(self, state: Where.State.ValueType, line: str = "") -> Where:
         """Wait until the main thread is in a state (and at a line)."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while True:
+
+        def is_there() -> Where | None:
             where = self.where()
-            if where.state == state and line in where.line:
-                return where
-            assert time.monotonic() < deadline, where
-            time.sleep(0.01)
+            return where if where.state == state and line in where.line else None
+
+        return eventually(is_there)
 
     def wait_hung(self, run_id: str = "", thread: int = 0) -> Where:
         """Wait until a thread sleeps in a collective: not only in its function, where it may be about to begin.
@@ -377,15 +374,14 @@ class RankProcess:
             run_id: of the run of calls of which it is part; empty for what the main thread runs.
             thread: its id; 0 for the main thread.
         """
-        deadline = time.monotonic() + TIMEOUT_S
-        calm, before = 0, ""
-        while calm < 4:
-            where, now = self.ask(where=GetWhere(run_id=run_id)).where, _thread_times(self.pid, thread or self.pid)
-            assert time.monotonic() < deadline, where
-            calm = calm + 1 if where.state == Where.STATE_COLLECTIVE and now == before else 0
-            before = now
-            time.sleep(0.05)
-        return where
+
+        def hangs() -> Where | None:
+            before = asleep(self.pid, thread)
+            where = self.ask(where=GetWhere(run_id=run_id)).where
+            sleeps = before is not None and before == asleep(self.pid, thread)
+            return where if sleeps and where.state == Where.STATE_COLLECTIVE else None
+
+        return eventually(hangs)
 
     # ---- output ----
 
@@ -408,12 +404,6 @@ def run_all(ranks: Sequence[RankProcess], code: str, **options: Any) -> list[Ran
     for rank in ranks:
         rank.submit(code, **options)
     return [rank.result() for rank in ranks]
-
-
-def _thread_times(pid: int, thread: int) -> str:
-    """Return the state and CPU times of a thread of a process."""
-    fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
-    return " ".join([fields[0], *fields[11:13]])
 
 
 def _kill_session(pid: int) -> None:

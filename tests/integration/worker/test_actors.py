@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import ActorStatus, Where
 from monarch_nb.proto.worker_pb2 import GetActors, GetWhere, InterruptRun
 
@@ -85,13 +84,12 @@ def actors(rank: RankProcess) -> RankProcess:
 
 def wait_where(rank: RankProcess, line: str) -> Where:
     """Wait until what is called stands at a line, or in a collective."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
+
+    def is_there() -> Where | None:
         where = rank.ask(where=GetWhere(run_id="calls")).where
-        if line in (where.collective, where.line):
-            return where
-        assert time.monotonic() < deadline, where
-        time.sleep(0.005)
+        return where if line in (where.collective, where.line) else None
+
+    return eventually(is_there)
 
 
 def statuses(rank: RankProcess) -> dict[str, ActorStatus]:
@@ -125,12 +123,9 @@ def test_an_interrupt_reaches_what_is_called_and_the_actors_go_on(actors: RankPr
 def test_an_interrupt_reaches_what_waits_for_an_actor_that_has_not_begun(actors: RankProcess) -> None:
     """The message is answered at once, and who waits for it may have ended before anybody looks what is executed."""
     actors.ok("run_id = 'others'; busy = others.sleep.call_one()")
-    deadline = time.monotonic() + TIMEOUT_S
-    while not statuses(actors)["others"].running:
-        assert time.monotonic() < deadline
+    eventually(lambda: statuses(actors)["others"].running)
     actors.ok("run_id = 'calls'; future = trainers.outer.call_one(others)")
-    while not statuses(actors)["others"].waiting:
-        assert time.monotonic() < deadline
+    eventually(lambda: statuses(actors)["others"].waiting)
     assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
     assert "trainers.outer was interrupted" in actors.run("future.get()").failure.message
     assert actors.ask(interrupt=InterruptRun(run_id="others")).ok, "what another run called was not touched"
@@ -150,7 +145,6 @@ def test_a_cell_that_waits_for_an_endpoint_is_interrupted_alone(actors: RankProc
     spec = actors.start("future = trainers.sleep.call_one(); future.get()")
     wait_where(actors, SLEEP)
     assert actors.interrupt(spec.run_id)
-    time.sleep(0.2)
     assert statuses(actors)["trainers"].running == "sleep"
     assert actors.ask(interrupt=InterruptRun(run_id="calls")).ok
     assert actors.result().failure.name in ("KeyboardInterrupt", "ActorError")

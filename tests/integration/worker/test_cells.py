@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_OK, Display, RankResult
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -223,10 +223,7 @@ def test_top_level_await_and_background_tasks(rank: RankProcess) -> None:
         "    open('ticked', 'w').close()\n"
         "telling = asyncio.create_task(tell())"
     )
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (Path(rank.spec.directory) / "ticked").exists():  # it ticks while the rank is idle
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: (Path(rank.spec.directory) / "ticked").exists())  # it ticks while the rank is idle
     rank.ok("task.cancel()")
     assert rank.ok(
         "async def f():\n"

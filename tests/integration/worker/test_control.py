@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
 from framing import receive_frame, send_frame
-from integration.live import Gate
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect, run_all
+from integration.live import TIMEOUT_S, Gate, eventually
+from integration.worker.harness import RankProcess, TemplateProcess, connect, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_OK, Where
 from monarch_nb.proto.worker_pb2 import FromRank, Hello, ToRank
 
@@ -197,10 +196,7 @@ def test_a_result_comes_over_the_newest_connection(rank: RankProcess, tmp_path: 
 def test_an_allocator_that_does_not_read_does_not_stop_the_rank(rank: RankProcess) -> None:
     specs = [rank.submit("'x' * 100_000") for _ in range(40)]
     rank.submit("last = 'reached'")
-    deadline = time.monotonic() + TIMEOUT_S
-    while "last" not in rank.complete("las"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: "last" in rank.complete("las"))
     hello = rank.reconnect()
     assert {result.run_id for result in hello.results} >= {spec.run_id for spec in specs}
     assert rank.ok("last") == "reached"

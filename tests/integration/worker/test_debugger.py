@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.live import PAUSE_S, TIMEOUT_S
+from integration.live import TIMEOUT_S, eventually
 from integration.worker.harness import RankProcess
 from integration.worker.test_actors import ACTORS
 from monarch_nb.proto.run_pb2 import (
@@ -24,18 +23,17 @@ from monarch_nb.proto.run_pb2 import (
 )
 from monarch_nb.proto.worker_pb2 import GetStops, InterruptRun
 
-WAIT_S = 30.0
-
 
 def stops(rank: RankProcess, count: int = 1) -> list[Stop]:
     """Wait until so many threads have stopped."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        found = list(rank.ask(stops=GetStops()).stops)
-        if len(found) == count:
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(PAUSE_S)
+    found: list[Stop] = []
+
+    def are_there() -> bool:
+        found[:] = rank.ask(stops=GetStops()).stops
+        return len(found) == count
+
+    eventually(are_there)
+    return found
 
 
 def stopped(rank: RankProcess) -> Stop:
@@ -45,12 +43,12 @@ def stopped(rank: RankProcess) -> Stop:
     return stop
 
 
-def send(rank: RankProcess, stop: Stop, action: int, line: str = "", wait_s: float = WAIT_S) -> DebugAnswer:
+def send(rank: RankProcess, stop: Stop, action: int, line: str = "", wait_s: float = TIMEOUT_S) -> DebugAnswer:
     command = DebugCommand(stop=stop.stop, action=action, line=line, wait_s=wait_s)  # type: ignore[arg-type]
     return rank.ask(debug=command).debug
 
 
-def say(rank: RankProcess, stop: Stop, line: str, wait_s: float = WAIT_S) -> str:
+def say(rank: RankProcess, stop: Stop, line: str, wait_s: float = TIMEOUT_S) -> str:
     """Send a line to pdb; return what it prints until it asks again."""
     answer = send(rank, stop, DebugCommand.ACTION_LINE, line, wait_s)
     assert answer.state == DebugAnswer.STATE_PROMPT, answer

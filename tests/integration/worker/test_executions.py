@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.proto.worker_pb2 import GetWhere, InterruptRun
 
@@ -56,14 +54,6 @@ def driver(rank: RankProcess) -> RankProcess:
     """A rank whose cells can execute endpoints."""
     rank.ok(DRIVER)
     return rank
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for a state that nothing announces."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def where(rank: RankProcess, run_id: str = "calls") -> Where:
@@ -138,7 +128,7 @@ def test_an_interrupt_reaches_a_sync_endpoint_and_no_other_and_no_cell(driver: R
         "hit.join(); spared.join(); time.sleep(0.3)\n"
         "outcomes"
     )
-    wait_until(lambda: driver.text("out", 1000).startswith("began"))
+    eventually(lambda: driver.text("out", 1000).startswith("began"))
     assert interrupt(driver)
     result = driver.result()
     assert driver.value(result) == {"hit": "KeyboardInterrupt: interrupted", "spared": "done"}, result.failure
@@ -162,9 +152,9 @@ def test_cleanup_after_an_interrupt_is_not_hit_and_a_second_one_reaches_it(drive
         "        print('cleaned'); time.sleep(1000)\n"
         "thread = start('step', body)"
     )
-    wait_until(lambda: "began" in driver.text("out", 1000))
+    eventually(lambda: "began" in driver.text("out", 1000))
     interrupt(driver)
-    wait_until(lambda: "cleaned" in driver.text("out", 1000))
+    eventually(lambda: "cleaned" in driver.text("out", 1000))
     interrupt(driver)
     assert driver.ok("thread.join(); outcomes") == {"step": "KeyboardInterrupt: interrupted"}
 
@@ -180,7 +170,7 @@ def test_what_begins_in_the_name_of_an_interrupted_run_does_not_begin(driver: Ra
 )
 def test_an_interrupt_reaches_an_async_endpoint(driver: RankProcess, body: str) -> None:
     driver.ok(f"async def body():\n    print('began')\n    {body}\nthread = start_async('step', body)")
-    wait_until(lambda: "began" in driver.text("out", 1000))
+    eventually(lambda: "began" in driver.text("out", 1000))
     assert interrupt(driver)
     assert driver.ok("thread.join(); outcomes['step']") in ("CancelledError", "KeyboardInterrupt")
 
@@ -209,7 +199,7 @@ def test_short_endpoints_are_interrupted_whole_or_not_at_all(driver: RankProcess
 
 def test_where_and_stacks_of_an_endpoint(driver: RankProcess) -> None:
     driver.ok("gate = threading.Event()\ndef body():\n    gate.wait()\nthread = start('step', body)", cell_number=7)
-    wait_until(lambda: where(driver).line == "Cell In[7]:3")
+    eventually(lambda: where(driver).line == "Cell In[7]:3")
     assert where(driver).state == Where.STATE_RUNNING
     assert where(driver, "another").state == Where.STATE_IDLE
     assert where(driver, "").state == Where.STATE_IDLE
@@ -229,7 +219,7 @@ def test_where_a_suspended_endpoint_is(driver: RankProcess) -> None:
         "thread = start_async('step', body)",
         cell_number=4,
     )
-    wait_until(lambda: where(driver).line == "Cell In[4]:2")
+    eventually(lambda: where(driver).line == "Cell In[4]:2")
     assert "in body" in driver.stack()
     driver.ok("loop.call_soon_threadsafe(gate.set); thread.join()")
 
@@ -294,7 +284,7 @@ def test_an_endpoint_that_hangs_in_a_collective_is_freed(template: TemplateProce
     ranks = mesh_of_drivers(template)
     values(ranks, INIT if made == "cell" else f"start('init', lambda: {INIT}).join()")
     ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
-    wait_until(lambda: hangs(ranks[0]))
+    eventually(lambda: hangs(ranks[0]))
     assert (where(ranks[0]).state, where(ranks[0]).collective) == (Where.STATE_COLLECTIVE, "all_reduce")
     assert interrupt(ranks[0])
     outcome = ranks[0].ok("thread.join(); outcomes['hang']")
@@ -309,7 +299,7 @@ def test_a_cell_that_hangs_with_an_interrupted_endpoint_is_told(template: Templa
     ranks[0].submit(
         "thread = start('hang', lambda: dist.all_reduce(torch.ones(1), group=groups[0]))\ndist.barrier(group=groups[1])"
     )
-    wait_until(lambda: where(ranks[0]).collective == "all_reduce")
+    eventually(lambda: where(ranks[0]).collective == "all_reduce")
     ranks[0].wait_hung()
     assert interrupt(ranks[0])
     result = ranks[0].result()
@@ -323,7 +313,7 @@ def test_an_endpoint_that_hangs_is_freed_when_a_peer_breaks_the_group(template: 
     ranks = mesh_of_drivers(template)
     values(ranks, INIT)
     ranks[0].ok("thread = start('hang', lambda: dist.all_reduce(torch.ones(1)))")
-    wait_until(lambda: hangs(ranks[0]))
+    eventually(lambda: hangs(ranks[0]))
     ranks[0].abort_groups("rank 1 was restarted")
     outcome = ranks[0].ok("thread.join(); outcomes['hang']")
     assert outcome.startswith("ProcessGroupAborted: interrupted in all_reduce (rank 1 was restarted)")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
 
@@ -158,11 +158,12 @@ def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProc
     # A regular expression that backtracks for ever holds the GIL.
     rank.submit("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
     stacks = Path(rank.spec.stacks_file)
-    deadline = time.monotonic() + TIMEOUT_S
-    while "in stuck" not in stacks.read_text():
-        assert time.monotonic() < deadline, stacks.read_text()
+
+    def has_written() -> bool:
         os.kill(rank.pid, signal.SIGUSR2)
-        time.sleep(0.05)
+        return "in stuck" in stacks.read_text()
+
+    eventually(has_written)
 
 
 def test_ranks_of_different_meshes_differ_in_nothing_but_their_spec(template: TemplateProcess) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from e2e.ports import held_port
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_INTERRUPTED, OUTCOME_OK, Cell, RankResult, RunSpec
 from monarch_nb.proto.worker_pb2 import InterruptRun
 
@@ -25,10 +25,7 @@ Slow()"""
 def start_and_wait(rank: RankProcess, code: str, marker: str = "started") -> RunSpec:
     """Start a cell and wait until it has printed `marker`."""
     spec = rank.submit(code)
-    deadline = time.monotonic() + TIMEOUT_S
-    while marker not in rank.text("out", spec.number):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    eventually(lambda: marker in rank.text("out", spec.number))
     return spec
 
 
@@ -97,10 +94,7 @@ def test_interrupted_tracebacks_end_with_the_users_line(template: TemplateProces
     code = "import json\ndef step():\n    sum(map(len, json.JSONEncoder().iterencode([[0]] * 20_000_000)))\nstep()"
     for rank in ranks:
         rank.submit(code, cell_number=3)
-    for rank in ranks:
-        deadline = time.monotonic() + TIMEOUT_S
-        while "encoder.py" not in rank.stack():
-            assert time.monotonic() < deadline
+    eventually(lambda: all("encoder.py" in rank.stack() for rank in ranks))
     for rank in ranks:
         rank.interrupt()
     results = [rank.result() for rank in ranks]
@@ -190,9 +184,7 @@ def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProces
     )
     spec = start_and_wait(rank, code)
     rank.interrupt(spec.run_id)
-    deadline = time.monotonic() + TIMEOUT_S
-    while "again" not in rank.text():
-        assert time.monotonic() < deadline
+    eventually(lambda: "again" in rank.text())
     result = interrupted(rank, spec)
     assert result.outcome == OUTCOME_INTERRUPTED
 
@@ -249,8 +241,6 @@ REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
     ("code", "name"),
     [
         ("dist.all_reduce(torch.ones(1))", "all_reduce"),
-        ("dist.barrier()", "barrier"),
-        ("dist.recv(torch.ones(1), src=1)", "recv"),
         ("work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.wait()", "wait"),
     ],
 )
@@ -287,19 +277,6 @@ def test_equal_tracebacks_of_an_interrupted_collective(template: TemplateProcess
     assert results[0].failure.where == "Cell In[5]:1"
 
 
-def test_a_hung_init_is_freed_again_and_again(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    for _ in range(5):
-        spec = ranks[0].submit("import torch, torch.distributed as dist\ndist.init_process_group('gloo')")
-        where = ranks[0].wait_hung()
-        assert where.collective == "init_process_group"
-        result = interrupted(ranks[0], spec)
-        assert result.outcome == OUTCOME_INTERRUPTED
-        results = run_all(ranks, f"{JOIN}\n{REDUCE}")
-        assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
-        run_all(ranks, "dist.destroy_process_group()")
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
     with held_port() as port:
@@ -323,10 +300,7 @@ def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(
     hosts = as_rank == "rank"  # rank 0 has a store of its own then, and waits there
     if hosts:
         assert ranks[0].wait_hung().collective == "init_process_group"
-    deadline = time.monotonic() + TIMEOUT_S
-    while not all(rank.text("err") for rank in ranks[hosts:]):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: all(rank.text("err") for rank in ranks[hosts:]))
     for rank in ranks:
         rank.interrupt()
     for rank in ranks:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 
-from integration.live import Gate
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess
+from integration.live import Gate, eventually
+from integration.worker.harness import RankProcess, TemplateProcess
 from monarch_nb.proto.run_pb2 import OUTCOME_OK
 
 
@@ -31,10 +30,7 @@ def interleaved(rank: RankProcess, number: int) -> list[tuple[str, str]]:
 
 
 def wait_for(rank: RankProcess, text: str, kind: str = "out", number: int = 1) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while text not in rank.text(kind, number):
-        assert time.monotonic() < deadline, rank.text(kind, number)
-        time.sleep(0.01)
+    eventually(lambda: text in rank.text(kind, number))
 
 
 def test_each_run_has_its_own_files(rank: RankProcess) -> None:
@@ -174,11 +170,8 @@ def test_a_log_directory_that_can_not_be_made_costs_output_only(template: Templa
     assert "/proc/nowhere" in result.notice
 
 
-def test_a_line_of_ten_megabytes_and_a_million_lines(rank: RankProcess) -> None:
+def test_a_line_of_ten_megabytes(rank: RankProcess) -> None:
     assert rank.run("print('x' * 10_000_000)").end.stdout_bytes == 10_000_001
-    rank.ok("for i in range(1_000_000): print(i)", timeout_s=60)
-    lines = rank.text().splitlines()
-    assert lines == [str(i) for i in range(1_000_000)]
 
 
 def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess, tmp_path: Path) -> None:
@@ -212,8 +205,6 @@ def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
     for _ in range(30):
         rank.ok("print(1)")
     rank.ok("import os")
-    deadline = time.monotonic() + TIMEOUT_S
     opened = "[os.path.realpath('/proc/self/fd/' + f) for f in os.listdir('/proc/self/fd')]"
-    while len(files := [path for path in rank.ok(opened) if "runs" in path]) > 6:
-        assert time.monotonic() < deadline, files
-        time.sleep(0.1)  # what was printed may wait for a flush
+    # What was printed may wait for a flush.
+    eventually(lambda: len([path for path in rank.ok(opened) if "runs" in path]) <= 6)

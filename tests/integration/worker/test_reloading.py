@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, run_all
+from integration.live import eventually
+from integration.worker.harness import RankProcess, TemplateProcess, run_all
 from monarch_nb.proto.run_pb2 import OUTCOME_INTERRUPTED, CopiedTree, Pull, Tree
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -320,9 +320,7 @@ def test_an_interrupt_while_a_module_reloads(rank: RankProcess, project: Project
     rank.ok("import model\na = model.A()", tree=project.tree())
     project.write("model.py", "class A:\n    def f(self): return 2\nimport time\ntime.sleep(100)\n")
     spec = rank.submit("a.f()", tree=project.tree())
-    deadline = time.monotonic() + TIMEOUT_S
-    while "model.py" not in rank.where().line:
-        assert time.monotonic() < deadline
+    eventually(lambda: "model.py" in rank.where().line)
     assert rank.interrupt(spec.run_id)
     assert rank.result().outcome == OUTCOME_INTERRUPTED
     assert rank.ok("a.f()") == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 
 import thp
 from framing import receive_frame
-from integration.live import Gate, eventually, open_files
-from integration.worker.harness import TIMEOUT_S, RankProcess, TemplateProcess, connect
+from integration.live import TIMEOUT_S, Gate, eventually, lives, open_files
+from integration.worker.harness import RankProcess, TemplateProcess, connect
 from monarch_nb.proto.worker_pb2 import ForkRanks, FromTemplate, ToTemplate
 
 MakeTemplate = Callable[..., TemplateProcess]
@@ -23,13 +22,6 @@ MakeTemplate = Callable[..., TemplateProcess]
 
 def threads_of(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def wait_exits(template: TemplateProcess, *pids: int) -> dict[int, int]:
@@ -109,7 +101,6 @@ def test_a_newer_connection_replaces_the_older(template: TemplateProcess) -> Non
 
 def test_it_goes_on_without_an_allocator(template: TemplateProcess) -> None:
     template.connection.close()
-    time.sleep(0.05)
     template.connection = connect(template.socket_path)
     template.wait_ready()
     assert template.fork()[0].ok("1 + 1") == 2
@@ -294,8 +285,5 @@ def test_a_rank_holds_nothing_of_the_template(template: TemplateProcess) -> None
 def test_a_child_that_runs_to_the_end_of_its_cell_does_not_become_a_second_rank(template: TemplateProcess) -> None:
     [rank] = template.fork()
     child = rank.ok("import os\npid = os.fork()\npid", want_value=True)
-    deadline = time.monotonic() + TIMEOUT_S
-    while alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: not lives(child))
     assert rank.ok("1 + 1") == 2

@@ -50,15 +50,6 @@ def home(pool_home: Path, tmp_path: Path, in_flight: bool, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the notebook would lie."""
-    directory = tmp_path / "project"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    return directory
-
-
-@pytest.fixture
 def dev(home: Path, project: Path) -> Iterator[Reservation]:
     """2 nodes × 2 procs."""
     reservation = reserve("dev", nodes=2, procs=2)

@@ -38,13 +38,6 @@ def dev(module_pool: list[Node]) -> Iterator[Reservation]:
     reservation.release()
 
 
-@pytest.fixture
-def second_gate(tmp_path: Path) -> Iterator[Gate]:
-    made = Gate(tmp_path)
-    yield made
-    made.close()
-
-
 def printing(first: Gate, second: Gate, ran: Path) -> str:
     """Code that prints numbered lines, in three parts, and leaves a mark each time that it is executed."""
     part = "for i in range({}, {}): print('line', i)"

@@ -458,6 +458,30 @@ def test_a_hostile_tree_is_refused(
     assert sorted(os.listdir(tree.parent.parent)) == [ID]
 
 
+def entry(path: bytes, **fields: object) -> TreeEntry:
+    return TreeEntry(**{"path": path, "kind": TreeEntry.KIND_FILE, "mode": 0o644, **fields})  # type: ignore[arg-type]
+
+
+HOSTILE = [
+    *(TreeChange(changed=[entry(path)]) for path in (b"nul\0", b"x" * 300)),
+    TreeChange(changed=[entry(b"of no kind", kind=77)]),
+    TreeChange(changed=[entry(b"without content", size_bytes=1 << 62)]),
+    TreeChange(changed=[entry(b"a huge chunk", size_bytes=1 << 31, hashes=bytes(32), sizes_bytes=[1 << 31])]),
+    *(TreeChange(removed=[path]) for path in (b"../model.py", b"/etc/hostname")),
+    *(TreeChange(mount=mount, changed=[entry(b"x")]) for mount in ("..", "a/b", "/tmp")),
+]
+
+
+def test_a_hostile_change_is_refused(workspaces: Workspaces, client: Client, tree: Path) -> None:
+    client.sync({b"good": file(b"1")})
+    for change in HOSTILE:
+        change.base, change.version, change.source = client.version, "x", client.source
+        with pytest.raises(UsageError):
+            workspaces.begin(ID, change)
+    assert listing(tree) == ["good"]
+    assert sorted(os.listdir(tree.parent.parent)) == [ID]
+
+
 def test_a_tree_can_not_lose_a_directory_and_keep_what_is_in_it(workspaces: Workspaces, client: Client) -> None:
     client.sync({b"d": directory(), b"d/a": file(b"1")})
     for change in (
