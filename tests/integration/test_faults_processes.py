@@ -88,7 +88,7 @@ class TestRestart:
 
     def test_fresh_ranks_answer_while_those_before_them_end(self, mesh: Mesh) -> None:
         old = pids_of(mesh)
-        os.kill(old[3], signal.SIGSTOP)  # so that it takes two seconds to end
+        os.kill(old[3], signal.SIGSTOP)  # so that it takes seconds to end
         with ThreadPoolExecutor() as threads:
             ended_at = threads.submit(end_of, old[3])
             mesh.restart()
@@ -96,7 +96,7 @@ class TestRestart:
             fresh = identify(pids_of(mesh)[3])
             assert fresh.start_ticks / os.sysconf("SC_CLK_TCK") < ended_at.result()
         for pid in old.values():
-            wait_for_end(pid, 20)
+            wait_for_end(pid, TIMEOUT_S)
         assert {info.state for info in mesh.status()} == {"idle"}, "nobody hears of their ends"
 
     def test_atexit_functions_run(self, mesh: Mesh, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class TestRestart:
         old = pids_of(mesh)
         mesh.restart()
         for pid in old.values():
-            wait_for_end(pid, 20)
+            wait_for_end(pid, TIMEOUT_S)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(8)))
 
 
@@ -157,7 +157,7 @@ class TestChildren:
     def test_they_go_when_the_reservation_is_released(self, spare_pool: list[Node]) -> None:
         reservation = reserve("short", procs=1, preload=[])
         replaced = pids_of(reservation.mesh)[0]
-        os.kill(replaced, signal.SIGSTOP)  # so that it takes two seconds to end
+        os.kill(replaced, signal.SIGSTOP)  # so that it takes seconds to end
         reservation.mesh.restart()
         [pids] = reservation.mesh.run(CHILDREN).values
         reservation.release()

@@ -291,7 +291,7 @@ rank"""
         child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
         old = [*pids_of(mesh).values(), *mesh.run(child).values]
         for pid in old:
-            os.kill(pid, signal.SIGSTOP)  # ranks take two seconds to end then
+            os.kill(pid, signal.SIGSTOP)  # ranks take seconds to end then
         mesh.restart()
         templates = {parent_of(pid) for pid in pids_of(mesh).values()}
         for pid in (*allocators(), *templates):

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from monarch_nb.allocator.supervision import cgroups, processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
 from monarch_nb.allocator.supervision.pythons import python_environment, template_key, what_is_wrong
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -29,15 +29,13 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_STATUS_WAIT_S = 1.0
-GRACEFUL_EXIT_S = 2.0
-FORKING_WAIT_S = 10.0
+EXIT_STATUS_WAIT_S = patience(1.0)
+GRACEFUL_EXIT_S = patience(2.0)
+FORKING_WAIT_S = patience(10.0)
 """Ranks that are just being forked are ended as soon as they are known; a busy machine takes its time."""
-READY_WAIT_S = 60.0
-ADOPT_WAIT_S = 3.0
+ADOPT_WAIT_S = cadence(3.0)
 """A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
-TEMPLATE_WAIT_S = 300.0
-KILL_AGAIN_S = 1.0
+KILL_AGAIN_S = cadence(1.0)
 """After an attempt for which there were no descriptors: nothing tells when there are."""
 STDERR_TAIL_LINES = 8
 """Of what a process that died said last."""
@@ -214,7 +212,7 @@ class Supervisor:
         try:
             ready = asyncio.create_task(link.connect())
             ended = asyncio.create_task(watch.ended.wait())
-            await asyncio.wait({ready, ended}, timeout=TEMPLATE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, ended}, timeout=patience(300.0), return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             if not ready.done():
                 await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
@@ -316,7 +314,7 @@ class Supervisor:
                 rank.watch.close()
             raise SpawnError(f"ranks could not be started: {error}") from error
         try:
-            async with asyncio.timeout(READY_WAIT_S):
+            async with asyncio.timeout(patience(60.0)):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
         except (SpawnError, TimeoutError) as error:
             await self.end(ranks, patience_s=0.0)
@@ -526,7 +524,7 @@ class Supervisor:
         if end_processes:
             if self._forks:
                 await asyncio.wait(self._forks, timeout=FORKING_WAIT_S)
-            await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
+            await self.end([*self.ranks.values(), *self.leaving], patience_s=patience(1.0))
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
             for watch in list(self._template_watches.values()):

@@ -77,8 +77,7 @@ def test_they_fail_when_no_spawn_comes(network: Network, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("late")
-def test_an_interrupt_does_not_wait_for_the_spawn(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "EARLY_S", TIMEOUT_S)
+def test_an_interrupt_does_not_wait_for_the_spawn(network: Network) -> None:
     mesh, asker = spawn(network)
     network.ranks(mesh)[1].withdraw("")
     with pytest.raises(ActorError, match="before its turn had come"):

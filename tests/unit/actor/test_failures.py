@@ -9,6 +9,7 @@ import pytest
 
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, current_rank, endpoint
+from monarch_nb.actor.engine import mailbox, runner
 from monarch_nb.actor.engine.process import Address
 from monarch_nb.errors import GROUP_ABORTED, ActorError, ProcessGroupAborted, SupervisionError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
@@ -279,7 +280,8 @@ class TestDeath:
             call.get(TIMEOUT_S)
         held.set()
 
-    def test_an_actor_that_its_process_does_not_know(self, network: Network) -> None:
+    def test_an_actor_that_its_process_does_not_know(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mailbox, "EARLY_S", 0.01)
         mesh = network.mesh(gpus=1)
         fragile = mesh.spawn("fragile", Fragile)
         fragile.initialized.get(TIMEOUT_S)
@@ -313,7 +315,10 @@ class TestStop:
         assert "was stopped" in str(old.fail_on.call(-1).exception(TIMEOUT_S))
         assert [state.name for state in network.ranks(mesh)[0].actors()] == ["fragile"]
 
-    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment_only(self, network: Network) -> None:
+    def test_one_that_is_stuck_holds_the_new_one_up_for_a_moment_only(
+        self, network: Network, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runner, "INTERRUPTED_S", 0.1)
         mesh = network.mesh(gpus=1)
         rank = network.ranks(mesh)[0]
         running = mesh.spawn("fragile", Fragile).hold.call_one()

@@ -375,7 +375,6 @@ class TestResults:
     async def test_an_interrupt_does_not_wait_for_a_node_that_does_not_answer(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
         monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
@@ -391,7 +390,6 @@ class TestResults:
     async def test_a_node_that_goes_away_meanwhile_is_waited_for_no_longer(
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
         monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(*range(4))
         interrupt = asyncio.ensure_future(harness.run._interrupt(kill_stuck=False))
