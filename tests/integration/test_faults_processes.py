@@ -86,6 +86,7 @@ class TestRestart:
             mesh.restart([1])
             assert mesh.run("rank").values == list(range(8))
 
+    @pytest.mark.slow
     def test_fresh_ranks_answer_while_those_before_them_end(self, mesh: Mesh) -> None:
         old = pids_of(mesh)
         os.kill(old[3], signal.SIGSTOP)  # so that it takes seconds to end
@@ -154,6 +155,7 @@ class TestChildren:
         mesh.restart([5])
         self.assert_gone(children)
 
+    @pytest.mark.slow
     def test_they_go_when_the_reservation_is_released(self, spare_pool: list[Node]) -> None:
         reservation = reserve("short", procs=1, preload=[])
         replaced = pids_of(reservation.mesh)[0]

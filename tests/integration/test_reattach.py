@@ -150,6 +150,7 @@ rank"""
         assert mesh.select([1]).pull("kept") == ["in memory"]
         assert pids_of(mesh) == before
 
+    @pytest.mark.slow
     def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
         run, _ = started(mesh, gate.wait)
         victim = pids_of(mesh)[2]

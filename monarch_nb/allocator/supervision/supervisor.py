@@ -393,7 +393,10 @@ class Supervisor:
             return status
         if pid not in self._exits:
             waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
-            await asyncio.wait({waiter}, timeout=EXIT_STATUS_WAIT_S)
+            # Without templates nobody tells: we are the parent.
+            ends = asyncio.gather(*(template.ended.wait() for template in self._template_watches.values()))
+            await asyncio.wait({waiter, ends}, timeout=EXIT_STATUS_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            ends.cancel()
             self._exit_waiters.pop(pid, None)
         status = self._exits.pop(pid, None)
         for task in self._templates.values():

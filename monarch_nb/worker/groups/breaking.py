@@ -26,7 +26,7 @@ from monarch_nb.worker.groups.connections import GroupConnections
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 
 _BREAK_WAIT_S = cadence(0.2)
-_CLOSE_WAIT_S = patience(0.5)
+_CLOSE_WAIT_S = cadence(0.5)
 _FREE_WAIT_S = patience(2.0)
 _LEAVE_WAIT_S = patience(1.0)
 _SWEEP_S = cadence(0.05)
