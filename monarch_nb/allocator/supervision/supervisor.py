@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXIT_STATUS_WAIT_S = patience(1.0)
+_UNTOLD_STATUS_WAIT_S = cadence(1.0)
+"""Of what we end: nobody is told how it has ended."""
 GRACEFUL_EXIT_S = patience(2.0)
 FORKING_WAIT_S = patience(10.0)
 """Ranks that are just being forked are ended as soon as they are known; a busy machine takes its time."""
@@ -386,7 +388,7 @@ class Supervisor:
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)
 
-    async def _exit_status(self, watch: ProcessWatch) -> int | None:
+    async def _exit_status(self, watch: ProcessWatch, wait_s: float = EXIT_STATUS_WAIT_S) -> int | None:
         """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""
         pid = watch.pid
         if pid not in self._exits and (status := watch.exit_status()) is not None:
@@ -395,7 +397,7 @@ class Supervisor:
             waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
             # Without templates nobody tells: we are the parent.
             ends = asyncio.gather(*(template.ended.wait() for template in self._template_watches.values()))
-            await asyncio.wait({waiter, ends}, timeout=EXIT_STATUS_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiter, ends}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             ends.cancel()
             self._exit_waiters.pop(pid, None)
         status = self._exits.pop(pid, None)
@@ -451,7 +453,7 @@ class Supervisor:
         for rank in doomed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(rank.watch.ended.wait(), GRACEFUL_EXIT_S)
-            await self._exit_status(rank.watch)
+            await self._exit_status(rank.watch, _UNTOLD_STATUS_WAIT_S)
             rank.link.close()
             rank.watch.close()
             self._socket(rank).unlink(missing_ok=True)
@@ -516,7 +518,7 @@ class Supervisor:
             watch.kill()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
-            await self._exit_status(watch)
+            await self._exit_status(watch, _UNTOLD_STATUS_WAIT_S)
             watch.close()
 
     # ---- the end ----
