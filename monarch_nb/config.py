@@ -5,15 +5,53 @@ logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts 
 pools of hosts lie in `$MONARCH_NB_CONFIG`, else in `~/.config/monarch-nb`, which hosts may well share.
 """
 
+import functools
 import hashlib
+import math
 import os
 import socket
 import stat
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from monarch_nb.errors import PoolError
+
+
+def patience(seconds: float) -> float:
+    """Return how long to wait for who is connected, or a process that lives: longer with `$MONARCH_NB_PATIENCE`."""
+    return seconds * _times(os.environ.get(PATIENCE_VARIABLE) or "1")
+
+
+def gap(seconds: float) -> float:
+    """Return how long somebody may be gone, or what nobody uses stays: the same however busy the machine is."""
+    return seconds
+
+
+def cadence(seconds: float) -> float:
+    """Return how often to look, or how long to gather before going on: the same however busy the machine is."""
+    return seconds
+
+
+def passed_on() -> dict[str, str]:
+    """Return what of this process's environment is to be set for allocators that do not inherit it: those of other
+    machines."""
+    return {name: os.environ[name] for name in (PATIENCE_VARIABLE,) if os.environ.get(name)}
+
+
+@functools.cache
+def _times(given: str) -> float:
+    """Return by how much patience is multiplied. No process ends because it was told nonsense; it says so once."""
+    try:
+        times = float(given)
+    except ValueError:
+        times = math.nan
+    if 0 < times < math.inf:
+        return times
+    warnings.warn(f"${PATIENCE_VARIABLE} is {given!r}, which is no positive number: it is ignored", stacklevel=3)
+    return 1.0
+
 
 OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
@@ -40,6 +78,8 @@ LOG_LIMIT_BYTES = 20 * 10**9
 GPU_LOCKS_VARIABLE = "MONARCH_NB_GPU_LOCKS"
 """The directory of `gpu_locks_directory`, the same for all users of the machine."""
 NONINTERACTIVE_VARIABLE = "MONARCH_NB_NONINTERACTIVE"
+PATIENCE_VARIABLE = "MONARCH_NB_PATIENCE"
+"""How many times as long as usual to wait for who is connected and slow, as on a busy machine."""
 ACTOR_OUTSIDE = "monarch_nb.client.actors.runtime:install"
 """What makes a process that is no rank a client of actors, when it first needs that: called without arguments."""
 DEFAULT_PRELOAD = ("torch",)
@@ -52,7 +92,7 @@ MAIN_MESH = "main"
 """The mesh that a reservation is made with and ends with."""
 MONARCH_MESH = "monarch"
 """The mesh whose ranks, one on each node, run the worker loops of Monarch's own engine."""
-MONARCH_LINGER_S = 600.0
+MONARCH_LINGER_S = gap(600.0)
 """How long these go on when the last client that uses them is gone."""
 MONARCH_OUTPUT_VARIABLE = "MONARCH_NB_ENGINE_OUTPUT"
 """Tells a process of Monarch's whose output files it prints to: RANK:DIRECTORY."""
@@ -81,7 +121,7 @@ FACTS_MIME = "application/vnd.monarch-nb.facts+json"
 """In the MIME bundle of a value: its facts, for the row of many ranks (worker.shell.facts)."""
 RESTARTED = "restarted while the run went on"
 """Cause of the end of a rank that its user had replaced, or how it begins."""
-PROVISIONAL_LEASE_S = 20.0
+PROVISIONAL_LEASE_S = gap(20.0)
 """A lease that is not confirmed is given back when its client has had no session for so long. While it has one, the
 ranks of other nodes may take as long as they like to start."""
 

@@ -15,6 +15,9 @@ from typing import TypeVar
 import hypothesis
 import pytest
 
+# Set before anything of monarch_nb is imported. Processes that tests start inherit it.
+os.environ.setdefault("MONARCH_NB_PATIENCE", "10")
+
 from gpus import FAKE_NVML, FakeGpus
 from leaks import leaks_of
 from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE

@@ -13,13 +13,14 @@ from monarch_nb.actor.engine.calls import Call
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import Questions, Tag
 from monarch_nb.actor.engine.process import current, installed
+from monarch_nb.config import patience
 from monarch_nb.errors import GROUP_ABORTED
 from monarch_nb.ground.interrupting import AwaitedPresses, at_awaits, at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
 R = TypeVar("R")
 
-_CLEAN_UP_S = 30.0
+_CLEAN_UP_S = patience(30.0)
 """How long who was interrupted waits for ranks to end what was interrupted too, and to say so. It is long: on a busy
 machine they are slow, and who does not want to wait presses again."""
 _PRESSES = 3

@@ -24,11 +24,12 @@ from monarch_nb.actor.engine.setting_up import NAME as BOOTSTRAP
 from monarch_nb.actor.future import Future, future_of
 from monarch_nb.actor.left_out import missing_method
 from monarch_nb.actor.shape import MeshTrait
+from monarch_nb.config import patience
 from monarch_nb.errors import UsageError
 from monarch_nb.shape import Extent, Region
 
 _UNNAMED = "anon"
-_STOP_S = 10.0
+_STOP_S = patience(10.0)
 """How long actors of processes that are stopped may take to clean up."""
 
 

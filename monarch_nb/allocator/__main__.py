@@ -26,6 +26,7 @@ from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.readings.gpus import discover_gpus, visible
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.ground.room import explained, lacks_room
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-FRESHEN_S = 60.0
-LOOK_EVERY_S = 1.0
+FRESHEN_S = cadence(60.0)
+LOOK_EVERY_S = cadence(1.0)
 """How often a temporary node looks whether it holds something."""
-LAST_S = 5.0
+LAST_S = patience(5.0)
 """So long what is cancelled may take to end."""
 DESCRIPTORS = 1 << 16
 """A rank needs three, and the usual limit is 1024."""

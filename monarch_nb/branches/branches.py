@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from operator import or_
 from typing import Any
 
+from monarch_nb.config import cadence, patience
+
 import monarch_nb.rpc.channel  # isort: skip  # noqa: F401  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -26,11 +28,11 @@ from monarch_nb.rpc.status import error_to_json, is_refusal, translate
 
 _log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 1.0
-OPEN_PATIENCE_S = 5.0
+FIRST_RETRY_S = cadence(0.05)
+LONGEST_RETRY_S = cadence(1.0)
+OPEN_PATIENCE_S = patience(5.0)
 """A head that has not answered by then is lost, as one whose session broke is at once. A busy machine is slow."""
-COLLECT_DELAY_S = 0.5
+COLLECT_DELAY_S = cadence(0.5)
 """Cells follow each other so closely that what was collected goes with the next one, on all nodes of a tree."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""

@@ -25,7 +25,7 @@ from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.pools import pool as pool_command
 from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
-from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool
+from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
 from monarch_nb.notebook.syntax import declarations, holding, inside
 from monarch_nb.times import duration, seconds_of
@@ -315,7 +315,7 @@ def _describe(node: Node) -> tuple[str, dict[str, Any]]:
     if not node.alive:
         return node.address, told | {"state": "died (monarch-nb up starts it again)"}
     try:
-        reply = describe(node.address, timeout_s=5.0, identity=node.identity)
+        reply = describe(node.address, timeout_s=patience(5.0), identity=node.identity)
     except MonarchNbError as error:
         return node.address, told | {"state": str(error).removeprefix(f"{node.address} ")}
     if not reply.template_ready:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.cli.declared import add_flag, part_of
 from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, held_in, read
-from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool
+from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool, gap
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.notebook.syntax.declarations import RUN
@@ -32,7 +32,7 @@ EXAMPLES = (
     "run --nodes 2 --procs 4 train.py --lr 3e-4",
     "run dev -t hosts=0 -m scripts.base_train -- --depth=4",
 )
-ABANDONED_AFTER_S = 60.0
+ABANDONED_AFTER_S = gap(60.0)
 """What was reserved for a script is given back so long after it when this process was killed."""
 _AS_IN_A_CELL = ("--targets", "--mesh", "--in-place", "--beside", "--on-breakpoint")
 _SHOWN_FLAGS = ("--max-restarts", "--module")

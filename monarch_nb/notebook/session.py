@@ -23,7 +23,7 @@ from monarch_nb.client.reservations.known.memory import (
     recall,
     remember,
 )
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, patience
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, RunNotFound, UsageError
 from monarch_nb.ground.code_names import mesh_flag, run_name
 from monarch_nb.ground.rank_sets import counted, format_ranks, listed
@@ -59,7 +59,7 @@ class ResumePlan:
     tags: tuple[str, ...]
 
 
-REATTACH_TIMEOUT_S = 5.0
+REATTACH_TIMEOUT_S = patience(5.0)
 """How long `%load_ext` may look for what the notebook held."""
 _SEEN = 1000
 _MAX_NAMES = 3

@@ -17,7 +17,7 @@ from monarch_nb.client.pools.namesakes import told_apart
 from monarch_nb.client.pools.others import no_nodes, other_pools
 from monarch_nb.client.pools.pool import STATUS_TIMEOUT_S, Pool
 from monarch_nb.client.reservations.known.memory import Memories
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.pools import Fate, note_pools
@@ -31,11 +31,11 @@ from monarch_nb.trust.pools import is_pool
 
 _log = logging.getLogger(__name__)
 
-ANSWER_S = 0.5
+ANSWER_S = cadence(0.5)
 """How long a refresh waits for nodes; who answers later is in the next one."""
-SILENT_AFTER_S = 3.0
+SILENT_AFTER_S = patience(3.0)
 """So long it waits for those that have never answered: without them, what they hold looks as if it were released."""
-BETWEEN_DELIVERIES_S = 0.125
+BETWEEN_DELIVERIES_S = cadence(0.125)
 """A log that grows and the pool that changes are then fewer than ten messages a second."""
 NODES_A_SECOND = 64
 """Of a larger pool looks are further apart: it costs Jupyter's server no more than one of this size."""

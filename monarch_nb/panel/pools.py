@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.shown.view import Json
@@ -14,9 +15,9 @@ from monarch_nb.provision.known import known_pools
 from monarch_nb.provision.launchers import Job
 from monarch_nb.trust.pools import is_pool
 
-ASK_EVERY_S = 10.0
+ASK_EVERY_S = cadence(10.0)
 """How often an engine is asked, while somebody looks, what has become of a job of which a node does not answer."""
-ANSWER_S = 0.5
+ANSWER_S = cadence(0.5)
 """How long a refresh waits for an engine while nodes answer; what it says later is in the next one."""
 
 

@@ -8,9 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from monarch_nb.config import patience
 from monarch_nb.errors import PoolError
 
-COMMAND_S = 60.0
+COMMAND_S = patience(60.0)
 """A scheduler that is busy may take this long."""
 
 

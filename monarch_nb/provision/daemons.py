@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from monarch_nb.allocator.supervision.processes import is_alive
-from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths
+from monarch_nb.config import PROTOCOL, RANK_TOKEN_VARIABLE, VERSION, NodePaths, patience
 from monarch_nb.errors import NodeUnreachable, PoolError
 from monarch_nb.ground import interrupting
 from monarch_nb.proto import allocator_pb2 as pb
@@ -175,7 +175,7 @@ def wait_for_lines(
                     came(one)
 
 
-def describe(address: str, timeout_s: float = 10.0, identity: Identity | None = None) -> pb.DescribeReply:
+def describe(address: str, timeout_s: float = patience(10.0), identity: Identity | None = None) -> pb.DescribeReply:
     """Ask an allocator for its facts.
 
     Args:
@@ -196,7 +196,7 @@ def usage(
     return cast(pb.UsageReply, _call(address, "Usage", request, timeout_s, identity))
 
 
-def shut_down(address: str, timeout_s: float = 5.0, identity: Identity | None = None) -> bool:
+def shut_down(address: str, timeout_s: float = patience(5.0), identity: Identity | None = None) -> bool:
     """Tell an allocator to end its ranks, its templates and itself; return whether it has answered: else it left before
     its answer was read, or hangs, and the caller watches its process anyway."""
     try:
@@ -206,7 +206,7 @@ def shut_down(address: str, timeout_s: float = 5.0, identity: Identity | None = 
     return True
 
 
-def tell_revoked(address: str, revocations: bytes, identity: Identity | None, timeout_s: float = 5.0) -> None:
+def tell_revoked(address: str, revocations: bytes, identity: Identity | None, timeout_s: float = patience(5.0)) -> None:
     """Bring an allocator a list of revoked certificates.
 
     Raises:
@@ -257,7 +257,7 @@ class Watched:
             return True
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._signal(number)
-            if self.wait(timeout_s=5.0):
+            if self.wait(patience(5.0)):
                 break
         return False
 

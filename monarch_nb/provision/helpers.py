@@ -12,13 +12,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import IO, Any
 
+from monarch_nb.config import patience
 from monarch_nb.errors import PoolError
 from monarch_nb.ground import interrupting
 from monarch_nb.provision.daemons import daemon_environment
 
-CALL_S = 60.0
+CALL_S = patience(60.0)
 """An engine that is busy may take this long."""
-END_S = 10.0
+END_S = patience(10.0)
 """So long one that says nothing more may take to end: an interpreter that has imported much takes a second."""
 
 
@@ -99,7 +100,7 @@ class Helper:
             received += data
         return received
 
-    def _end(self, patience_s: float = 0.5) -> int:
+    def _end(self, patience_s: float = patience(0.5)) -> int:
         """End it; return its exit status, 0 when it ended by itself as it should."""
         process, self._process = self._process, None
         if process is None:

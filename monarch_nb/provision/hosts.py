@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch_nb.config import DEFAULT_POOL
+from monarch_nb.config import DEFAULT_POOL, cadence
 from monarch_nb.errors import AccessDenied, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, Option, Progress
@@ -25,7 +25,7 @@ from monarch_nb.trust.published import published
 if TYPE_CHECKING:
     from monarch_nb.proto import allocator_pb2 as pb
 
-DNS_KEPT_S = 5.0
+DNS_KEPT_S = cadence(5.0)
 """So long an answer of the name server is good."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, private_directory
+from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, patience, private_directory
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError, say_too
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Progress
@@ -36,7 +36,7 @@ from monarch_nb.trust.pools import (
 from monarch_nb.trust.private_files import locked, read_private, write_private
 from monarch_nb.trust.published import published
 
-END_S = 10.0
+END_S = patience(10.0)
 """So long a job that was ended may take until it is gone; it goes on ending by itself after that."""
 SOONER_S = 30.0
 """A reservation ends so long before its job is ended by force."""

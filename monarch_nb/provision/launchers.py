@@ -16,12 +16,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, Protocol, runtime_checkable
 
-from monarch_nb.config import DEFAULT_PRELOAD, TrustPaths
+from monarch_nb.config import DEFAULT_PRELOAD, TrustPaths, gap
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import ENTRY_POINTS, Option
 
-UNHELD_S = 300.0
+UNHELD_S = gap(300.0)
 """An allocator of a job that has held no reservation for so long ends: its client is gone, or did not come back."""
 
 

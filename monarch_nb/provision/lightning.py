@@ -25,19 +25,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from monarch_nb.config import DEFAULT_PORT, TrustPaths
+from monarch_nb.config import DEFAULT_PORT, TrustPaths, gap, passed_on, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, TrustError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.trust.private_files import read_private, write_private
 
-CONNECT_S = 5.0
-LOG_S = 10.0
+LOG_S = patience(10.0)
 """So long it is waited for what a job has printed."""
 LOG_LINES = 20
 LONGEST_MESSAGE = 300
-STOP_S = 10.0
+STOP_S = patience(10.0)
 """So long it is waited until Lightning has stopped a job; it goes on stopping by itself after that."""
 _ENDED = {"Completed": "has ended", "Failed": "failed", "Stopped": "was stopped"}
 _CPU, _OF_CPUS = "CPU", ("CPU", "DATA-PREP")
@@ -165,6 +164,7 @@ def command(ask: Ask, key: str, python: str) -> str:
     lines = ["umask 077", "directory=$(mktemp -d)", "trap 'rm -rf \"$directory\"' EXIT"]
     lines += ['address=$(hostname -I | cut -d " " -f 1)']
     lines += [f'printf %s "${key}" | base64 -d > "$directory/node.pem"', f"unset {key}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in passed_on().items()]
     lines += [f'{before} --certificate "$directory/node.pem" {after} \\']
     lines += [f'    --node-id "$address" --listen "$address:{DEFAULT_PORT}" &']
     lines += ["allocator=$!", "trap 'kill $allocator' TERM INT"]
@@ -273,7 +273,7 @@ def _sdk() -> Any:
     if not any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")):
         try:
             port = url.port or (80 if url.scheme == "http" else 443)
-            socket.create_connection((url.hostname or "", port), CONNECT_S).close()
+            socket.create_connection((url.hostname or "", port), gap(5.0)).close()
         except OSError as error:
             raise PoolError(f"Lightning does not answer at {url.geturl()}: {error}") from None
     return package

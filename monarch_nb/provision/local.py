@@ -20,7 +20,9 @@ from monarch_nb.config import (
     DEFAULT_PRELOAD,
     LOG_LIMIT_VARIABLE,
     NodePaths,
+    cadence,
     home_directory,
+    patience,
     pool_directory,
     private_directory,
 )
@@ -36,14 +38,14 @@ if TYPE_CHECKING:
 
 KEPT = "kept"
 """In the state directory: what ranks wrote and outlives its pool. No pool has that name."""
-SERVE_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 30.0
+SERVE_TIMEOUT_S = patience(30.0)
+END_TIMEOUT_S = patience(30.0)
 """How long an allocator that does not answer has time to end by itself."""
-REMOVAL_TIMEOUT_S = 600.0
+REMOVAL_TIMEOUT_S = patience(600.0)
 """One that answers ends its ranks at once, then removes the files of its node: a slow disk needs minutes for many."""
-_QUIET_S = 5.0
+_QUIET_S = cadence(5.0)
 """How long it does so before that is said."""
-WARM_TIMEOUT_S = 180.0
+WARM_TIMEOUT_S = patience(180.0)
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
@@ -24,9 +25,8 @@ from monarch_nb.provision.commands import Commands, last_said, whole_minutes
 from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 
-START_S = 30.0
+START_S = patience(30.0)
 """So long allocators may take to begin in a job that is there."""
-STEP_EVERY_S = 0.1
 _FIELDS = (
     "jobid stat exec_host time_left runtimelimit estimated_start_time exit_code exit_reason pend_reason delimiter='|'"
 )
@@ -206,7 +206,7 @@ def _start_inside(ask: Ask, number: str) -> str:
     while time.monotonic() < deadline_s:
         if started.exists() and (pid := started.read_text().strip()):
             return f"{number}.{pid}@{here}"
-        pause(STEP_EVERY_S)
+        pause(cadence(0.1))
     raise PoolError(f"no allocator began in your LSF job {number} within {START_S:g} s")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from monarch_nb.config import TrustPaths
+from monarch_nb.config import TrustPaths, cadence, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Option
@@ -27,11 +27,11 @@ from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 from monarch_nb.times import time_of_day
 
-STEP_S = 30.0
+STEP_S = patience(30.0)
 """So long a step may take to begin in an allocation that is there."""
-STEP_END_S = 10.0
+STEP_END_S = patience(10.0)
 """So long its allocators may take to end, and srun after them."""
-STEP_EVERY_S = 0.1
+STEP_EVERY_S = cadence(0.1)
 STARTS_NOW_S = 60.0
 """What starts sooner starts now: Slurm looks at its queue now and then."""
 FARTHEST_START_S = 180 * 24 * 3600.0

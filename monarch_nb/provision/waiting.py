@@ -6,7 +6,7 @@ import socket
 import time
 from dataclasses import replace
 
-from monarch_nb.config import CONFIG_VARIABLE
+from monarch_nb.config import CONFIG_VARIABLE, cadence, gap, patience
 from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.ground.rank_sets import counted
@@ -16,15 +16,15 @@ from monarch_nb.times import duration
 from monarch_nb.trust.pools import change_hosts, read_hosts
 from monarch_nb.trust.published import published
 
-PUBLISHED_EVERY_S = 0.2
-LOOK_EVERY_S = 1.0
-AT_ONCE_S = 5.0
+PUBLISHED_EVERY_S = cadence(0.2)
+LOOK_EVERY_S = cadence(1.0)
+AT_ONCE_S = cadence(5.0)
 """So long it is looked more often, where machines are free."""
-SELDOM_S = 10.0
+SELDOM_S = cadence(10.0)
 """How often it is looked at a job that has waited for minutes: an engine serves others, too."""
-CONNECT_S = 1.0
+CONNECT_S = gap(1.0)
 """A node that has not taken a connection by then is asked again later."""
-START_S = 300.0
+START_S = patience(300.0)
 """So long allocators may take to come up once the job runs."""
 LOG_TAIL_LINES = 15
 

@@ -18,7 +18,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
-from monarch_nb.config import TUNNEL_SCHEME
+from monarch_nb.config import TUNNEL_SCHEME, cadence, gap
 
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
@@ -36,7 +36,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     # A connection on which nothing is under way is closed, and made anew when needed.
     ("grpc.client_idle_timeout_ms", 30_000),
 )
-PING_INTERVAL_S, PING_TIMEOUT_S = 2.0, 2.5
+PING_INTERVAL_S, PING_TIMEOUT_S = cadence(2.0), gap(2.5)
 """A network that swallows everything tells nobody: so silence is asked about, and noticed within 5 s, where somebody
 waits for something. On a connection where nobody does it costs both ends more than it tells: 1,024 of them two percent
 of a core."""

@@ -9,6 +9,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from monarch_nb.config import cadence, patience
+
 from monarch_nb.rpc.channel import is_local  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -29,8 +31,7 @@ from monarch_nb.errors import (
 
 METADATA_KEY = "monarch-nb-error-bin"
 DETAILS_CHARACTERS = 500
-HEARD_OUT_S = 5.0
-PAUSE_S = 0.2
+PAUSE_S = cadence(0.2)
 """Who has sent nothing for so long is not writing."""
 """What is left of an error for clients that do not know the metadata."""
 
@@ -73,7 +74,7 @@ async def hear_out(requests: Any) -> None:
     if isinstance(requests, AsyncIterator):
         # RuntimeError: who was passing it on is still reading it.
         with contextlib.suppress(TimeoutError, StopAsyncIteration, MonarchNbError, RuntimeError):
-            async with asyncio.timeout(HEARD_OUT_S):
+            async with asyncio.timeout(patience(5.0)):
                 while True:
                     async with asyncio.timeout(PAUSE_S):
                         await anext(requests)

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HEARTBEAT_S = 10.0
-STALE_S = 120.0
+from monarch_nb.config import cadence, gap
+
+HEARTBEAT_S = cadence(10.0)
+STALE_S = gap(120.0)
 """Much longer than a heartbeat: clocks of hosts may differ by minutes, and network file systems cache."""
 SUFFIX = ".node.json"
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.warden.accounts import check_only_root_writes, look_up, look_up_allowed
 from monarch_nb.warden.command import TOLD, parse
 from monarch_nb.warden.groups import Groups, adopt_orphans, end_group
@@ -24,7 +25,7 @@ from monarch_nb.warden.starting import Account, become, fork, own_directory, rea
 from monarch_nb.warden.users_file import Limit, Users, memory_text, read_users
 
 _log = logging.getLogger("monarch-nb-warden")
-GATEWAY_ENDS_S, AGAIN_S = 30.0, 1.0
+GATEWAY_ENDS_S, AGAIN_S = patience(30.0), cadence(1.0)
 RESTARTS = 75
 """The exit status after SIGHUP: rooms go on, and the next warden adopts them."""
 

@@ -11,11 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_nb.config import patience
 from monarch_nb.warden.devices import fence_gpus
 from monarch_nb.warden.requests import Refused, Unfinished
 
 _log = logging.getLogger("monarch-nb-warden")
-SOON_S = 0.5
+SOON_S = patience(0.5)
 """So long everybody waits for killed processes. What waits in the kernel, for a disk or a GPU, is asked for again."""
 _SET_CHILD_SUBREAPER = 36
 _CPU_PERIOD_US = 100_000

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.config import patience
 from monarch_nb.warden import groups as cgroups
 from monarch_nb.warden import pam
 from monarch_nb.warden.groups import Groups, start_ticks
@@ -21,9 +22,9 @@ from monarch_nb.warden.users_file import Limit
 
 _log = logging.getLogger("monarch-nb-warden")
 SOCKET, WAY_OUT = "s/allocator", "s/gateway"
-ENDS_S = 10.0
+ENDS_S = patience(10.0)
 """So long the warden waits for all rooms, when it ends itself. It looks at each for half a second at a time."""
-DIES_S = 1.0
+DIES_S = patience(1.0)
 """So long everybody waits for a killed process. What waits in the kernel, for a home that hangs, is left to end."""
 
 

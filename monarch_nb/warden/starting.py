@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from monarch_nb.config import patience
 from monarch_nb.warden import pam
 from monarch_nb.warden.requests import Refused
 
-ANSWERS_S = 20.0
+ANSWERS_S = patience(20.0)
 """So long PAM and the directory of accounts may take, and everybody waits for them."""
-OWN_S = 2.0
+OWN_S = patience(2.0)
 """So long a process may take once it is an account's: its home may hang, and other processes of it may stop this."""
 _OPENAT2, _NO_SYMLINKS, _BENEATH, _NO_XDEV = 437, 0x04, 0x08, 0x01
 _CLOSE_RANGE, _ON_EXECUTION = 436, 4
@@ -84,7 +85,7 @@ def connect(directory: int, path: str, uid: int) -> socket.socket:
         told = os.fstat(inode)
         if not stat.S_ISSOCK(told.st_mode) or told.st_uid != uid:
             raise Refused("what is to be the room's socket is not one of its account")
-        connection.settimeout(1.0)
+        connection.settimeout(patience(1.0))
         connection.connect(f"/proc/self/fd/{inode}")  # exactly this one, whatever has its name by now
         _, listener, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if listener != uid:

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError
 
 _ENVIRONMENT = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-ROLL_BACK_S = 3.0
+ROLL_BACK_S = patience(3.0)
 """How long an interrupted pip may put back what it had begun to replace."""
 
 

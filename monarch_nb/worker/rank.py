@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine import process as engine
 from monarch_nb.actor.engine.outside import Execution
-from monarch_nb.config import UNFOLDED_RANKS
+from monarch_nb.config import UNFOLDED_RANKS, cadence
 from monarch_nb.errors import MeshMismatch, NotFinite, ProcessGroupAborted
 from monarch_nb.ground.frames import FrameError, FrameSplitter
 from monarch_nb.integrations import lightning
@@ -64,7 +64,7 @@ from monarch_nb.worker.shell.shell import LastValue, RankShell
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
-_EXIT_TIMEOUT_S = 1.0
+_EXIT_TIMEOUT_S = cadence(1.0)
 _RECEIVE_BYTES = 1 << 16
 _EXIT_SETUP_FAILED = 70
 

@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.worker_pb2 import (
     Forked,
@@ -44,10 +45,10 @@ from monarch_nb.worker.runs import lone_training
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell, make_shell
 
-_SEND_TIMEOUT_S = 5.0
-_FAILURE_REPORT_TIMEOUT_S = 30.0
+_SEND_TIMEOUT_S = patience(5.0)
+_FAILURE_REPORT_TIMEOUT_S = patience(30.0)
 _RECEIVE_BYTES = 1 << 16
-_QUIET_S = 2.0
+_QUIET_S = cadence(2.0)
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 """Every Python process ignores them, and subprocess gives them back."""
 

@@ -13,9 +13,13 @@ from gpus import FAKE_NVML, FakeGpus
 from integration.kernels import Kernel
 from integration.live import HAS_FAILED, Gate
 from integration.pools import PoolOfMany, as_it_was, make_whole
+from monarch_nb.client.connections import tree
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.client.runs.interrupts import freeing
+from monarch_nb.client.scripts import script_run
+from monarch_nb.config import PATIENCE_VARIABLE, patience
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 from scheduling import (  # noqa: F401 (hooks)
@@ -50,6 +54,15 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     takes: for tests in which no rank needs it. What other processes reserve has it, unless they say `preload=[]`."""
     monkeypatch.setattr("monarch_nb.provision.local.DEFAULT_PRELOAD", ("",))
     monkeypatch.setattr("monarch_nb.config.DEFAULT_PRELOAD", ())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which ranks or nodes do not answer, and somebody has to find out: this process, and those that it
+    starts, give up as soon as they do for users."""
+    for module, name in ((freeing, "STOP_WAIT_S"), (script_run, "STOP_WAIT_S"), (tree, "LOOK_PATIENCE_S")):
+        monkeypatch.setattr(module, name, getattr(module, name) / patience(1.0))
+    monkeypatch.setenv(PATIENCE_VARIABLE, "1")
 
 
 @pytest.fixture(scope="module")

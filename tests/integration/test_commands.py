@@ -84,6 +84,7 @@ class TestCommands:
         for number in range(2):
             wait_for_end(int((tmp_path / str(number)).read_text()), TIMEOUT_S)
 
+    @pytest.mark.usefixtures("impatient")
     def test_what_ignores_the_interrupt_is_killed_by_another_one(self, dev: Reservation) -> None:
         recorder = Recorder()
         run = dev.submit("trap '' INT; echo under way; sleep 1000 & wait", listener=recorder)

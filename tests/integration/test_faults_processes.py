@@ -86,9 +86,10 @@ class TestRestart:
             mesh.restart([1])
             assert mesh.run("rank").values == list(range(8))
 
+    @pytest.mark.slow
     def test_fresh_ranks_answer_while_those_before_them_end(self, mesh: Mesh) -> None:
         old = pids_of(mesh)
-        os.kill(old[3], signal.SIGSTOP)  # so that it takes two seconds to end
+        os.kill(old[3], signal.SIGSTOP)  # so that it takes seconds to end
         with ThreadPoolExecutor() as threads:
             ended_at = threads.submit(end_of, old[3])
             mesh.restart()
@@ -154,10 +155,11 @@ class TestChildren:
         mesh.restart([5])
         self.assert_gone(children)
 
+    @pytest.mark.slow
     def test_they_go_when_the_reservation_is_released(self, spare_pool: list[Node]) -> None:
         reservation = reserve("short", procs=1, preload=[])
         replaced = pids_of(reservation.mesh)[0]
-        os.kill(replaced, signal.SIGSTOP)  # so that it takes two seconds to end
+        os.kill(replaced, signal.SIGSTOP)  # so that it takes seconds to end
         reservation.mesh.restart()
         [pids] = reservation.mesh.run(CHILDREN).values
         reservation.release()

@@ -265,6 +265,7 @@ class TestCollective:
         assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
 
 
+@pytest.mark.usefixtures("impatient")
 class TestStuck:
     def test_it_is_named_and_a_second_interrupt_replaces_just_it(self, mesh: Mesh) -> None:
         mesh.run("kept = rank")
@@ -312,6 +313,7 @@ class TestCtrlC:
             assert script.line() == "interrupted ranks 0-7"
             assert script.line() == "[0, 1, 2, 3, 4, 5, 6, 7]"
 
+    @pytest.mark.usefixtures("impatient")
     def test_twice_replaces_what_does_not_stop(self, mesh: Mesh) -> None:
         code = f"if rank == 1: print('go'); {HANG_IN_C}\n__import__('threading').Event().wait()"
         with client(self.PROGRAM.format(code=code, texts=["go", "rank 1 does not stop"])) as script:

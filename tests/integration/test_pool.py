@@ -1,6 +1,7 @@
 """The local pool for real: up, again, more, after deaths, and down without a trace."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,9 +14,9 @@ import pytest
 import monarch_nb
 from integration.live import TIMEOUT_S
 from leaks import leaks_of, processes_of, wait_for_end
-from monarch_nb.config import HOME_VARIABLE, NodePaths, home_directory
+from monarch_nb.config import HOME_VARIABLE, PATIENCE_VARIABLE, NodePaths, home_directory
 from monarch_nb.errors import PoolError
-from monarch_nb.provision import Node
+from monarch_nb.provision import Node, daemons
 from monarch_nb.provision.local import LocalProvisioner
 from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
@@ -110,9 +111,10 @@ def test_down_after_allocators_were_killed_ends_their_templates(pool_home: Path)
     assert leaks_of(pool_home) == []
 
 
-@pytest.mark.slow
 def test_an_allocator_that_hangs_is_killed(pool_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_nb.provision.local.END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(daemons, "shut_down", functools.partial(daemons.shut_down, timeout_s=0.1))
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.1")
     [node] = local.up(1, 1)
     assert node.pid is not None
     os.kill(node.pid, signal.SIGSTOP)

@@ -150,6 +150,7 @@ rank"""
         assert mesh.select([1]).pull("kept") == ["in memory"]
         assert pids_of(mesh) == before
 
+    @pytest.mark.slow
     def test_what_nobody_saw_is_not_guessed(self, mesh: Mesh, gate: Gate) -> None:
         run, _ = started(mesh, gate.wait)
         victim = pids_of(mesh)[2]
@@ -291,7 +292,7 @@ rank"""
         child = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True).pid"
         old = [*pids_of(mesh).values(), *mesh.run(child).values]
         for pid in old:
-            os.kill(pid, signal.SIGSTOP)  # ranks take two seconds to end then
+            os.kill(pid, signal.SIGSTOP)  # ranks take seconds to end then
         mesh.restart()
         templates = {parent_of(pid) for pid in pids_of(mesh).values()}
         for pid in (*allocators(), *templates):

@@ -418,6 +418,7 @@ class TestInterrupts:
         assert run.interrupt().stopped == tuple(range(8))
         assert {result.outcome for result in run.results.values()} == {"interrupted"}
 
+    @pytest.mark.usefixtures("impatient")
     def test_what_does_not_stop_is_killed_and_the_live_ranks_live_on(self, mesh: Mesh, write: Write) -> None:
         script = write("""
             import signal

@@ -12,11 +12,12 @@ from monarch_nb.actor.engine.failing import Failed
 from monarch_nb.actor.engine.messages import ANSWER, FAILED, RAISED, Plain, Value
 from monarch_nb.actor.engine.outcomes import Outcome
 from monarch_nb.actor.engine.outside import Address, CallState, Runs, Tag
+from monarch_nb.config import cadence
 from monarch_nb.errors import ActorError, SupervisionError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.shape import Extent
 
-AFTER_DEATH_S = 0.5
+AFTER_DEATH_S = cadence(0.5)
 """How long after the first death a call waits for its other ranks: these may wait for the dead one for ever."""
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.actor.engine.setting_up import ENDPOINT, NAME
 from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.config import cadence
 from monarch_nb.ground.rank_sets import name_ranks
 
-_TOGETHER_S = 0.2
+_TOGETHER_S = cadence(0.2)
 """Failures of a mesh that come this soon after the first are told together."""
 
 

@@ -14,10 +14,11 @@ from monarch_nb.actor.engine.handles import Place
 from monarch_nb.actor.engine.messages import Value
 from monarch_nb.actor.engine.outside import Address, Runs
 from monarch_nb.actor.engine.ports import Port
+from monarch_nb.config import patience
 
 Item = TypeVar("Item")
 
-EARLY_S = 3.0
+EARLY_S = patience(3.0)
 """So long an actor is waited for, from the first message on that came before it."""
 
 

@@ -19,14 +19,15 @@ from monarch_nb.actor.engine.outside import ActorState, Address, Execution, Outs
 from monarch_nb.actor.engine.ports import Port, Postman
 from monarch_nb.actor.engine.setting_up import SettingUp
 from monarch_nb.actor.supervision import MeshFailure
+from monarch_nb.config import patience
 from monarch_nb.errors import ActorError
 from monarch_nb.shape import Extent, Point
 
-INTERRUPTED_S = 1.0
+INTERRUPTED_S = patience(1.0)
 """How long a new actor waits until the one that it replaces, which was interrupted, stops: it may be stuck."""
-CLEAN_UP_S = 10.0
+CLEAN_UP_S = patience(10.0)
 """How long it waits for the `__cleanup__` of that one."""
-CHILDREN_S = 10.0
+CHILDREN_S = patience(10.0)
 """How long an actor that ends waits until those that it spawned have ended."""
 _TURN = 64
 """After so many messages that did not wait for anything, tasks of an async actor get a turn."""

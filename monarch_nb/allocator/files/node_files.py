@@ -17,6 +17,7 @@ from monarch_nb.allocator.files.relay import Branch, Relay
 from monarch_nb.allocator.files.removal import Removal
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.files.workspace.workspaces import Kept, Workspaces
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import FilesError, MonarchNbError
 from monarch_nb.files.tree import printable
 from monarch_nb.proto import files_pb2 as pb
@@ -28,9 +29,9 @@ _log = logging.getLogger(__name__)
 SMALL_CHANGE_ENTRIES = 20
 """A change of so few entries is staged at once; others in a thread, while the node goes on with everything else."""
 CACHE_BYTES = 8 << 30
-FINISH_S = 10.0
+FINISH_S = patience(10.0)
 """How long a node that ends waits for changes that are under way."""
-SETTLE_DELAY_S = 0.2
+SETTLE_DELAY_S = cadence(0.2)
 """From putting files in place to tidying up: by then the run that they were sent for has begun."""
 
 T = TypeVar("T")

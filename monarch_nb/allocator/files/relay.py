@@ -14,6 +14,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_nb.config import patience
+
 from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -24,7 +26,7 @@ from monarch_nb.rpc.renewed_channel import RenewedChannel
 from monarch_nb.rpc.status import error_to_json, translate
 
 FAN_OUT = 2
-CALL_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = patience(600.0)
 """A node may have gigabytes to write before it answers; a dead one is noticed at once."""
 
 

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.config import cadence, gap
+
 from monarch_nb.rpc.channel import OpenChannel, make_server  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -31,8 +33,8 @@ METHODS = frozenset({"Mail", "PutBlob", "SyncTree", "PutChunks", "FindStore", "M
 """What a room may ask of another node. The rest the gateway asks by itself."""
 _TOWARD = "monarch-nb-toward-bin"
 """In the metadata of a room's call: the address of the node that it is for."""
-AGAIN_S = 1.0
-PATIENCE_S = 2.0
+AGAIN_S = cadence(1.0)
+PATIENCE_S = gap(2.0)
 """So long another node may be away before mail for it is given up."""
 MOST_CONNECTIONS = 256
 """Of one room: each node that it talks to needs one."""

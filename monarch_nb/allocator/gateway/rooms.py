@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from monarch_nb.config import cadence, gap, patience
+
 from monarch_nb.rpc.channel import OpenChannel, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -36,18 +38,18 @@ from monarch_nb.trust.identity import ADMIN
 
 _log = logging.getLogger(__name__)
 
-START_S = 60.0
-RESUME_S = 15.0
-CALL_S = 600.0
-ANSWER_S = 5.0
+START_S = patience(60.0)
+RESUME_S = patience(15.0)
+CALL_S = patience(600.0)
+ANSWER_S = patience(5.0)
 LONGEST_LINE_BYTES = 4096
-END_S = 60.0
+END_S = patience(60.0)
 """So long a room may take to end the processes of a reservation. Then they are killed."""
-AGAIN_S, LONGEST_WAIT_S = 1.0, 60.0
+AGAIN_S, LONGEST_WAIT_S = cadence(1.0), cadence(60.0)
 """The first wait before something is tried again, and the longest: everybody waits while the warden tries."""
 MOST_NAMED = 10_000
 """Nodes of one reservation."""
-UNUSED_S = 600.0
+UNUSED_S = gap(600.0)
 """A room whose account has held nothing for so long is ended."""
 GATEWAY = Caller("gateway", ADMIN, local=True)
 

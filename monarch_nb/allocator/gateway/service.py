@@ -19,13 +19,13 @@ from monarch_nb.allocator.leases.record import RUN
 from monarch_nb.allocator.serving.service import AllocatorService, translated
 from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
-from monarch_nb.config import PROTOCOL
+from monarch_nb.config import PROTOCOL, patience
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
 
-STATUS_S = 5.0
+STATUS_S = patience(5.0)
 """So long a room may take to say what it has: whoever owns it may have stopped it."""
 
 OWN = frozenset(

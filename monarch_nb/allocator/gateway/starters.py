@@ -15,13 +15,13 @@ from typing import Protocol
 
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
-from monarch_nb.config import NodePaths, private_directory
+from monarch_nb.config import NodePaths, patience, private_directory
 from monarch_nb.errors import PoolError, UsageError
 from monarch_nb.proto.state_pb2 import ProcessIdentity
 from monarch_nb.warden.client import Opened, Person, Room
 
-CONNECT_S = 5.0
-END_S = 10.0
+CONNECT_S = patience(5.0)
+END_S = patience(10.0)
 
 
 class Starter(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
+from monarch_nb.config import cadence, patience
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.times import duration
@@ -18,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 BEFORE_S = 600.0
 """How long before a time limit ranks save, when nobody says."""
-ANSWER_S = 5.0
+ANSWER_S = patience(5.0)
 """Longer than they were given ranks may take to say that they have given up."""
-FRESH_S = 30.0
+FRESH_S = cadence(30.0)
 """Nodes ask their ranks each for itself: a save that another node's question has caused will do."""
 
 

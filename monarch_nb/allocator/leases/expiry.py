@@ -21,6 +21,7 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.limits import Limits, how_it_ended
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, ReservationNotFound
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
@@ -29,7 +30,7 @@ from monarch_nb.times import duration
 
 _log = logging.getLogger(__name__)
 
-PEER_TIMEOUT_S = 10.0
+PEER_TIMEOUT_S = patience(10.0)
 _SAVE, _SIGNAL = "ranks save", "scripts get SIGTERM"
 
 

@@ -30,16 +30,17 @@ from monarch_nb.allocator.state.quotas import Holdings, Quotas
 from monarch_nb.allocator.state.quotas_file import read_quotas
 from monarch_nb.allocator.state.state import Lease, NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
+from monarch_nb.config import cadence
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 15.0
+LOOK_EVERY_S = cadence(15.0)
 """How often a node looks which reservations are used."""
-WRITE_EVERY_S = 600.0
+WRITE_EVERY_S = cadence(600.0)
 """How often the record says how long they were: the most that a crash forgets."""
-GROUPS_KEPT_S = 60.0
+GROUPS_KEPT_S = cadence(60.0)
 _DIGITS = 16
 """Of a digest."""
 

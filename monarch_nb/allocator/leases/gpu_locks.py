@@ -27,15 +27,15 @@ from pathlib import Path
 from monarch_nb import config
 from monarch_nb.allocator.state.state import Lease
 from monarch_nb.allocator.supervision.processes import seconds_since_boot, user_name
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import CapacityError, PoolError
 from monarch_nb.ground import escapes, file_locks
 from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-TURN_WAIT_S = 2.0
+TURN_WAIT_S = patience(2.0)
 """How long another allocator may choose its GPUs: it needs a millisecond, but may be stopped in the middle."""
-_TURN_LOOK_S = 0.005
 _MAX_NOTE_BYTES = 4096
 _MAX_NAME = 64
 _LAST_S = 1e11
@@ -85,7 +85,7 @@ class GpuLocks:
                         f"another process keeps {self._directory} locked (fuser {self._directory} names it): until it "
                         "ends, no GPU of this machine can be leased"
                     )
-                await asyncio.sleep(_TURN_LOOK_S)
+                await asyncio.sleep(cadence(0.005))
             yield
 
     def tidy(self) -> None:

@@ -19,7 +19,7 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import MAIN_MESH, MONARCH_MESH
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
 from monarch_nb.errors import LimitReached, MonarchNbError, PoolError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -267,7 +267,7 @@ class Leases:
         replaced = [rank for rank in self._supervisor.leaving if rank.home_id in meshes]
         for mesh_id in meshes:
             self._meshes.close(mesh_id, why)  # first, so that ranks which are being started find that it is gone
-        await self._supervisor.end([*ranks, *replaced], patience_s=1.0)
+        await self._supervisor.end([*ranks, *replaced], patience_s=patience(1.0))
         self._records.delete_ranks(ranks)
         for mesh_id in meshes:
             await self._meshes.remove(mesh_id)

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_nb.allocator.state.turns import Waiter, tickets
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 
 MOST_WAITING = 1000
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = cadence(10.0)
 """How often the other nodes are asked what people hold, while somebody waits."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from monarch_nb.allocator.files.relay import Relay
-from monarch_nb.config import NodePaths, TrustPaths
+from monarch_nb.config import NodePaths, TrustPaths, cadence, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
@@ -21,9 +21,9 @@ from monarch_nb.trust.published import published
 
 _log = logging.getLogger(__name__)
 
-ANSWER_S = 3.0
+ANSWER_S = patience(3.0)
 """So long a node may take to say who holds what: somebody waits for it."""
-QUIET_S = 10.0
+QUIET_S = cadence(10.0)
 """One that did not answer is not asked again for so long."""
 
 

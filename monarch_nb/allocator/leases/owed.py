@@ -10,15 +10,15 @@ import logging
 
 from monarch_nb.allocator.files.relay import Relay
 from monarch_nb.allocator.recovery.records import Records, owed_key
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import CertificateRefused, MonarchNbError, NodeUnreachable, TrustError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
 _log = logging.getLogger(__name__)
 
-TELL_AGAIN_S = 2.0
+TELL_AGAIN_S = cadence(2.0)
 """Between attempts to reach a node: nothing tells when it is there again."""
-PEER_TIMEOUT_S = 30.0
 MOST = 5000
 """Of nodes that are to be told something: a pool whose nodes never come back does not fill the database."""
 
@@ -63,7 +63,7 @@ class Owed:
         refusal = ""
         while True:
             try:
-                await self._relay.call(peer, method, message, PEER_TIMEOUT_S, owner=request.owner)
+                await self._relay.call(peer, method, message, patience(30.0), owner=request.owner)
                 _log.info("%s has been told: %s", peer.node_id, what)
                 break
             except NodeUnreachable:

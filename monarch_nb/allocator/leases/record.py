@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.state.ledger import Ledger, stamp
+from monarch_nb.config import cadence, patience
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +29,8 @@ MOST_WAITING = 10_000
 LARGEST_BYTES = 64 << 20
 """A file that nobody rotates is renamed at this size, in the place of the one before: so both hold 128 MB at most."""
 OLD = ".1"
-GATHER_S = 0.1
+GATHER_S = cadence(0.1)
 """Lines of so long a time are written at once: runs that follow each other fast do not wake the thread each."""
-CLOSE_S = 2.0
 RUN = "run"
 _RUN = f'"event": "{RUN}"'.encode()
 """Nearly all lines are of runs, and say nothing of hours: they are not even parsed."""
@@ -85,7 +85,7 @@ class Record:
         self._closing.set()
         with contextlib.suppress(queue.Full):  # then the thread is held up by its disk
             self._lines.put_nowait(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(patience(2.0))
         self._thread = None
         self._closing.clear()
 

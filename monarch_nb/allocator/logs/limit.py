@@ -25,19 +25,19 @@ from monarch_nb.allocator.logs.archive import Archive, Archives
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
 from monarch_nb.allocator.state.runs import Mesh
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence
 from monarch_nb.ground.room import lacks_room
 from monarch_nb.sizes import bytes_of, size
 
 _log = logging.getLogger(__name__)
 
-SHORTEST_S, LONGEST_S = 1.0, 60.0
+SHORTEST_S, LONGEST_S = cadence(1.0), cadence(60.0)
 """Between two looks: sooner when there is little room left."""
 FASTEST_BYTES_PER_S = 1e9
 """Ranks of a node hardly print more."""
 TRIM_TO = 0.9
 """Of the limit: not every look has to drop something."""
-RECOUNT_S = 600.0
+RECOUNT_S = cadence(600.0)
 """Outputs that are over are measured again so often: what a run left behind may still print."""
 NEWEST = 16
 """So many outputs of each mesh are measured at every look."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from monarch_nb.allocator.logs.helper import Helper
 from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.config import gap, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 
-ANSWER_S = 60.0
+ANSWER_S = patience(60.0)
 """How long an answer may take besides the time that it was given to read."""
-_IDLE_S = 120.0
 _LONGEST_BUDGET_S = 5.0
 
 
@@ -23,7 +23,7 @@ class MetricsReader:
     """Reads for one request after the other. Its process is started when it is needed and ends when it is idle."""
 
     def __init__(self) -> None:
-        self._helper = Helper("monarch_nb.allocator.logs.metrics_worker", _IDLE_S)
+        self._helper = Helper("monarch_nb.allocator.logs.metrics_worker", gap(120.0))
 
     async def read(
         self, request: pb.ReadMetricsRequest, runs: Path, files: Sequence[RankFiles], *, is_over: bool

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from monarch_nb.allocator.logs.helper import Helper
+from monarch_nb.config import gap, patience
 from monarch_nb.errors import MonarchNbError, UsageError
 
-SEARCH_S = 30.0
+SEARCH_S = patience(30.0)
 """How long a search may take: a gigabyte takes about five seconds."""
-_IDLE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Searcher:
     """Searches, one after the other. The process is started when it is needed and ends when it is idle."""
 
     def __init__(self) -> None:
-        self._helper = Helper("monarch_nb.allocator.logs.search_worker", _IDLE_S)
+        self._helper = Helper("monarch_nb.allocator.logs.search_worker", gap(30.0))
 
     async def search(self, text: str, lines: Sequence[Lines], *, regex: bool, ignore_case: bool) -> list[array[int]]:
         """Return the numbers of the lines that match, for each of `lines`.

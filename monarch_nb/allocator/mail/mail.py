@@ -17,7 +17,7 @@ from monarch_nb.allocator.mail.post_office import PostOffice
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, gap
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.mail_pb2 import Envelope, Undelivered
@@ -26,7 +26,7 @@ from monarch_nb.rpc.channel import OpenChannel
 
 _log = logging.getLogger(__name__)
 
-CLIENT_WAIT_S = 10.0
+CLIENT_WAIT_S = gap(10.0)
 """So long letters wait for a client whose session broke, or that was with the allocator before this one."""
 _REPLACED = "it was restarted, or ended because nobody needs it any more, while the message was under way"
 _AWAY = "the connection to the client broke while the call waited"

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.config import gap
+
 from monarch_nb.rpc.channel import OpenChannel, is_local  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -24,7 +26,7 @@ from monarch_nb.rpc.status import translate
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0
+PATIENCE_S = gap(5.0)
 """So long a node may be away before letters for it are given up: its allocator is being started again, or its machine
 is busy, and a fresh connection with TLS takes seconds."""
 BATCH_BYTES = 1 << 20

@@ -28,7 +28,7 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, gap, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import pack_pickle
 from monarch_nb.proto import run_pb2, state_pb2
@@ -36,8 +36,7 @@ from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
-INTERRUPT_WAIT_S = 2.0
-UNATTENDED_S = 10.0
+UNATTENDED_S = gap(10.0)
 """Clients end the other ranks sooner when one has failed; a node does it after this time, and kills after it again."""
 WORTH_A_WORD_BYTES = 1 << 30
 
@@ -195,7 +194,7 @@ class Scripts:
     async def _interrupt(self, process: RankProcess) -> None:
         process.is_interrupted = True
         request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=process.mesh_id))
-        reply = await process.link.control(request, INTERRUPT_WAIT_S)
+        reply = await process.link.control(request, patience(2.0))
         if reply is None and not process.link.is_open:  # it is another program by now (os.execv)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.record.process.pid, signal.SIGINT)

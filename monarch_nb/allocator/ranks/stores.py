@@ -23,7 +23,7 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.supervisor import Supervisor
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, state_pb2
@@ -31,9 +31,9 @@ from monarch_nb.proto import worker_pb2 as wire
 
 _log = logging.getLogger(__name__)
 
-PEER_PATIENCE_S = 4.0
+PEER_PATIENCE_S = patience(4.0)
 """How long a node may take to say where a store is; as much again for each node that it may have to ask itself."""
-TELL_AGAIN_S = 2.0
+TELL_AGAIN_S = cadence(2.0)
 """Between attempts to reach a node that does not know yet where the store is: nothing tells when it is there again."""
 
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from monarch_nb.allocator.readings.asking import Asking
 from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import cadence
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
-NONE_INTERVAL_S = 5.0
+NONE_INTERVAL_S = cadence(5.0)
 """How often ranks are asked that have no actors."""
-SETTLES_S = 2.0
+SETTLES_S = cadence(2.0)
 """Those that got mail so recently are asked more often: what they got may become an actor."""
 MAX_ACTORS = 32
 """Of a rank that has more, only so many are told."""

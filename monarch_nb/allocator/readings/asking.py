@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import cadence, patience
 from monarch_nb.proto import worker_pb2 as wire
 
-INTERVAL_S = 0.9
-WAIT_S = 0.2
+INTERVAL_S = cadence(0.9)
+WAIT_S = cadence(0.2)
 """How long to wait for answers; later ones are told the next time."""
-FORGOTTEN_S = 10.0
+FORGOTTEN_S = cadence(10.0)
 """Who was not asked for so long may do something else by now."""
-_PATIENCE_S = 5.0
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Asking:
     async def _ask(self, pid: int, process: RankProcess) -> None:
         question = wire.ControlRequest()
         question.CopyFrom(self._question)
-        reply = await process.link.control(question, _PATIENCE_S)
+        reply = await process.link.control(question, patience(5.0))
         if (asked := self._asked.get(pid)) and (reply is not None or not self._keep):
             asked.reply, asked.replied_s = reply, time.monotonic()
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_nb.allocator.supervision import processes
+from monarch_nb.config import cadence, patience
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 
-WAIT_S = 0.3
+WAIT_S = patience(0.3)
 """How long a reading may take before the one before is told again."""
-STALE_S = 3.0
+STALE_S = cadence(3.0)
 """A reading older than this is told no more."""
 _SILENT = "the GPU driver does not answer"
-_AGAIN_S = 10.0
+_AGAIN_S = cadence(10.0)
 """The driver is opened again after this time when it failed."""
 
 

@@ -16,14 +16,15 @@ from pathlib import Path
 from monarch_nb.allocator.readings.facts import proportional_memory_bytes
 from monarch_nb.allocator.readings.gpus import GpuReader
 from monarch_nb.allocator.state.state import NodeState
+from monarch_nb.config import cadence
 from monarch_nb.errors import PoolError
 from monarch_nb.proto import allocator_pb2 as pb
 
-INTERVAL_S = 0.9
+INTERVAL_S = cadence(0.9)
 """Younger readings are told again."""
 _LONGEST_INTERVAL_S = 10.0
 """A mean over more than this says nothing about now."""
-EXACT_INTERVAL_S = 60.0
+EXACT_INTERVAL_S = cadence(60.0)
 """How often the memory of a rank is measured: that takes 8 ms (a fork of torch). In between it is estimated."""
 _EXACT_BUDGET_S = 0.02
 """Measure no more ranks in a reading when those have taken so long."""

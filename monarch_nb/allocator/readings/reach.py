@@ -11,6 +11,8 @@ import secrets
 import time
 from collections.abc import Iterable
 
+from monarch_nb.config import gap, patience
+
 from monarch_nb.rpc.channel import OpenChannel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -20,11 +22,11 @@ from monarch_nb.proto import files_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
 from monarch_nb.rpc.status import translate
 
-LISTEN_S = 10.0
+LISTEN_S = patience(10.0)
 """So long a probe has time to come, and to end."""
-ANSWER_S = 10.0
+ANSWER_S = patience(10.0)
 """So long another allocator may take to answer: a fresh connection with TLS takes a busy machine seconds."""
-CONNECT_S = 3.0
+CONNECT_S = gap(3.0)
 """So long the kernel may take to connect: a firewall that swallows everything is told soon."""
 MOST_BYTES = 256 << 20
 MOST_PEERS = 64

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from monarch_nb.allocator.readings.asking import Asking
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import cadence
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
-LASTS_S = 1.5
+LASTS_S = cadence(1.5)
 """Shorter runs are not asked about."""
 
 

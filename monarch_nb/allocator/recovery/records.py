@@ -15,18 +15,18 @@ from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.supervisor import RankProcess
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.proto.files_pb2 import Peer
 
 _log = logging.getLogger(__name__)
 
-FLUSH_DELAY_S = 0.25
+FLUSH_DELAY_S = cadence(0.25)
 """Runs are written to the database a few at once: most are over and collected before they have to be. Their results the
 ranks and the client know until then; when a client leaves, all that it knows is written at once."""
 
-TRY_AGAIN_S = 2.0
+TRY_AGAIN_S = cadence(2.0)
 """After a flush that found no room: nothing tells when there is some again."""
 
 

@@ -17,14 +17,14 @@ from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.runs import Effect, RankFinished, RunDropped, StartRun
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, gap
 from monarch_nb.errors import AccessDenied, RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.status import error_to_json
 
-CALLS_PATIENCE_S = 5.0
+CALLS_PATIENCE_S = gap(5.0)
 """A client that is gone may be coming back so long; then what it called is over."""
 
 

@@ -22,7 +22,7 @@ from monarch_nb.allocator.state.limits import released
 from monarch_nb.allocator.state.rights import Right, right_of, to_wire
 from monarch_nb.allocator.state.runs import Run
 from monarch_nb.allocator.state.state import Lease, NodeState
-from monarch_nb.config import SHARED_VARIABLE
+from monarch_nb.config import SHARED_VARIABLE, cadence
 from monarch_nb.errors import AccessDenied, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.mail_pb2 import Envelope
@@ -35,7 +35,7 @@ Check = Callable[["Access", Caller, Any], None]
 PEOPLE = frozenset({USER, ADMIN})
 EVERYBODY = PEOPLE | {NODE}
 MAX_MAILBOXES = 10_000
-LOOK_AT_CLOCK_S = 60.0
+LOOK_AT_CLOCK_S = cadence(60.0)
 SEEN = ("reservation_id", "name", "owner", "procs", "gpus", "node_rank", "nodes", "created_at", "confirmed")
 LIMITS_SEEN = ("time_s", "time_left_s")
 """What everybody learns of a reservation: that slots are taken, by whom, and until when."""

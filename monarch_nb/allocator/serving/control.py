@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.supervision.supervisor import RankProcess
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import worker_pb2 as wire
-
-STACK_WAIT_S = 1.0
-LOOK_TIMEOUT_S = 1.0
 
 
 def interrupt(node: Node, run_id: str, by: str = "") -> None:
@@ -59,7 +57,7 @@ async def control_ranks(node: Node, request: pb.ControlRanksRequest) -> list[pb.
 async def look(node: Node, request: pb.Look, ranks: Sequence[int]) -> pb.Seen:
     """Return where ranks of this node are."""
     asked = pb.ControlRanksRequest(
-        mesh_id=request.mesh_id, ranks=ranks, timeout_s=LOOK_TIMEOUT_S, where=True, run_id=request.of_run
+        mesh_id=request.mesh_id, ranks=ranks, timeout_s=patience(1.0), where=True, run_id=request.of_run
     )
     seen = pb.Seen(look_id=request.look_id)
     for reply in await control_ranks(node, asked):
@@ -91,7 +89,7 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     if request.HasField("save_now"):
         timeout_s += request.save_now.within_s
     if request.WhichOneof("message") == "stack":
-        timeout_s = min(timeout_s, STACK_WAIT_S)
+        timeout_s = min(timeout_s, cadence(1.0))  # then it is looked at from outside
     reply = await process.link.control(_rank_request(request), timeout_s)
     if reply is None and request.WhichOneof("message") == "stack":
         stack = await _stack_from_outside(node, process)
@@ -129,7 +127,7 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     node.watch.arm(path.parent, written.set)
     os.kill(process.record.process.pid, signal.SIGUSR2)
     try:
-        await asyncio.wait_for(written.wait(), STACK_WAIT_S)
+        await asyncio.wait_for(written.wait(), patience(1.0))
     except TimeoutError:
         return ""
     size_bytes = -1

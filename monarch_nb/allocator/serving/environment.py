@@ -9,10 +9,11 @@ import time
 
 from monarch_nb import config
 from monarch_nb.allocator.supervision.pythons import python_environment
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import files_pb2
 
-ENVIRONMENT_REPORT_S = 20.0
+ENVIRONMENT_REPORT_S = patience(20.0)
 """How long a python may take to say what is installed; on a cold network file system it reads for seconds."""
 
 

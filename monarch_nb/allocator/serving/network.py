@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.config import DEFAULT_PORT, TrustPaths
+from monarch_nb.config import DEFAULT_PORT, TrustPaths, patience
 from monarch_nb.errors import PoolError, TrustError, UsageError
 from monarch_nb.trust.identity import NODE, Identity, facts_of, load_identity
 from monarch_nb.trust.identity_file import IdentityFile
@@ -25,7 +25,7 @@ from monarch_nb.trust.pools import is_pool, paths_of, read_hosts
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|::(?=:\d)|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 _INET6 = Path("/proc/net/if_inet6")
-ANSWER_S = 2.0
+ANSWER_S = patience(2.0)
 """So long it may take to show a certificate."""
 
 

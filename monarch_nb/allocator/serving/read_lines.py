@@ -21,15 +21,15 @@ from monarch_nb.allocator.logs.written import MeshLogs, Written
 from monarch_nb.allocator.sessions.sessions import FLOOD_INTERVAL_S, UNWATCHED_INTERVAL_S
 from monarch_nb.allocator.state.runs import Run, failed_results
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence, gap
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
-KEPT_S = 300.0
+KEPT_S = gap(300.0)
 """An index that nobody has used for so long is forgotten."""
-COUNTING_S = 0.1
+COUNTING_S = cadence(0.1)
 """What takes longer to count is told piece by piece."""
 _FOLLOWED_OUTPUTS = 16
 """The newest: what older runs may still write is not worth a watch each."""

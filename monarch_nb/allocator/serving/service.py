@@ -29,6 +29,7 @@ from monarch_nb.allocator.sessions.sessions import Session as ClientSession
 from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.cgroups import CAN_NOT_LIMIT
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, ReservationNotFound, UsageError, VersionMismatch
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.ground.room import explained
@@ -41,9 +42,9 @@ from monarch_nb.rpc.status import error_to_json, hear_out, refuse
 
 _log = logging.getLogger(__name__)
 
-ABORT_S = 2.0
+ABORT_S = patience(2.0)
 """How long a rank may take to let its process groups go."""
-LAST_WRITE_S = 5.0
+LAST_WRITE_S = patience(5.0)
 """How long a session's last message may take: gRPC never ends a call whose first message is cancelled half-way."""
 
 _Method = Callable[[Any, Any, Any], Awaitable[Any]]

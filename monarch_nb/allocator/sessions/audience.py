@@ -11,12 +11,12 @@ from monarch_nb.allocator.logs.archive import Archives
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.sessions import Follower, Session
 from monarch_nb.allocator.state.runs import Mesh, Run
-from monarch_nb.config import CALLER_FILE_BYTES, NodePaths, caller_file
+from monarch_nb.config import CALLER_FILE_BYTES, NodePaths, cadence, caller_file
 from monarch_nb.lines.templates import FEW_RANKS
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
-GATHER_RESULTS_S = 0.05
+GATHER_RESULTS_S = cadence(0.05)
 """How long a rank's result may wait for those of others."""
 
 

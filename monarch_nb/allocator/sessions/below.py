@@ -10,23 +10,24 @@ from typing import Any
 from monarch_nb.branches.branches import Branches
 from monarch_nb.branches.folding import ranks_finished
 from monarch_nb.branches.layout import earlier_run, ranks_of_run, ranks_on, split
+from monarch_nb.config import cadence, patience
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
 
-OUTPUT_S = 0.05
+OUTPUT_S = cadence(0.05)
 """What ranks print, or fail with, waits so long for what others do."""
-GATHER_S = 0.25
-LONGEST_GATHER_S = 0.5
+GATHER_S = cadence(0.25)
+LONGEST_GATHER_S = cadence(0.5)
 """What is not yet all of a run waits for more: as long again as the run has lasted, within these."""
-SHORT_RUN_S = 1.0
+SHORT_RUN_S = cadence(1.0)
 """What ends within this time is told as a whole: nobody misses a part of it sooner."""
-GATHER_PER_NODE_S = 0.002
-LONGEST_GATHER_OF_MANY_S = 2.0
+GATHER_PER_NODE_S = cadence(0.002)
+LONGEST_GATHER_OF_MANY_S = cadence(2.0)
 """Of many nodes it waits longer, in proportion: a message of a few results costs those above as much as one of all, and
 so what those below have gathered has come."""
-LOOK_S = 1.5
+LOOK_S = patience(1.5)
 """So long it waits for all to say where they are."""
 
 

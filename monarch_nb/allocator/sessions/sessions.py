@@ -13,20 +13,20 @@ from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
 from monarch_nb.branches.alike import pack
 from monarch_nb.branches.folding import fold, joined_alike
-from monarch_nb.config import PROTOCOL
+from monarch_nb.config import PROTOCOL, cadence
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.files_pb2 import Peer
 from monarch_nb.proto.state_pb2 import ProcessIdentity
 
-OUTPUT_INTERVAL_S = 0.04
-FLOOD_INTERVAL_S = 0.1
-UNWATCHED_INTERVAL_S = 1.0
+OUTPUT_INTERVAL_S = cadence(0.04)
+FLOOD_INTERVAL_S = cadence(0.1)
+UNWATCHED_INTERVAL_S = cadence(1.0)
 MAX_UNSENT_BYTES = 8 << 20
-BATCH_S = 0.05
+BATCH_S = cadence(0.05)
 """How long an event that nobody waits for may wait for others: a message costs more than what is in it."""
 FLOOD_RANKS_PER_S = 80
-LONGEST_FLOOD_HOLD_S = 5.0
+LONGEST_FLOOD_HOLD_S = cadence(5.0)
 """After a flood from nodes below, what they print is put together, as long as so many ranks a second are told of (but
 no longer): as many as 8 that are followed directly say something. So a flood on all costs the client no more."""
 FLOOD_HOLD_LEFT = 0.8

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from monarch_nb.config import cadence, gap
 from monarch_nb.errors import ReservationExpired, ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
 from monarch_nb.times import duration, time_of_day
 
 WARN_BEFORE_S = 600.0
-LOOK_EVERY_S = 30.0
+LOOK_EVERY_S = cadence(30.0)
 """How often to look at least: timers stand still while a machine sleeps."""
-RETURN_S = 30.0
+RETURN_S = gap(30.0)
 """How long clients may take to come back to an allocator that was restarted before a reservation counts as idle."""
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from monarch_nb.allocator.supervision.mail_link import MailLink
+from monarch_nb.config import cadence
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.frame_connection import FrameConnection, connect, may_listen
 
-FORGET_DELAY_S = 1.0
-RECONNECT_DELAY_S = 0.5
+RECONNECT_DELAY_S = cadence(0.5)
 
 
 class TemplateLink:
@@ -221,7 +221,7 @@ class RankLink:
         """The results of these runs are stored. The rank is told soon, or with its next run."""
         self._to_forget += run_ids
         if self._forget_timer is None:
-            self._forget_timer = asyncio.get_running_loop().call_later(FORGET_DELAY_S, self._send_forgetting)
+            self._forget_timer = asyncio.get_running_loop().call_later(cadence(1.0), self._send_forgetting)
 
     def _send_forgetting(self) -> None:
         if self._work is not None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from monarch_nb.config import cadence
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.rpc.frame_connection import FrameConnection, connect, may_listen
 
-RECONNECT_DELAY_S = 0.5
+RECONNECT_DELAY_S = cadence(0.5)
 
 
 class MailLink:

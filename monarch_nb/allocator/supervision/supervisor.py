@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from monarch_nb.allocator.supervision import cgroups, processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
 from monarch_nb.allocator.supervision.pythons import python_environment, template_key, what_is_wrong
-from monarch_nb.config import NodePaths
+from monarch_nb.config import NodePaths, cadence, patience
 from monarch_nb.errors import PreloadError, SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
@@ -29,15 +29,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_STATUS_WAIT_S = 1.0
-GRACEFUL_EXIT_S = 2.0
-FORKING_WAIT_S = 10.0
+EXIT_STATUS_WAIT_S = patience(1.0)
+_UNTOLD_STATUS_WAIT_S = cadence(1.0)
+"""Of what we end: nobody is told how it has ended."""
+GRACEFUL_EXIT_S = patience(2.0)
+FORKING_WAIT_S = patience(10.0)
 """Ranks that are just being forked are ended as soon as they are known; a busy machine takes its time."""
-READY_WAIT_S = 60.0
-ADOPT_WAIT_S = 3.0
+ADOPT_WAIT_S = cadence(3.0)
 """A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
-TEMPLATE_WAIT_S = 300.0
-KILL_AGAIN_S = 1.0
+KILL_AGAIN_S = cadence(1.0)
 """After an attempt for which there were no descriptors: nothing tells when there are."""
 STDERR_TAIL_LINES = 8
 """Of what a process that died said last."""
@@ -214,7 +214,7 @@ class Supervisor:
         try:
             ready = asyncio.create_task(link.connect())
             ended = asyncio.create_task(watch.ended.wait())
-            await asyncio.wait({ready, ended}, timeout=TEMPLATE_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, ended}, timeout=patience(300.0), return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             if not ready.done():
                 await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
@@ -316,7 +316,7 @@ class Supervisor:
                 rank.watch.close()
             raise SpawnError(f"ranks could not be started: {error}") from error
         try:
-            async with asyncio.timeout(READY_WAIT_S):
+            async with asyncio.timeout(patience(60.0)):
                 await asyncio.gather(*(rank.link.connect() for rank in ranks))
         except (SpawnError, TimeoutError) as error:
             await self.end(ranks, patience_s=0.0)
@@ -388,14 +388,17 @@ class Supervisor:
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)
 
-    async def _exit_status(self, watch: ProcessWatch) -> int | None:
+    async def _exit_status(self, watch: ProcessWatch, wait_s: float = EXIT_STATUS_WAIT_S) -> int | None:
         """The template tells; if it is dead we are the parent; else ask the kernel; else it is unknown."""
         pid = watch.pid
         if pid not in self._exits and (status := watch.exit_status()) is not None:
             return status
         if pid not in self._exits:
             waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
-            await asyncio.wait({waiter}, timeout=EXIT_STATUS_WAIT_S)
+            # Without templates nobody tells: we are the parent.
+            ends = asyncio.gather(*(template.ended.wait() for template in self._template_watches.values()))
+            await asyncio.wait({waiter, ends}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            ends.cancel()
             self._exit_waiters.pop(pid, None)
         status = self._exits.pop(pid, None)
         for task in self._templates.values():
@@ -450,7 +453,7 @@ class Supervisor:
         for rank in doomed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(rank.watch.ended.wait(), GRACEFUL_EXIT_S)
-            await self._exit_status(rank.watch)
+            await self._exit_status(rank.watch, _UNTOLD_STATUS_WAIT_S)
             rank.link.close()
             rank.watch.close()
             self._socket(rank).unlink(missing_ok=True)
@@ -515,7 +518,7 @@ class Supervisor:
             watch.kill()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
-            await self._exit_status(watch)
+            await self._exit_status(watch, _UNTOLD_STATUS_WAIT_S)
             watch.close()
 
     # ---- the end ----
@@ -526,7 +529,7 @@ class Supervisor:
         if end_processes:
             if self._forks:
                 await asyncio.wait(self._forks, timeout=FORKING_WAIT_S)
-            await self.end([*self.ranks.values(), *self.leaving], patience_s=1.0)
+            await self.end([*self.ranks.values(), *self.leaving], patience_s=patience(1.0))
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
             for watch in list(self._template_watches.values()):

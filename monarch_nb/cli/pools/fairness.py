@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.cli.tables import print_json, print_table
-from monarch_nb.config import default_pool, local_limits
+from monarch_nb.config import default_pool, local_limits, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from monarch_nb.proto import allocator_pb2 as pb
 
 HOUR_S = 3600.0
-ANSWER_S = 10.0
+ANSWER_S = patience(10.0)
 """Longer than a node waits for other nodes that are away."""
 IDLE = "idle: no cell, script or call ran on the ranks, and no GPU of theirs computed; nodes look every 15 s"
 

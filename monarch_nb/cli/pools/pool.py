@@ -17,7 +17,7 @@ from monarch_nb.cli.tables import print_table
 from monarch_nb.client.pools.answering.silence import why_silent
 from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
-from monarch_nb.config import DEFAULT_PORT, default_pool
+from monarch_nb.config import DEFAULT_PORT, default_pool, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "make, join and share pools of other machines"
 DEFAULT_SSH_NAME = "lab"
-ANSWER_S = 5.0
+ANSWER_S = patience(5.0)
 """A node that has not answered by then is not waited for."""
 _ANSWERS, _SILENT = "answers", "no answer"
 _TWICE = ": the same node as "

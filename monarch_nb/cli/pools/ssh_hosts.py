@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision.daemons import describe
@@ -22,7 +23,7 @@ from monarch_nb.trust.private_files import read_private
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
-ANSWER_S = 20.0
+ANSWER_S = patience(20.0)
 
 
 def set_up(pool: str, options: argparse.Namespace) -> int:

@@ -16,15 +16,16 @@ from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
 from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.times import duration
 
 _log = logging.getLogger(__name__)
 
-AFTER_S = 3.0
+AFTER_S = cadence(3.0)
 """A call that waits for so long says why."""
-LONGEST_S = 24.0
+LONGEST_S = cadence(24.0)
 MAX_LINES = 3
 NOTICE = "behind"
 _IDLE = "is idle"
@@ -96,7 +97,7 @@ class Behind:
         mesh = self._mesh_of(mesh_id)
         if mesh is None:
             return {}
-        replies = await mesh.core.control(sorted(ranks), timeout_s=1.0, actors=True)
+        replies = await mesh.core.control(sorted(ranks), timeout_s=patience(1.0), actors=True)
         return {rank: [ActorInfo.of(mesh.name, rank, one) for one in reply.actors] for rank, reply in replies.items()}
 
 

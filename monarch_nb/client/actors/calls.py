@@ -24,19 +24,19 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.run import Listener
 from monarch_nb.client.runs.stops import policy
-from monarch_nb.config import MAIN_MESH, MONARCH_MESH
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH, cadence, gap, patience
 from monarch_nb.errors import MonarchNbError
 
-LOOK_S = 0.5
+LOOK_S = cadence(0.5)
 """So often it is looked whether calls were answered."""
-QUIET_S = 60.0
+QUIET_S = gap(60.0)
 """A script that calls nothing for so long ends its runs; it opens others when it goes on."""
 _RECENT = 100
 """So many cells are told what comes of their broadcasts later."""
-END_WAIT_S = 10.0
+END_WAIT_S = patience(10.0)
 """So long a cell waits at its end for what its calls have printed. It is long: on a busy machine nodes are slow."""
 
-KILL_WAIT_S = 10.0
+KILL_WAIT_S = patience(10.0)
 """So long it takes at most to say which ranks were killed and restarted."""
 
 

@@ -13,9 +13,10 @@ from monarch_nb.client.presenting import held_by_notebook
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation, in_use
 from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.config import gap
 from monarch_nb.errors import MonarchNbError, PoolError
 
-OWN_IDLE_S = 600.0
+OWN_IDLE_S = gap(600.0)
 """So long a reservation that was made for a program outlives one that was killed."""
 
 

@@ -20,9 +20,10 @@ from monarch_nb.client.actors.questions import Questions
 from monarch_nb.client.connections.bridge import background_loop, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.mail import own_mailbox
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError
 
-STOP_ACTORS_S = 1.0
+STOP_ACTORS_S = patience(1.0)
 """How long actors of this process have to clean up when it ends."""
 
 

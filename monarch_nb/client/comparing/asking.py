@@ -14,13 +14,14 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.debug.debugger import tell
 from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
 
 ANSWERS = "monarch_nb.worker.comparing.answers"
 _PAGE = re.compile(r"<<(last|more) (.*?)>>", re.DOTALL)
-_PATIENCE_S = 600.0
+_PATIENCE_S = patience(600.0)
 """A debugger hashes a value for no longer than this."""
 
 

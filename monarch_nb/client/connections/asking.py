@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable
 
-STRAGGLER_S = 5.0
+STRAGGLER_S = patience(5.0)
 """So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
 
 T = TypeVar("T")

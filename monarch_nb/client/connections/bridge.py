@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from monarch_nb.config import patience
 from monarch_nb.ground import interrupting
 from monarch_nb.ground.flag import Flag
 
 T = TypeVar("T")
 
-CLEAN_UP_S = 10.0
+CLEAN_UP_S = patience(10.0)
 """How long an interrupted call may clean up after itself."""
 
 

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.config import cadence, gap, patience
+
 from monarch_nb.rpc.channel import is_deserted, is_local, open_channel  # isort: skip  (sets gRPC's environment before grpc is imported)
 import grpc
 
@@ -32,24 +34,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 30.0
-SPAWN_TIMEOUT_S = 300.0
-RECONNECT_S = 1.0
-FIRST_RETRY_S = 0.05
-LONGEST_RETRY_S = 1.0
-SHOWN_INTERVAL_S = 0.5
-COLLECT_DELAY_S = 0.1
-LINK_PATIENCE_S = 0.5
+SPAWN_TIMEOUT_S = patience(300.0)
+FIRST_RETRY_S = cadence(0.05)
+LONGEST_RETRY_S = cadence(1.0)
+SHOWN_INTERVAL_S = cadence(0.5)
+COLLECT_DELAY_S = cadence(0.1)
+LINK_PATIENCE_S = patience(0.5)
 """A session that is not open after this time will not open by itself soon: whoever waits for it is told."""
-OPEN_S = 15.0
+OPEN_S = cadence(15.0)
 """A session that is not open after this time is asked for anew: whatever has become of it, nobody tells."""
-GAP_S = 2.0
+GAP_S = gap(2.0)
 """So long a node may be away and nothing is lost or refused: its allocator is being started again."""
 ALLOCATOR_DOWN = "does not answer; its ranks are as they were: monarch-nb up starts its allocator again"
 """What is said of a node of this machine that does not answer."""
 MAX_FOLLOWED = 64
 """Runs that are done and may print more."""
-LINGER_S = 1.0
+LINGER_S = gap(1.0)
 """So long a session stays that nobody needs: somebody may be about to."""
 
 
@@ -141,7 +141,7 @@ class Connection:
 
     # ---- unary calls ----
 
-    async def unary(self, method: str, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    async def unary(self, method: str, request: Any, timeout_s: float = patience(30.0)) -> Any:
         """Call a method; a failure raises an error of monarch_nb."""
         stub = await self._settle()
         try:
@@ -158,14 +158,14 @@ class Connection:
         if state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE or is_deserted(self.address):
             return stub
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RECONNECT_S):
+            async with asyncio.timeout(gap(1.0)):
                 while state in unsettled:
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
                     unsettled = {grpc.ChannelConnectivity.CONNECTING}  # one try
         return stub
 
-    async def describe(self, timeout_s: float = 5.0) -> pb.DescribeReply:
+    async def describe(self, timeout_s: float = patience(5.0)) -> pb.DescribeReply:
         """Ask for the node's facts; the version handshake."""
         request = pb.DescribeRequest(protocol=config.PROTOCOL, client_version=config.VERSION)
         reply: pb.DescribeReply = await self.unary("Describe", request, timeout_s)

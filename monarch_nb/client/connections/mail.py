@@ -20,7 +20,7 @@ from typing import Protocol
 
 from monarch_nb.actor.engine.delivery import Receiver, deliver, map_and_remove
 from monarch_nb.client.connections.bridge import background_loop, post
-from monarch_nb.config import INLINE_VALUE_BYTES
+from monarch_nb.config import INLINE_VALUE_BYTES, gap, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.files.pieces import write_pieces
 from monarch_nb.ground.flag import Flag
@@ -32,9 +32,8 @@ _log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 64 << 20
 """So much may wait for a node that is away or does not read; who sends more waits as well."""
-ROOM_WAIT_S = 30.0
 BATCH_BYTES = 1 << 20
-GAP_S = 2.0
+GAP_S = gap(2.0)
 """So long messages wait for a node that is away: its allocator is being started again."""
 
 
@@ -154,7 +153,7 @@ class ConnectionMail:
         """The background loop does not wait: it makes the room."""
         if self._room.is_set() or _is_on_background_loop():
             return
-        if not self._room.wait(ROOM_WAIT_S):
+        if not self._room.wait(patience(30.0)):
             raise MonarchNbError(f"{self._queued_bytes >> 20} MB of messages wait for {self._node.name}, which is away")
 
     def _flush(self) -> None:

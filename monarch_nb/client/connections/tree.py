@@ -22,6 +22,7 @@ from monarch_nb.client.connections.connection import (
     Connection,
 )
 from monarch_nb.client.connections.listeners import RunListener
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MeshNotFound, MonarchNbError, VersionMismatch
 from monarch_nb.ground.ranges import Ranges
 from monarch_nb.proto import allocator_pb2 as pb
@@ -39,9 +40,9 @@ nodes would cost 6 ms (docs/performance.md, "From how many nodes on a tree pays"
 FAN_OUT = 2
 """So many nodes are directly below one. Each costs it 0.24 to 0.5 ms a cell. With 4, a cell on 64 nodes would be a
 third faster where nodes have their own cores, but the first node would spend 1 ms more, and its goal is 2 ms."""
-SHOWN_PER_RANK_S = 0.002
+SHOWN_PER_RANK_S = cadence(0.002)
 """How far each rank was shown is said less often of many ranks: it costs as much as what they print."""
-LOOK_PATIENCE_S = 3.0
+LOOK_PATIENCE_S = patience(3.0)
 """So long nodes have to say where ranks are: each has a second to ask them."""
 
 

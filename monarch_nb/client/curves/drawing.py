@@ -10,18 +10,16 @@ from itertools import islice
 from monarch_nb.client.curves.names import is_there, resolved
 from monarch_nb.client.curves.words import RunPictures
 from monarch_nb.client.logs.metrics import RunMetrics
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, UsageError
 from monarch_nb.ground.rank_sets import counted, listed
 
-FIRST_S = 0.7
+FIRST_S = cadence(0.7)
 """So long the first picture is read for."""
-_CATCH_UP_S = 0.5
-_LIVE_BUDGET_S = 0.2
-_LIVE_INTERVAL_S = 1.0
+_CATCH_UP_S = cadence(0.5)
+_LIVE_BUDGET_S = cadence(0.2)
+_LIVE_INTERVAL_S = cadence(1.0)
 """A node that writes all the time is asked so seldom that reading costs little."""
-_SILENT_INTERVAL_S = 3.0
-_LOOK_FOR_NAMES_S = 0.3
-_LOOK_FOR_RUN_S = 0.4
 MAX_NAMES, MAX_RUNS = 12, 6
 _LOOKED_AT_RUNS = 20
 """Where no run is named, so many of the newest are looked at for numbers."""
@@ -106,7 +104,7 @@ class Drawing:
     def rest_s(self) -> float:
         """How long to wait from one look to the next."""
         if self._trouble:
-            return _SILENT_INTERVAL_S
+            return cadence(3.0)
         return 0.0 if self.is_behind else _LIVE_INTERVAL_S
 
     def _state(self) -> object:
@@ -128,7 +126,7 @@ class Drawing:
             self._trouble[run.number] = str(error)
 
     async def _find_names(self, run: RunMetrics) -> None:
-        found = await run.names(_LOOK_FOR_NAMES_S)
+        found = await run.names(cadence(0.3))
         present, missing = [], []
         for name in (*self._wanted, *([self._x_wanted] if self._x_wanted else [])):
             try:
@@ -175,7 +173,7 @@ async def newest_with(names: Sequence[str], newest_first: Iterable[RunMetrics]) 
     runs = [*islice(newest_first, _LOOKED_AT_RUNS)]
     best, most = runs[0], -1
     for run in runs:
-        found = await run.names(_LOOK_FOR_RUN_S)
+        found = await run.names(cadence(0.4))
         known = [metric.name for metric in found.metrics if names or metric.count > 1]
         there = sum(is_there(name, known) for name in names)
         if known and there > most:

@@ -13,11 +13,12 @@ from monarch_nb.client.curves.characters import WIDTH, characters
 from monarch_nb.client.curves.drawing import Drawing, noted
 from monarch_nb.client.curves.svg import svg
 from monarch_nb.client.curves.words import RunPictures, text
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError
 
 MAX_WIDTH = 120
 """Of a picture with characters, however wide a terminal is."""
-CATCH_UP_S = 60.0
+CATCH_UP_S = patience(60.0)
 """So long a picture waits until all is read that was printed; it says how much that is."""
 
 

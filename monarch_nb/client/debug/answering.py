@@ -11,6 +11,7 @@ from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.debug.console import Left
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.runs.stops import can_answer, choice
+from monarch_nb.config import cadence
 from monarch_nb.ground.interrupting import at_prompt, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
     from monarch_nb.config import OnBreakpoint
 
-SETTLE_S = 0.3
+SETTLE_S = cadence(0.3)
 """Ranks that stop less than this apart are in the same table."""
 SETTLES = 7
 """So often more ranks are waited for: some that go on stopping do not keep people from the prompt."""

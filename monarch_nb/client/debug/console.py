@@ -10,13 +10,14 @@ from typing import Literal
 from monarch_nb.client.debug.commands import HELP, Command, meant, parse
 from monarch_nb.client.debug.debugger import Attached, Debugger
 from monarch_nb.client.debug.stops import StopInfo, folded, stops_table
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.interrupting import kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 
 PROMPT = "monarch_dbg> "
 Left = Literal["quit", "continued", "nothing stopped"]
-ANSWERED_EVERY_S = 2.0
+ANSWERED_EVERY_S = cadence(2.0)
 """So often it is looked whether somebody else has answered."""
 
 

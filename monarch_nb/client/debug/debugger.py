@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.debug.stops import StopInfo, actor_of, stop_info
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import UsageError
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand
@@ -16,9 +17,9 @@ from monarch_nb.shape import parse_targets
 if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import HeldMesh
 
-ANSWER_WITHIN_S = 2.0
+ANSWER_WITHIN_S = cadence(2.0)
 """After this time an answer comes that says that the line is still executed."""
-LOOK_WITHIN_S = 2.0
+LOOK_WITHIN_S = patience(2.0)
 
 
 class Debugger:

@@ -20,13 +20,14 @@ from monarch_nb.client.pools.answering.reach import Way, ways_between
 from monarch_nb.client.pools.answering.silence import what_helps, why_silent
 from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.config import patience
 from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.proto import files_pb2
 from monarch_nb.trust.identity import expiry_warning
 from monarch_nb.worker.environment_report import Environment, describe
 
-ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = patience(30.0)
 MEASURED_BYTES = 32 << 20
 """Sent from each node to the next."""
 _MACHINERY = ("ipykernel", "ipywidgets", "jupyter-server", "grpcio-tools", "grpcio-health-checking", "nvidia-ml-py")

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, SharedStorageError
 from monarch_nb.proto import files_pb2
 
 Request = files_pb2.SeeTokenRequest
-TOKEN_TIMEOUT_S = 10.0
+TOKEN_TIMEOUT_S = patience(10.0)
 """Storage that does not answer for so long is of no use."""
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import FilesError
 from monarch_nb.files.tree import check_path, printable
 from monarch_nb.proto import files_pb2 as pb
-
-LIST_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ async def list_files(
 ) -> pb.ListFilesReply:
     """Return what lies at a path on a rank's node; relative ones start in the rank's directory."""
     request = pb.ListFilesRequest(reservation_id=reservation_id, rank=rank, path=os.fsencode(path), recursive=recursive)
-    reply: pb.ListFilesReply = await connection.unary("ListFiles", request, LIST_TIMEOUT_S)
+    reply: pb.ListFilesReply = await connection.unary("ListFiles", request, patience(120.0))
     return reply
 
 

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.files.chunks import BATCH_BYTES, HASH_BYTES, Buffer, pack
 from monarch_nb.files.tree import chunk_hashes
 from monarch_nb.proto import files_pb2 as pb
 from monarch_nb.rpc.status import error_from_json
 
-SYNC_TIMEOUT_S = 900.0
+SYNC_TIMEOUT_S = patience(900.0)
 INLINE_BYTES = 256 << 10
 """New content up to this size travels with the change itself."""
 EXTRA_ROUNDS = 3

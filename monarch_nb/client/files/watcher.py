@@ -16,11 +16,11 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.ground.directories import OwnDirectory
 
 _PREFIX = "monarch-nb-watch-"
-_TIMEOUT_S = 2.0
-_USUAL_S = 1e-4
+_USUAL_S = cadence(1e-4)
 """An event takes about as long. watchfiles looks again and again, here without the pauses (2 × 1 ms at least) that it
 can make in between: so let it find something at once."""
 _MAX_CHANGES = 4096
@@ -93,7 +93,7 @@ class Watcher:
         except OSError:
             return None  # somebody tidied up
         found: set[str] = set()
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + patience(2.0)
         time.sleep(_USUAL_S)
         try:
             while cookie not in found:

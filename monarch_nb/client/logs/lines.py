@@ -16,6 +16,7 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.decoding import result_event
 from monarch_nb.client.connections.events import Stream
 from monarch_nb.client.pools.facts.held import HeldReservation
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RankFailure
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.proto import allocator_pb2 as pb
@@ -23,8 +24,7 @@ from monarch_nb.proto import allocator_pb2 as pb
 T = TypeVar("T")
 Streams = Literal["both", "stdout", "stderr"]
 
-SEARCH_TIMEOUT_S = 40.0
-RETRY_S = 1.0
+RETRY_S = cadence(1.0)
 _STREAMS = {
     "both": pb.LOG_STREAM_UNSPECIFIED,
     "stdout": pb.LOG_STREAM_STDOUT,
@@ -281,7 +281,7 @@ class LogLines:
                 regex=regex,
                 ignore_case=ignore_case,
             )
-            reply = await connection.unary("SearchLog", request, SEARCH_TIMEOUT_S)
+            reply = await connection.unary("SearchLog", request, patience(40.0))
             for each, packed in zip(which, reply.windows, strict=True):
                 found[each] = _unpack(packed)
 

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.lines.pictures import Picture, Point, Told, pictures
 from monarch_nb.lines.thinning import Band, Bucket
 from monarch_nb.lines.units import factor
 from monarch_nb.proto import allocator_pb2 as pb
 
-TIMEOUT_S = 70.0
+TIMEOUT_S = patience(70.0)
 """How long a node may take besides the time that it was given to read."""
-LISTING_BUDGET_S = 2.0
 MAX_COLUMNS = 256
 
 Columns = dict[str, list[float | int | None]]
@@ -91,7 +91,7 @@ class RunMetrics:
             by_node.setdefault(rank // ranks_per_node, []).append(rank)
         self._nodes = [_Node(connections[node], on_node) for node, on_node in by_node.items() if node in connections]
 
-    async def names(self, budget_s: float = LISTING_BUDGET_S) -> Found:
+    async def names(self, budget_s: float = cadence(2.0)) -> Found:
         """Return which names there are, the most frequent first."""
         replies = [reply for _, reply in await self._ask((), "", budget_s)]
         found: dict[str, list[tuple[pb.MetricName, float]]] = {}

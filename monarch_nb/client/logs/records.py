@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from monarch_nb.client.connections.bridge import call, post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.events import Stream
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 
 T = TypeVar("T")
 
-_TOGETHER_S = 0.2
 _MAX_WAITING_BATCHES = 64
 
 
@@ -99,7 +99,7 @@ async def _pump(source: AsyncIterator[Any], queue: asyncio.Queue[pb.LogRecords |
 async def _together(queue: asyncio.Queue[T]) -> list[T]:
     """Wait for something, and a little longer: equal lines of several nodes can be shown once."""
     got = [await queue.get()]
-    await asyncio.sleep(_TOGETHER_S)
+    await asyncio.sleep(cadence(0.2))
     while not queue.empty():
         got.append(queue.get_nowait())
     return got

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.connections.connection import GAP_S
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.interrupt_actors import executing, interrupt_actors
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.client.runs.run import Run
-from monarch_nb.config import MAIN_MESH, MONARCH_MESH
+from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
@@ -89,7 +88,7 @@ async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:
     has a part: interrupting it says why it can not be reached.
     """
     request = pb.DropRequest(mesh_id=core.mesh_id, run_ids=[run.id for run in runs])
-    replies = await answers({node: node.unary("Drop", request, GAP_S) for node in core.connections.values()})
+    replies = await answers({node: node.unary("Drop", request, patience(2.0)) for node in core.connections.values()})
     begun: set[str] = set()
     for reply in replies.values():
         if isinstance(reply, pb.DropReply):

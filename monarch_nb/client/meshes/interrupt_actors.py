@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
+from monarch_nb.config import cadence, patience
 from monarch_nb.proto import run_pb2
 
-LOOK_S = 0.1
+LOOK_S = cadence(0.1)
 """So often it is asked whether endpoints have ended: nothing tells that to who did not call them."""
-ASK_S = 2.0
+ASK_S = patience(2.0)
 
 
 class InterruptedActors:
@@ -68,7 +69,7 @@ class InterruptedActors:
         loop = asyncio.get_running_loop()
         left, places = ranks - {*self._restarted}, dict[int, str]()
         while left:
-            replies = await self._core.control(sorted(left), timeout_s=1.0, actors=True)
+            replies = await self._core.control(sorted(left), timeout_s=patience(1.0), actors=True)
             age_s = loop.time() - self._began_s
             told = {rank: reply.actors for rank, reply in replies.items()}
             places = {rank: place_of(actor.where) for rank, actor in _executing(told) if actor.running_s >= age_s}

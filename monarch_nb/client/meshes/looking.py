@@ -14,11 +14,12 @@ from monarch_nb.client.pools.facts.missing import raise_if_released
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.runs.run import Run
+from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable, PoolError, RankUnresponsive
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision.jobs import trouble, what_became
 
-NAMES_TIMEOUT_S = 1.0
+NAMES_TIMEOUT_S = patience(1.0)
 """So long a rank is asked what it knows of a name: somebody types."""
 
 

@@ -19,12 +19,13 @@ from monarch_nb.client.pools.facts.infos import RunInfo
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import Listener, Run
+from monarch_nb.config import cadence
 from monarch_nb.errors import RunNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 
 T = TypeVar("T")
 
-COUNTING_S = 2.0
+COUNTING_S = cadence(2.0)
 """So long what ranks wrote is counted for one line: millions of lines take longer."""
 
 

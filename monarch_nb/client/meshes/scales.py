@@ -11,11 +11,12 @@ from monarch_nb.client.runs.needs import HeldMesh, Numbered
 from monarch_nb.client.runs.run import OnError, Run
 from monarch_nb.client.scaling.report import Plan, ScalingReport, plan
 from monarch_nb.client.scaling.series import Series, Submit
+from monarch_nb.config import patience
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.proto import run_pb2
 from monarch_nb.provision.jobs import price_per_hour
 
-FREED_WITHIN_S = 10.0
+FREED_WITHIN_S = patience(10.0)
 """Ranks that an interrupt has not freed by then hang."""
 
 

@@ -25,7 +25,7 @@ from monarch_nb.client.monarch.sources import name_cells
 from monarch_nb.client.monarch.waits import Waits
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.calls_run import this_client
-from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE
+from monarch_nb.config import MONARCH_CALLER_VARIABLE, MONARCH_CLIENT_VARIABLE, cadence, patience
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.ground.interrupting import at_awaits
 from monarch_nb.worker.monarch.loop import TLS_VARIABLES
@@ -33,8 +33,8 @@ from monarch_nb.worker.monarch.loop import TLS_VARIABLES
 EXTRA = "pip install 'monarch-nb[monarch]'"
 TRUST_ALL = "trust_all_connections"
 PROCESS_MODULE = "monarch_nb.worker.monarch.process"
-STOP_S = 3.0
-FLUSH_S = 0.3
+STOP_S = patience(3.0)
+FLUSH_S = cadence(0.3)
 """As Monarch's own, for what was not sent yet."""
 _CALLS = ("call", "call_one", "choose", "broadcast", "stream", "rref")
 

@@ -6,10 +6,11 @@ import re
 import threading
 from collections.abc import Callable
 
+from monarch_nb.config import cadence
 from monarch_nb.deaths import describe_signal, likely_cause
 from monarch_nb.ground.rank_sets import counted
 
-GATHER_S = 0.5
+GATHER_S = cadence(0.5)
 """The actors of a mesh fail within a few milliseconds of each other, on a busy machine later."""
 _OUR_FRAME = re.compile(r' *File "[^"\n]*monarch_nb/worker/monarch/census\.py", line .*\n(?: +.*\n)?(?: *[~^]+\n)?')
 """In a traceback of a node: of what watches messages there, and the line of code below it."""

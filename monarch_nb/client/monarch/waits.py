@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from monarch_nb.client import presenting
+from monarch_nb.config import cadence
 
-AFTER_S = 3.0
+AFTER_S = cadence(3.0)
 """As of our own actors: who waits for so long wants to know why."""
-LONGEST_S = 24.0
+LONGEST_S = cadence(24.0)
 """So often it is asked again at least."""
 NOTICE = "waits"
 

@@ -20,7 +20,7 @@ from monarch_nb.client.pools.facts.actor_infos import ActorInfo, grouped
 from monarch_nb.client.pools.leasing.claims import Claim
 from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
-from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME
+from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME, patience
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.times import duration
@@ -28,8 +28,7 @@ from monarch_nb.trust.passing import passing_certificate
 
 _SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank, {version!r})"
 _CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
-SERVE_TIMEOUT_S = 60.0
-ASK_S = 1.0
+SERVE_TIMEOUT_S = patience(60.0)
 MAX_LINES = 3
 PER_HOST = {"workers": 1}
 BREAKPOINT = "a breakpoint ("
@@ -210,7 +209,7 @@ class AttachedMesh:
         mesh = self._mesh
         if self.is_over():
             return []
-        replies = call(mesh.core.control(list(self._nodes()), timeout_s=ASK_S, actors=True))
+        replies = call(mesh.core.control(list(self._nodes()), timeout_s=patience(1.0), actors=True))
         return [ActorInfo.of(mesh.name, rank, one) for rank, reply in replies.items() for one in reply.actors]
 
 

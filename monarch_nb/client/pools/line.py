@@ -19,10 +19,11 @@ from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.facts.choosing import Shape, who_holds
 from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.pools.pool import Pool, Progress, in_order
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = cadence(10.0)
 
 
 class Line:

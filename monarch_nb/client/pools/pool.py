@@ -38,6 +38,7 @@ from monarch_nb.client.pools.leasing.undertaking import making, several
 from monarch_nb.client.pools.namesakes import namesakes, told_apart
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.client.pools.others import no_nodes
+from monarch_nb.config import patience
 from monarch_nb.errors import (
     CapacityError,
     NodeUnreachable,
@@ -54,8 +55,8 @@ from monarch_nb.provision.known import check_known
 if TYPE_CHECKING:
     from monarch_nb.trust.identity import Identity
 
-STATUS_TIMEOUT_S = 15.0
-FLUSH_AT_EXIT_S = 10.0
+STATUS_TIMEOUT_S = patience(15.0)
+FLUSH_AT_EXIT_S = patience(10.0)
 """How long a process that ends waits for nodes to take in its last runs; Ctrl-C ends that sooner."""
 
 Progress = Callable[[str], None]

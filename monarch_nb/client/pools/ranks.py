@@ -16,7 +16,7 @@ from monarch_nb.client.pools.answering import silence
 from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.pools.facts.infos import run_infos, shared_no_longer
 from monarch_nb.client.presenting import name_here
-from monarch_nb.config import NUMBERS_TO_SPARE
+from monarch_nb.config import NUMBERS_TO_SPARE, patience
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import MeshNotFound, MonarchNbError, NodeUnreachable, RankDead
 from monarch_nb.ground.ranges import Ranges
@@ -24,7 +24,6 @@ from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
-CONTROL_TIMEOUT_S = 5.0
 _COLLECTED = 1000
 
 
@@ -183,7 +182,7 @@ class MeshRanks:
         return [mesh for mesh in meshes if mesh.mesh_id == self.mesh_id]
 
     async def control(
-        self, ranks: Iterable[int], *, timeout_s: float = CONTROL_TIMEOUT_S, **message: Any
+        self, ranks: Iterable[int], *, timeout_s: float = patience(5.0), **message: Any
     ) -> dict[int, pb.RankReply]:
         """Ask or tell the control threads of ranks; those that did not answer are missing."""
 
@@ -214,7 +213,7 @@ class MeshRanks:
             found, unheard = await self.tree.where(asked, run_id)
             left.difference_update(asked)
             left |= unheard if is_urgent else set()
-        replies = await self.control(sorted(left), timeout_s=1.0, where=True, run_id=run_id)
+        replies = await self.control(sorted(left), timeout_s=patience(1.0), where=True, run_id=run_id)
         return found | {rank: reply.where for rank, reply in replies.items()}
 
     async def kill_script(self, run_id: str, ranks: Iterable[int]) -> None:
@@ -240,7 +239,7 @@ class MeshRanks:
         """
         chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
         told = {"last_run": last_run, "if_torn": if_torn, "peer_died": peer_died}
-        await self.control(chosen, timeout_s=2.0, abort_groups=reason, **told)
+        await self.control(chosen, timeout_s=patience(2.0), abort_groups=reason, **told)
 
     async def restart(self, ranks: Iterable[int]) -> None:
         """Replace ranks by fresh ones and abort the survivors' groups; nothing is replaced while one's node is away."""

@@ -11,10 +11,9 @@ from monarch_nb.actor.hosts import ProcMesh, find_actors
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.reservations.meshes import Meshes
 from monarch_nb.client.reservations.needs import Holding
+from monarch_nb.config import patience
 from monarch_nb.errors import UsageError
 from monarch_nb.worker.saving.asked import LoadReport, SaveReport
-
-FIND_TIMEOUT_S = 10.0
 
 
 class NoSuchActors(KeyError):
@@ -79,7 +78,7 @@ class LiveActors(Mapping[str, Any]):
             if alive:
                 part = mesh.select(alive)
                 procs = ProcMesh.of(mesh.name, {"ranks": len(alive)}, part.addresses)
-                if here := find_actors(procs).get(FIND_TIMEOUT_S):
+                if here := find_actors(procs).get(patience(10.0)):
                     self._meshes.with_actors.add(mesh.id)
                     for name, actors in here.items():
                         found[name] = held = HeldActors(actors._handle, actors._view)

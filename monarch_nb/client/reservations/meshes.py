@@ -16,10 +16,9 @@ from monarch_nb.client.pools.leasing.beside import Place, checked, spawn_beside,
 from monarch_nb.client.pools.leasing.claims import Claim
 from monarch_nb.client.reservations.needs import Holding
 from monarch_nb.client.reservations.placing import main_of, specs_like_main
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, NoSuchMesh, TargetError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
-
-ACTORS_TIMEOUT_S = 1.0
 
 
 class Meshes(Mapping[str, Mesh]):
@@ -201,7 +200,7 @@ class Meshes(Mapping[str, Mesh]):
         async def ask(mesh: Mesh) -> tuple[str, dict[int, pb.RankReply]]:
             ranks = [rank for rank in mesh.ranks if rank not in mesh.core.dead]
             try:
-                return mesh.name, await mesh.core.control(ranks, timeout_s=ACTORS_TIMEOUT_S, actors=True)
+                return mesh.name, await mesh.core.control(ranks, timeout_s=patience(1.0), actors=True)
             except MonarchNbError:  # it was stopped meanwhile
                 return mesh.name, {}
 

@@ -16,12 +16,13 @@ from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
+from monarch_nb.config import cadence
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound
 from monarch_nb.ground.flag import Flag
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
-LOOK_S = 0.1
+LOOK_S = cadence(0.1)
 """So often it is asked whether endpoints have ended after an interrupt: nothing tells that to who did not call them."""
 
 

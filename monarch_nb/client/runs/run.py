@@ -28,6 +28,7 @@ from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.runs.watching.absences import Absences
 from monarch_nb.client.runs.watching.lone_training import LoneTraining
 from monarch_nb.client.runs.watching.waits_watch import WaitsWatch
+from monarch_nb.config import cadence
 from monarch_nb.errors import (
     MonarchNbError,
     NodeUnreachable,
@@ -49,9 +50,9 @@ _log = logging.getLogger(__name__)
 Listener = Callable[[events.Event], None]
 OnError = Literal["wait", "abort"]
 
-ABORT_AFTER_S = 0.5
+ABORT_AFTER_S = cadence(0.5)
 """How long after a rank has failed the others are interrupted: those that fail likewise do so by then."""
-LINE_AFTER_S = 2.0
+LINE_AFTER_S = cadence(2.0)
 """How long a run has gone on before it says who waits in line for its nodes."""
 
 

@@ -13,9 +13,10 @@ from monarch_nb.client.connections.tree import TreeConnection
 from monarch_nb.client.pools.facts.held import current_owner
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.config import gap
 from monarch_nb.proto import allocator_pb2 as pb
 
-PROCEED_AFTER_S = 2.0
+PROCEED_AFTER_S = gap(2.0)
 
 
 class SubmittedRun(RunListener, Protocol):

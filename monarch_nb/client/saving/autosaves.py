@@ -13,6 +13,7 @@ from typing import Protocol
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.saving.asking import SavingMesh, missing_names, names_of
 from monarch_nb.client.saving.places import directory_of_saves
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, SaveError, UsageError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
@@ -21,7 +22,7 @@ from monarch_nb.worker.saving.asked import KEPT_SAVES
 from monarch_nb.worker.saving.places import near
 
 _STEPS = re.compile(r"(\d[\d,_]*)\s*steps?")
-STATUS_TIMEOUT_S = 2.0
+STATUS_TIMEOUT_S = patience(2.0)
 SHORTEST_S = 1.0
 
 

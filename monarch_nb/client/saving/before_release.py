@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from monarch_nb.client.saving.autosaves import AutosaveStatus
+from monarch_nb.config import patience
 from monarch_nb.errors import SaveError, UsageError
 from monarch_nb.times import Duration
 from monarch_nb.worker.saving.places import near
 
-WITHIN_S = 600.0
+WITHIN_S = patience(600.0)
 """So long ranks may take to save before they are released."""
 
 

@@ -11,13 +11,13 @@ from monarch_nb.client.pools.facts.infos import RankInfo, infos_of_node
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.top.ranks import rank_top
 from monarch_nb.client.top.table import TopTable
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
-EVERY_S = 1.0
+EVERY_S = cadence(1.0)
 """So often whoever watches asks: ranks look for a few seconds after each time."""
-_TIMEOUT_S = 2.0
 
 
 async def look_at(mesh: MeshRanks, ranks: Sequence[int], last_s: float = 0) -> TopTable:
@@ -30,7 +30,7 @@ async def look_at(mesh: MeshRanks, ranks: Sequence[int], last_s: float = 0) -> T
         MonarchNbError: the mesh is no longer there.
         NodeUnreachable: no node answers.
     """
-    asked = mesh.control(ranks, timeout_s=_TIMEOUT_S, looks=True, looks_s=last_s)
+    asked = mesh.control(ranks, timeout_s=patience(2.0), looks=True, looks_s=last_s)
     looks, told = await asyncio.gather(asked, _told(mesh))
     infos: dict[int, RankInfo] = {}
     gpus: dict[str, dict[int, pb.GpuReading]] = {}

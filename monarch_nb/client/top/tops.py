@@ -10,8 +10,9 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.ranks import MeshRanks
 from monarch_nb.client.top.asking import EVERY_S, look_at
 from monarch_nb.client.top.table import TopTable
+from monarch_nb.config import cadence
 
-LOOK_S = 3.0
+LOOK_S = cadence(3.0)
 
 
 class _Mesh(Protocol):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
 from monarch_nb.client.connections.bridge import call
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.lines.templates import FOLDS_BY
 from monarch_nb.notebook.mode import MeshMode, is_ours
@@ -30,7 +31,6 @@ _CELL_MAGIC = re.compile(r"%%mesh(?!\w)(?P<rest>.*)", re.DOTALL)
 _NAMING = {"-t": "targets", "--targets": "targets", "--mesh": "mesh"}
 _MAX_LISTED_RANKS = 16
 _MAX_LISTED_RUNS = 20
-_LOOK_FOR_NAMES_S = 0.2
 _IPYTHONS_NAMES = ("In", "Out", "exit", "quit", "get_ipython", "open")
 """What IPython puts among the kernel's variables."""
 _PRIORITY = 1000.0  # before IPython's own matchers, so that these do not run in vain
@@ -134,7 +134,7 @@ def make_matcher(
         return [number for number in newest if number.startswith(typed)]
 
     def metric_names(mesh: Mesh, typed: str) -> Iterable[str]:
-        found = call(mesh.numbers().names(_LOOK_FOR_NAMES_S))
+        found = call(mesh.numbers().names(cadence(0.2)))
         return [metric.name for metric in found.metrics if metric.name.startswith(typed)]
 
     def rank_names(mesh: Mesh, typed: str) -> Iterable[str]:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.config import cadence
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
-
-_PATIENCE_S = 0.5
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -94,7 +93,7 @@ def wait_for(
 
 def _interrupt(run: Run, notify: Callable[[Notice], None]) -> InterruptReport:
     # Most ranks stop at once: only when they do not, the cell says that something goes on.
-    timer = threading.Timer(_PATIENCE_S, notify, [Notice("interrupting…", key="interrupt")])
+    timer = threading.Timer(cadence(0.5), notify, [Notice("interrupting…", key="interrupt")])
     timer.daemon = True
     timer.start()
     try:

@@ -6,6 +6,7 @@ import time
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_nb.config import cadence
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, show
@@ -13,13 +14,13 @@ from monarch_nb.sizes import size
 from monarch_nb.times import duration
 
 BAR_WIDTH = 20
-PATIENCE_S = 0.5
+PATIENCE_S = cadence(0.5)
 """What takes less needs no progress."""
-DRAW_EVERY_S = 0.1
-STEADY_S = 0.3
+DRAW_EVERY_S = cadence(0.1)
+STEADY_S = cadence(0.3)
 """Before that a rate says nothing."""
 FILES_INTERRUPTED = "interrupted before all files were sent; files that arrived are not sent again"
-LONG_S = 5.0
+LONG_S = cadence(5.0)
 """Who waits longer may want to stop it."""
 
 

@@ -8,11 +8,10 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from monarch_nb.config import cadence
 from monarch_nb.ground.flag import Flag
 from monarch_nb.notebook.output.tables import calm_line, show, show_updatable
 from monarch_nb.times import duration
-
-_TICK_S = 0.25
 
 
 class Progress:
@@ -81,7 +80,7 @@ class Progress:
         return f"{self._text}… {self.elapsed_s:.1f} s"
 
     def _count(self) -> None:
-        while not self._left.wait(_TICK_S):
+        while not self._left.wait(cadence(0.25)):
             if self._text:
                 self._show(self._line())
 

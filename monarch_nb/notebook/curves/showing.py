@@ -18,13 +18,14 @@ from monarch_nb.client.curves.drawing import follow
 from monarch_nb.client.curves.plot import Plot, drawn_for_terminal
 from monarch_nb.client.curves.svg import svg
 from monarch_nb.client.curves.words import RunPictures, text
+from monarch_nb.config import cadence
 from monarch_nb.errors import UsageError
 from monarch_nb.notebook.output.tables import Shown, is_notebook, show
 
 if TYPE_CHECKING:
     from monarch_nb.notebook.curves.widget import CurvesWidget
 
-_PICTURE_INTERVAL_S = 2.0
+_PICTURE_INTERVAL_S = cadence(2.0)
 """Without a widget the whole picture goes to the browser."""
 
 _going_on: set[asyncio.Task[None]] = set()

@@ -20,8 +20,9 @@ from monarch_nb.client.connections.events import (
     Text,
     TextOfMany,
 )
+from monarch_nb.config import cadence
 
-HOLD_S = 0.8
+HOLD_S = cadence(0.8)
 """So long at most. Ranks that are further apart in time are not taken for being in step."""
 
 

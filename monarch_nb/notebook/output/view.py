@@ -24,6 +24,7 @@ from monarch_nb.client.connections.events import (
     TextOfMany,
     takes_many,
 )
+from monarch_nb.config import cadence
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import FoldBy
 from monarch_nb.notebook.output.fold import Fold
@@ -34,13 +35,13 @@ from monarch_nb.notebook.output.rows import bits
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
 
-FIRST_UPDATE_S = 0.02
+FIRST_UPDATE_S = cadence(0.02)
 """The first output is shown so much after it came: a short cell is shown once, whole."""
-UPDATE_S = 0.1
-STATUS_AFTER_S = 2.0
+UPDATE_S = cadence(0.1)
+STATUS_AFTER_S = cadence(2.0)
 """A cell that takes less time gets no line about itself."""
-_SETTLE_S = 0.25
-_EARLY_S = 0.002
+_SETTLE_S = cadence(0.25)
+_EARLY_S = cadence(0.002)
 _RENDERING_SHARE = 10
 _BYTES_PER_S = 2_000_000
 _NO_FAULT = ("interrupted", "cancelled")

@@ -16,21 +16,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from monarch_nb.client.connections.bridge import background_loop, post
+from monarch_nb.config import cadence, gap
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.panel.live import Deliver, Subscription
 from monarch_nb.panel.refusal import Refused
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.provision.known import no_such_pool
 
-LEASE_S = 100.0
+LEASE_S = gap(100.0)
 """A view that was not heard of for so long has gone; it says a word every 30 s."""
 
-ALIVE_S = 5.0
+ALIVE_S = cadence(5.0)
 """How often a view is told, while it is seen, that the kernel lives: nothing may change for long."""
 
 _EXPECTED = "expected"
 """Stands for the view of a panel that is being displayed."""
-_AGAIN_S = 0.5
+_AGAIN_S = cadence(0.5)
 
 Send = Callable[[Json], None]
 

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.presenting import present_with
-from monarch_nb.config import default_pool
+from monarch_nb.config import default_pool, patience
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.notebook.output.tables import Shown, is_notebook
 from monarch_nb.notebook.session import Session
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch_nb.panel.requests import Panel
     from monarch_nb.panel.shown.view import Json
 
-VIEW_TIMEOUT_S = 5.0
+VIEW_TIMEOUT_S = patience(5.0)
 _REPRESENTED = (
     ("monarch_nb.client.reservations.reservation", "Reservation"),
     ("monarch_nb.client.meshes.mesh", "Mesh"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.client.pools.facts.choosing import Shape
-from monarch_nb.config import TrustPaths, config_directory
+from monarch_nb.config import TrustPaths, config_directory, patience
 from monarch_nb.errors import MonarchNbError, TrustError, UsageError
 from monarch_nb.panel.forms.forms import HERE, Field, Place, idle_field, shape_of, time_field
 from monarch_nb.panel.refusal import Refused
@@ -32,7 +32,7 @@ from monarch_nb.provision.launchers import (
 from monarch_nb.trust.pools import pools_directory
 from monarch_nb.trust.private_files import read_private, write_private
 
-OPTIONS_S = 5.0
+OPTIONS_S = patience(5.0)
 """So long an engine may take to say what can be chosen; one that takes longer is asked by flags alone."""
 _KINDS = ({"value": "gpus", "label": "GPUs"}, {"value": "procs", "label": "CPU ranks"})
 

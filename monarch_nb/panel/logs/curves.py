@@ -14,6 +14,7 @@ from monarch_nb.client.curves.told import curves_json
 from monarch_nb.client.logs.metrics import RunMetrics
 from monarch_nb.client.pools.facts.held import HeldReservation, MeshParts
 from monarch_nb.client.pools.facts.infos import RunInfo, run_infos
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunNotFound
 from monarch_nb.ground.code_names import run_name
 from monarch_nb.panel.shown.view import Json
@@ -21,8 +22,6 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 MAX_KEPT = 16
 MAX_TOLD_RUNS, MAX_TOLD_NAMES = 50, 100
-LISTING_BUDGET_S = 0.5
-RUNS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class MeshNumbers:
         """
         request = pb.StatusRequest(past_runs=pb.PastRuns(mesh_id=self._mesh_id))
         nodes = list(self._connections.values())
-        asked = (node.unary("Status", request, RUNS_TIMEOUT_S) for node in nodes)
+        asked = (node.unary("Status", request, patience(5.0)) for node in nodes)
         replies = await asyncio.gather(*asked, return_exceptions=True)
         if errors := [reply for reply in replies if isinstance(reply, BaseException)]:
             unexpected = [error for error in errors if not isinstance(error, NodeUnreachable)]
@@ -113,7 +112,7 @@ class Curves:
             raise RunNotFound("nothing has run here yet: there are no numbers to draw")
         newest = (numbers.of(info.number, ranks) for info in infos)
         reader = numbers.of(run, ranks) if run is not None else await newest_with((), newest)
-        found = await reader.names(LISTING_BUDGET_S)
+        found = await reader.names(cadence(0.5))
         names = [
             {"name": each.name, "unit": each.unit, "lines": each.count, "is_step": is_step(each.name)}
             for each in found.metrics[:MAX_TOLD_NAMES]

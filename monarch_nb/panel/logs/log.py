@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from monarch_nb.client.logs.lines import LogChange, LogLine, LogLines, LogRun, LogWindow, Streams
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, RunFailed
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.lines.templates import FoldBy
@@ -22,9 +23,9 @@ from monarch_nb.panel.shown.view import Json, below
 
 LINES_AT_ONCE = 20_000
 MAX_ROWS = 1_000
-SILENT_AFTER_S = 2.0
+SILENT_AFTER_S = cadence(2.0)
 """Lines of ranks that have printed nothing for so long are not waited for."""
-LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S = cadence(1.0)
 
 
 @dataclass(frozen=True)

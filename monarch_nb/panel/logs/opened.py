@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 
 from monarch_nb.client.logs.lines import LogLines
+from monarch_nb.config import cadence, gap
 from monarch_nb.panel.hints import clickable
 from monarch_nb.panel.logs.log import Log, LogRequest
 from monarch_nb.panel.shown.view import Json
 
-OPEN_WAIT_S = 0.8
+OPEN_WAIT_S = cadence(0.8)
 """How long opening a log waits for all of it; more comes afterwards."""
 MAX_OPEN = 32
-FORGOTTEN_S = 600.0
+FORGOTTEN_S = gap(600.0)
 """A log that nobody has read for so long, while nobody was connected, is closed."""
 PAGE_ROWS, LEAST_PAGE_ROWS, PAGE_LINES = 256, 32, 8_192
 """So many rows are to be asked for at a time: fewer where a row has lines of many ranks."""

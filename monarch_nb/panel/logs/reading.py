@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from monarch_nb.client.logs.lines import LogLine, LogLines, LogWindow, Streams
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.lines.logged import MAX_FOLDED_BYTES, final_text, may_differ
@@ -16,9 +17,9 @@ from monarch_nb.lines.spreads import spread
 from monarch_nb.lines.templates import FoldBy, key_of
 from monarch_nb.panel.shown.view import Json
 
-READ_S = 5.0
+READ_S = patience(5.0)
 """How long a node may take for a window: it is a matter of milliseconds."""
-AWAY_S = 10.0
+AWAY_S = cadence(10.0)
 """A node that took longer is not asked again for so long."""
 BETWEEN_LINES = 32
 """So many lines that nobody wants are read rather than asking twice."""

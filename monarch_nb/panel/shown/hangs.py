@@ -14,8 +14,9 @@ from monarch_nb.client.runs.watching.waits import (
     wait_sentence,
     waiting_in,
 )
+from monarch_nb.config import cadence
 
-GONE_AFTER_S = 2.0
+GONE_AFTER_S = cadence(2.0)
 """So long ranks wait in the same place, while others have ended the cell or made calls that do not match, before that
 is called a hang."""
 

@@ -13,12 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch_nb.config import gap, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-CONNECT_S, ANSWER_S = 5.0, 30.0
+CONNECT_S, ANSWER_S = gap(5.0), patience(30.0)
 """So long connecting and an answer may take."""
 EXTRA = "monarch-nb[k8s]"
 KUBECONFIG = "~/.kube/config"

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_nb.config import cadence, gap, patience
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option, launchers
@@ -46,13 +47,13 @@ from monarch_nb.provision.launchers import Ask, Job, Look, Offer, target_of
 from monarch_nb.provision.waiting import serves
 from monarch_nb.trust.private_files import read_private
 
-WAIT_S = 600
+WAIT_S = int(gap(600))
 """A job whose nodes have not served ends so long after the last look at it."""
 FIRST_TIMES = 12
 """So many times as long as else an allocator waits for its first reservation: its peers may still wait for machines."""
-NEVER_S = 30.0
+NEVER_S = patience(30.0)
 """A pod for which so long no machine was found, and none is brought, is compared with those that there are."""
-LOG_AFTER_S = 10.0
+LOG_AFTER_S = cadence(10.0)
 """Allocators that have run for so long and do not serve yet have their logs kept."""
 MOST_EXPLAINED = 4
 """Of so many pods it is asked why they wait: others wait for the same."""

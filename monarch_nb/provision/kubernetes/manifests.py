@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from monarch_nb.config import DEFAULT_PORT
+from monarch_nb.config import DEFAULT_PORT, gap, passed_on
 from monarch_nb.errors import UsageError
 from monarch_nb.provision.kubernetes.pods import quantity
 
@@ -25,7 +25,7 @@ CERTIFICATE = f"{CERTIFICATE_DIRECTORY}/node.pem"
 STATE = "/tmp/monarch-nb"
 MASTER_PORT = 29500
 """Where torchrun of the first pod listens, when a script is the pods' command."""
-GONE_AFTER_S = 60
+GONE_AFTER_S = int(gap(60))
 """A job that has ended, and all that it owns, is removed so long after."""
 GRACE_S = 30
 """So long pods have to end their ranks."""
@@ -475,6 +475,8 @@ def _environment(wanted: Wanted) -> list[Manifest]:
     and as a script reads it that is one process on each pod."""
     own = {"POD_NAME": "metadata.name", "POD_IP": "status.podIP"}
     made = [_of_pod(name, field) for name, field in own.items()] + [{"name": "MONARCH_NB_HOME", "value": STATE}]
+    if wanted.has_allocators:
+        made += [{"name": name, "value": value} for name, value in passed_on().items()]
     if wanted.kind.says_where:
         return made
     master, port = f"{wanted.name}-0.{wanted.name}", str(MASTER_PORT)

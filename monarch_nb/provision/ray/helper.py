@@ -28,11 +28,11 @@ from ray._raylet import GcsClient, GcsClientOptions
 from ray.util import placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from monarch_nb.config import gap, patience
 from monarch_nb.provision.ray.node import NAMESPACE, NotebookNode, Start, actor_name, free, log_name, logs_directory
 
-IDLE_S = 30.0
+IDLE_S = gap(30.0)
 """It ends when nobody has asked for so long."""
-LOG_S = 20.0
 LOG_TAIL_BYTES = 8192
 NODE_ID_LABEL = "ray.io/node-id"
 """Ray gives every node a label of this name, with its id."""
@@ -138,7 +138,7 @@ def log(facts: Facts) -> Facts:
         strategy = NodeAffinitySchedulingStrategy(facts["node"], soft=False)
         read = ray.remote(_log_tail).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
         try:
-            return {"text": ray.get(read.remote(facts["group"], facts["index"]), timeout=LOG_S)}
+            return {"text": ray.get(read.remote(facts["group"], facts["index"]), timeout=patience(20.0))}
         except (ray.exceptions.RayError, OSError):
             return {"text": ""}
 

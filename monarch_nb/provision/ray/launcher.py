@@ -19,14 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE, LOG_LIMIT_VARIABLE
+from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE, LOG_LIMIT_VARIABLE, gap, passed_on
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
 from monarch_nb.provision.helpers import Helper
 from monarch_nb.provision.launchers import Ask, Job, Look, Offer
 
-CONNECT_S = 5.0
 SHOWN_NODES = 8
 """How many nodes an error lists."""
 _PASSED_ON = (HOME_VARIABLE, GPU_LOCKS_VARIABLE, LOG_LIMIT_VARIABLE)
@@ -76,7 +75,7 @@ class RayLauncher:
                 avoid=facts["taken"],
                 pool=ask.pool,
                 arguments=_arguments(ask),
-                environment={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+                environment=passed_on() | {name: os.environ[name] for name in _PASSED_ON if name in os.environ},
                 certificate=base64.b64encode(ask.paths.node.read_bytes()).decode(),
             )
         except BaseException:
@@ -332,7 +331,7 @@ def _is_gone(job: Job, address: str) -> bool:
 
 def _connect(address: str) -> None:
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    socket.create_connection((host.strip("[]"), int(port)), gap(5.0)).close()
 
 
 def _fetch_log(job: Job, facts: Mapping[str, Any]) -> None:

@@ -22,14 +22,14 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import get_placement_group, remove_placement_group
 
-from monarch_nb.config import pool_directory
+from monarch_nb.config import cadence, gap, pool_directory
 from monarch_nb.provision.daemons import daemon_environment, detach
 
 NAMESPACE = "monarch-nb"
 """Of everything that reservations have in a cluster."""
-OTHERS_EVERY_S = 1.0
+OTHERS_EVERY_S = cadence(1.0)
 """How often an actor whose allocator has ended looks whether it was the last."""
-SHOWN_S = 30.0
+SHOWN_S = gap(30.0)
 """So long a node whose allocator never served stays, so that whoever waits can read why."""
 _NOT_OF_RANKS = (
     *("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOENV"),

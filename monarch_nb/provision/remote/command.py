@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monarch_nb.config import SSH_VARIABLE
+from monarch_nb.config import SSH_VARIABLE, gap
 from monarch_nb.errors import NodeUnreachable, PoolError
 
-CONNECT_S = 15
+CONNECT_S = gap(15)
 _QUIET = ("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "ServerAliveInterval=5")
 _OPTIONS = (*_QUIET, "-o", "ServerAliveCountMax=3")
 _FAILED = 255

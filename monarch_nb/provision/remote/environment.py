@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from monarch_nb.config import patience
 from monarch_nb.errors import PoolError
 from monarch_nb.provision.remote import fingerprint as fingerprints
 from monarch_nb.provision.remote.command import run
 from monarch_nb.times import duration
 
-PROBE_S = 60.0
-INSTALL_S = 3600.0
+INSTALL_S = patience(3600.0)
 """Some gigabytes may have to be fetched."""
 MOST_APART_S = 300.0
 """Certificates count from ten minutes before they were made."""
@@ -62,7 +62,7 @@ async def environment_on(host: str, root: str, say: Callable[[str], None]) -> En
     names = {"ROOT": root, "VENV": _venv_name(), "CODE": _own_fingerprint().rpartition(" ")[2]}
     probe = {**names, "CLIENT_PYTHON": sys.executable, "CHECK": _check_text(), "EXPECTED": _own_fingerprint()}
     asked_s = time.time()
-    found = await run(host, "probe", probe, PROBE_S, say)
+    found = await run(host, "probe", probe, patience(60.0), say)
     _check_clock(float(found["now"]), asked_s, time.time())
     is_new = "python" not in found
     if is_new:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from monarch_nb.config import TrustPaths
+from monarch_nb.config import TrustPaths, cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision.daemons import daemon_environment, detach
@@ -27,9 +27,9 @@ from monarch_nb.trust.identity import load_identity
 from monarch_nb.trust.pools import SshHost, change_hosts
 from monarch_nb.trust.private_files import read_private, write_private
 
-END_S = 90.0
+END_S = patience(90.0)
 """So long preparing may take to end when it is told to: it ends what it has started."""
-END_EVERY_S = 0.1
+END_EVERY_S = cadence(0.1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from monarch_nb.config import VERSION
+from monarch_nb.config import VERSION, gap, passed_on, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, NodeUnreachable, PoolError
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.proto import allocator_pb2 as pb
@@ -21,13 +21,11 @@ from monarch_nb.provision.remote.tunnels import address_of
 from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.pools import SshHost
 
-START_S = 150.0
-STOP_S = 60.0
-LOOK_S = 30.0
-SHUT_DOWN_S = 20.0
-DIRECT_S = 3.0
+START_S = patience(150.0)
+LOOK_S = patience(30.0)
+SHUT_DOWN_S = patience(20.0)
+DIRECT_S = gap(3.0)
 """A host that has not answered by then is behind something that lets nothing through."""
-THROUGH_S = 30.0
 AT_ONCE = 16
 
 Say = Callable[[str, str], None]
@@ -152,6 +150,7 @@ def _script(environment: Environment, directory: str, command: Sequence[str], la
     lines = ["#!/bin/sh"]
     if environment.code:
         lines.append(f"export PYTHONPATH={shlex.quote(environment.code)}${{PYTHONPATH:+:$PYTHONPATH}}")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in passed_on().items()]
     place = shlex.quote(directory)
     if lasting:
         lines += [f"echo $$ >{place}/pid", f"exec {shlex.join(command)}"]
@@ -194,7 +193,7 @@ async def _reached(host: SshHost, wanted: Wanted) -> SshHost:
             if wanted.tunnel is False:
                 raise PoolError(f"it is not reached at {host.address} without ssh: {error}") from None
     through = replace(host, tunnel=True)
-    _check(await _described(through, wanted, THROUGH_S), wanted)
+    _check(await _described(through, wanted, patience(30.0)), wanted)
     return through
 
 
@@ -237,7 +236,7 @@ async def stop(host: str, directory: str, pool: str) -> None:
     Raises:
         NodeUnreachable: the host can not be reached. PoolError: ssh is not let in.
     """
-    await run(host, "stop", _names(SshHost(host, "", directory=directory), pool), STOP_S)
+    await run(host, "stop", _names(SshHost(host, "", directory=directory), pool), patience(60.0))
 
 
 def _names(host: SshHost, pool: str) -> dict[str, str]:

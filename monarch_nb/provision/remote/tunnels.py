@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
-from monarch_nb.config import MAX_SOCKET_PATH_BYTES, TUNNEL_SCHEME
+from monarch_nb.config import MAX_SOCKET_PATH_BYTES, TUNNEL_SCHEME, cadence
 from monarch_nb.errors import PoolError
 from monarch_nb.ground.directories import OwnDirectory
 from monarch_nb.provision.remote.command import end_ssh, ssh_command
@@ -28,9 +28,9 @@ from monarch_nb.trust.pools import SshHost
 
 _log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = cadence(0.25), cadence(8.0)
 """Who connects to a host that can not be reached tries again at once; ssh is not started as often."""
-LASTED_S = 10.0
+LASTED_S = cadence(10.0)
 """A connection that has lasted so long has worked."""
 _PREFIX = "monarch-nb-ssh-"
 

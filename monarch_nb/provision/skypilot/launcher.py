@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, TrustPaths
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, TrustPaths, cadence, patience
 from monarch_nb.errors import CapacityError, MonarchNbError, PoolError, UsageError
 from monarch_nb.provision import Option
 from monarch_nb.provision.helpers import Helper
@@ -40,11 +40,11 @@ from monarch_nb.provision.remote.tunnels import forget
 from monarch_nb.trust.pools import change_hosts, read_hosts
 from monarch_nb.trust.private_files import read_private, write_private
 
-CALL_S = 120.0
+CALL_S = patience(120.0)
 """SkyPilot may start its own server first."""
-PREPARED_S = 3600
+PREPARED_S = patience(3600)
 """So long it may take until allocators run: packages may have to be installed."""
-HOLD_EVERY_S = 5
+HOLD_EVERY_S = cadence(5)
 
 
 class SkyLauncher:
@@ -207,7 +207,7 @@ def hold_script(pool: str) -> str:
 tries=0
 until ls {node} >/dev/null 2>&1; do
     tries=$((tries + 1))
-    [ "$tries" -le {PREPARED_S} ] || exit 0
+    [ "$tries" -le {PREPARED_S:.0f} ] || exit 0
     sleep 1
 done
 while ls {node} >/dev/null 2>&1; do sleep {HOLD_EVERY_S}; done

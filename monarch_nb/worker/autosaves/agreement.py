@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.groups.rendezvous import Store
 
@@ -38,11 +39,11 @@ STILL_NO_STEP = "has made no step since the others waited for it"
 """How a verdict ends when nobody holds for such a rank again."""
 DIFFERENT_STEPS = "ranks have made different numbers of steps"
 """How a verdict begins when what they hold does not belong together."""
-ANSWER_S = 30.0
+ANSWER_S = patience(30.0)
 """So long a keeper waits for what needs no step: a rank whose C code holds the GIL may be slow."""
-PAUSE_S = 1.0
+PAUSE_S = cadence(1.0)
 """So long a training that makes a step in each of many calls may pause and still come to its next step."""
-HOLD_S = 60.0
+HOLD_S = patience(60.0)
 """So long a main thread holds for ranks that have not come to the target."""
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto.run_pb2 import ArmSaves, SaveNow, SavesStatus
 from monarch_nb.times import duration
@@ -29,11 +30,11 @@ from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.groups.rendezvous import Store
 from monarch_nb.worker.saving.places import near
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = cadence(0.5)
 """How often the store is looked at while nothing goes on."""
-TALK_EVERY_S = 0.02
-_HOLD_LOOK_S = 1.0
-AGAIN_S = 1.0
+TALK_EVERY_S = cadence(0.02)
+_HOLD_LOOK_S = cadence(1.0)
+AGAIN_S = cadence(1.0)
 """A request of somebody who has little time is made again so soon, when ranks could not agree."""
 ACTORS_COMPUTE = "actors compute"
 """How a verdict begins when what actors hold changes just now."""

@@ -12,9 +12,10 @@ import subprocess
 import sys
 from typing import Any
 
+from monarch_nb.config import patience
 from monarch_nb.worker.environment_report import describe
 
-_GIT_TIMEOUT_S = 10.0
+_GIT_TIMEOUT_S = patience(10.0)
 _PROCESSORS = 1  # NVML_CLOCK_SM
 _OF_A_RANK = frozenset(
     (

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 
+from monarch_nb.config import cadence
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
 from monarch_nb.worker.groups import breaking, c10d, records
 from monarch_nb.worker.shell.failures import RunInterrupted, interruption
 from monarch_nb.worker.user_code import outwards
 
-PRESS_INTERVAL_S = 0.1
+PRESS_INTERVAL_S = cadence(0.1)
 _PEERS_BREAK_WITHIN_S = 3 * PRESS_INTERVAL_S
 """Peers that hang in a collective break it one interval after their interrupt."""
 

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from monarch_nb.actor.engine.outside import Execution
+from monarch_nb.config import cadence
 from monarch_nb.errors import ProcessGroupAborted
 from monarch_nb.worker.control import waits
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
@@ -29,7 +30,7 @@ from monarch_nb.worker.shell import failures, streams
 from monarch_nb.worker.shell.failures import RunInterrupted
 from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
 
-_UNSEEN_AFTER_S = 1.0
+_UNSEEN_AFTER_S = cadence(1.0)
 """C code that no interrupt reaches on an actor's thread may be any I/O; if it lasts, it is taken for a collective."""
 _REMEMBERED_RUNS = 256
 _poking = threading.Lock()

@@ -18,13 +18,14 @@ import time
 from types import CodeType, FrameType
 from typing import Any
 
+from monarch_nb.config import cadence
 from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.mail.post import is_sending
 from monarch_nb.worker.shell.failures import RunInterrupted
 from monarch_nb.worker.user_code import UserCode, is_unbroken, outwards
 
-_FORCE_AFTER_S = 1.0
+_FORCE_AFTER_S = cadence(1.0)
 """A signal handler of the user's gets this long before the exception is forced on the main thread."""
 
 _NOT_NOW = (forming.keeps_books, is_sending, is_unbroken)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from monarch_nb.config import cadence, gap
 from monarch_nb.proto.run_pb2 import Looks
 from monarch_nb.worker.control.activities import thread_state
 from monarch_nb.worker.control.looks import IDLE, Look, Window, computes, kind_of
@@ -20,8 +21,8 @@ from monarch_nb.worker.groups import collectives
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode
 
-INTERVAL_S = 0.05
-LEASE_S = 5.0
+INTERVAL_S = cadence(0.05)
+LEASE_S = gap(5.0)
 """Whoever watches asks more often than that."""
 _MOST_CODES = 4096
 _SWITCH_S = 0.001

@@ -21,6 +21,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.outside import ActorState
+from monarch_nb.config import patience
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto.run_pb2 import ActorStatus, Call, DebugAnswer, SavesStatus, Where
 from monarch_nb.proto.worker_pb2 import ControlReply, ControlRequest, FromRank, Hello, ToRank
@@ -39,7 +40,7 @@ from monarch_nb.worker.shell import streams
 from monarch_nb.worker.text import encodable
 from monarch_nb.worker.user_code import UserCode, awaited_frames, outwards
 
-_SEND_TIMEOUT_S = 2.0
+_SEND_TIMEOUT_S = patience(2.0)
 _RECEIVE_BYTES = 1 << 16
 
 

@@ -18,11 +18,12 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
+from monarch_nb.config import cadence
 from monarch_nb.ground import interrupting
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.user_code import PACKAGE, is_standard, outwards
 
-_SLICE_S = 0.1
+_SLICE_S = cadence(0.1)
 _LONG_S = 1e9
 _plain_sleep, _plain_join, _plain_wait = time.sleep, threading.Thread.join, subprocess.Popen.wait
 

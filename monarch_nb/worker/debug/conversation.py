@@ -10,16 +10,17 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from enum import Enum, auto
 
+from monarch_nb.config import cadence
 from monarch_nb.ground import interrupting
 from monarch_nb.proto.run_pb2 import DebugAnswer, DebugCommand, Stop
 from monarch_nb.worker.text import encodable
 
 Answer = Callable[[DebugAnswer], None]
 
-LOOK_S = 0.1
+LOOK_S = cadence(0.1)
 """So often a thread that waits for a line looks whether it was interrupted: in other threads than the main one an
 exception that is sent to them does not end a wait."""
-GOES_ON_S = 0.3
+GOES_ON_S = cadence(0.3)
 """Code that was told to continue has so long to come to the next breakpoint before it is said to be gone."""
 MAX_TEXT_CHARACTERS = 200_000
 _PROMPT_CHARACTERS = 16

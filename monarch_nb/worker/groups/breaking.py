@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import GROUP_ABORTED, ProcessGroupAborted
 from monarch_nb.worker.groups import c10d, collectives
 from monarch_nb.worker.groups.connections import GroupConnections
 from monarch_nb.worker.groups.rendezvous import Rendezvous
 
-_BREAK_WAIT_S = 0.2
-_CLOSE_WAIT_S = 0.5
-_FREE_WAIT_S = 2.0
-_LEAVE_WAIT_S = 1.0
-_SWEEP_S = 0.05
+_BREAK_WAIT_S = cadence(0.2)
+_CLOSE_WAIT_S = cadence(0.5)
+_FREE_WAIT_S = patience(2.0)
+_LEAVE_WAIT_S = patience(1.0)
+_SWEEP_S = cadence(0.05)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from monarch_nb.config import patience
 from monarch_nb.worker.imports import after_import
 
 MODULE = "torch.distributed.distributed_c10d"
-_ABORT_WAIT_S = 5.0
-_RELEASE_WAIT_S = 2.0
+_ABORT_WAIT_S = patience(5.0)
+_RELEASE_WAIT_S = patience(2.0)
 _LOG_FATAL = 3
 
 _holders: dict[str, list[ModuleType]] = {}

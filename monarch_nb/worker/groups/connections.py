@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 
+from monarch_nb.config import cadence, patience
 from monarch_nb.worker.groups import sockets
 from monarch_nb.worker.groups.sockets import Connection, Endpoint, GlooLoop
 from monarch_nb.worker.groups.store_connection import pause
 
-_TURN_S = 0.02
-_SAMPLE_S = 0.01
-_MOVING_S = 5.0
-_STUCK_S = 0.5
+_TURN_S = cadence(0.02)
+_SAMPLE_S = cadence(0.01)
+_MOVING_S = patience(5.0)
+_STUCK_S = cadence(0.5)
 
 
 class GroupConnections:

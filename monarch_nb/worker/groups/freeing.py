@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch_nb.config import patience
 from monarch_nb.worker.groups import c10d
 
 _MENDED = "2.14"
@@ -35,7 +36,7 @@ _groups: list[Any] = []
 """All that there are, but for what was freed."""
 _OURS = 2
 """References to a group that nobody else refers to: the list's, and that of the call which counts them."""
-_FREE_WAIT_S = 2.0
+_FREE_WAIT_S = patience(2.0)
 _inherited: list[Any] = []
 """From the process that forked this one: never freed."""
 _held: dict[weakref.ref[Any], Any] = {}

@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from monarch_nb.config import cadence
 from monarch_nb.ground import interrupting
 from monarch_nb.times import duration
 
-_ATTEMPT_S = 2.0
-_PATIENCE_S = 4.0
+_ATTEMPT_S = cadence(2.0)
+_PATIENCE_S = cadence(4.0)
 """Before it is said that no store answers: one that nobody has asked so far imports torch first."""
-_PAUSE_S = 0.3
+_PAUSE_S = cadence(0.3)
 """Between attempts, in Python: here an interrupt gets through, which is tried again every tenth of a second."""
 
 

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.config import cadence
 from monarch_nb.worker.autosaves.steps import OptimizerNames, StepCounter, Watch
 from monarch_nb.worker.instruments import traces
 from monarch_nb.worker.instruments.shares import Collected
@@ -36,7 +37,7 @@ MOST_S = 60.0
 """The recording of a run that makes no step ends after this time."""
 MOST_EVENTS = 500_000
 """A recording ends when it has about so many events."""
-_LOOK_AFTER_S = 0.5
+_LOOK_AFTER_S = cadence(0.5)
 _WARM_UP = 1
 _QUIET_LOG_LEVEL = "99"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

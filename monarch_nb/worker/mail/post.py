@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.actor.engine.delivery import Receiver, deliver
 from monarch_nb.actor.engine.outside import Address
-from monarch_nb.config import INLINE_VALUE_BYTES
+from monarch_nb.config import INLINE_VALUE_BYTES, patience
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
 from monarch_nb.proto import mail_pb2
@@ -29,7 +29,7 @@ from monarch_nb.worker.mail.blobs import MailBlobs
 
 MAX_QUEUED_BYTES = 64 << 20
 """So much may wait for an allocator that is away or does not read; who sends more waits as well."""
-ROOM_WAIT_S = 30.0
+ROOM_WAIT_S = patience(30.0)
 _WRITE_BYTES = 1 << 20
 _RECEIVE_BYTES = 1 << 18
 _RESTARTED = "the allocator of its own node ended while the call waited"

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.actor.engine.outside import ActorState, Execution
+from monarch_nb.config import patience
 from monarch_nb.worker.memory.figures import kilobytes
 from monarch_nb.worker.monarch.census import short_name
 
-ANSWER_S = 0.25
+ANSWER_S = patience(0.25)
 """For all. A process that executes C code with the interpreter's lock held does not answer sooner, and is left out."""
 
 _directories: list[Path] = []

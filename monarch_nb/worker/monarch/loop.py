@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb import config
-from monarch_nb.config import MONARCH_NODE_VARIABLE, MONARCH_OUTPUT_VARIABLE
+from monarch_nb.config import MONARCH_NODE_VARIABLE, MONARCH_OUTPUT_VARIABLE, cadence, patience
 from monarch_nb.worker.monarch import census, held
 from monarch_nb.worker.monarch.output import private_directory
 from monarch_nb.worker.shell import streams
@@ -39,8 +39,8 @@ _OF_A_RANK = re.compile(
 _HEARS = b"Monarch internal logs"
 """So Monarch's agent begins on stderr, once it takes messages. Its loop listens a moment before: what comes then is
 lost, and what that client sends later waits for it for ever."""
-_HEARS_TIMEOUT_S = 5.0
-_TICK_S = 0.002
+_HEARS_TIMEOUT_S = patience(5.0)
+_TICK_S = cadence(0.002)
 
 
 @dataclass

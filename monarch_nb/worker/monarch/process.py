@@ -21,11 +21,12 @@ from monarch_nb.config import (
     MONARCH_CLIENT_VARIABLE,
     MONARCH_NODE_VARIABLE,
     MONARCH_OUTPUT_VARIABLE,
+    cadence,
 )
 from monarch_nb.worker.monarch import census, output
 
 BOOTSTRAP = "monarch._src.actor.bootstrap_main"
-GRACE_S = 5.0
+GRACE_S = cadence(5.0)
 """Messages that were under way when the client ended have come by then, also on a busy machine."""
 
 

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from monarch_nb.config import patience
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto.run_pb2 import RankResult
 from monarch_nb.proto.worker_pb2 import FromRank, RankHello
 
 _REMEMBERED_RUNS = 200
-_SEND_TIMEOUT_S = 2.0
+_SEND_TIMEOUT_S = patience(2.0)
 
 
 class Results:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from monarch_nb.config import patience
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.sizes import size
 from monarch_nb.times import duration
@@ -16,7 +17,7 @@ from monarch_nb.worker.saving.places import near
 KEPT_SAVES = 3
 OF_CELLS = "the notebook's cells make it again"
 """Why functions, classes, modules and open files are not saved."""
-TIMEOUT_S = 20.0
+TIMEOUT_S = patience(20.0)
 """How long a rank may take until it takes part, and may be silent meanwhile."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.actor.engine import process as engine
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, SaveError
 from monarch_nb.worker.forking.after_fork import presets
 from monarch_nb.worker.groups import forming
@@ -26,7 +27,7 @@ from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect, not_ther
 from monarch_nb.worker.saving.exchange import Exchange
 from monarch_nb.worker.saving.manifest import found
 
-_WAIT_S = 0.1
+_WAIT_S = cadence(0.1)
 
 
 class _Behind:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from monarch_nb.config import cadence
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.groups.store_connection import pause
@@ -27,10 +28,10 @@ from monarch_nb.worker.saving.asked import TIMEOUT_S
 T = TypeVar("T")
 
 _ROOT = "monarch_nb/saves"
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.2
+_FIRST_PAUSE_S, _LAST_PAUSE_S = cadence(0.002), cadence(0.2)
 """Between two looks at the store. Its own waits see no interrupt, and torch prints a warning when one is over."""
 _CONNECT = timedelta(seconds=20)
-_BEAT_S = 2.0
+_BEAT_S = cadence(2.0)
 _SIGNATURE_BYTES = 32
 
 

@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from monarch_nb.config import gap
 from monarch_nb.errors import SaveError
 
 MANIFEST = "save.json"
 _HIDDEN, _REMOVED = ".saving-", ".removing-"
 _NUMBER = re.compile(r"\d{4,}")
-_LEFT_AFTER_S = 600.0
+_LEFT_AFTER_S = gap(600.0)
 """A hidden directory of another mesh in which nothing was written for so long is left over."""
 _TRIES = 100
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
+from monarch_nb.config import cadence
 from monarch_nb.errors import SaveError
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.worker.saving import kinds, places
@@ -29,7 +30,7 @@ from monarch_nb.worker.saving.planning import SavePlanner
 from monarch_nb.worker.saving.storage import Writer
 
 _TOKEN = "token"
-_TELL_S = 0.5
+_TELL_S = cadence(0.5)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
-from monarch_nb.config import FACTS_MIME
+from monarch_nb.config import FACTS_MIME, patience
 from monarch_nb.errors import NotFinite, ProcessGroupAborted
 from monarch_nb.ground.code_names import code_label
 from monarch_nb.proto.run_pb2 import Display
@@ -37,7 +37,7 @@ from monarch_nb.worker.shell.facts import facts_of
 from monarch_nb.worker.shell.last_error import LastError, release_frames
 from monarch_nb.worker.user_code import UserCode, cut_middle, error_chain
 
-_SIGINT_GRACE_S = 0.5
+_SIGINT_GRACE_S = patience(0.5)
 _FILE = re.compile(r'File "(<[^"\n]+>)"')
 _NO_ARGUMENTS = "(***failed resolving arguments***)"
 """What IPython says of a function whose frame was released."""

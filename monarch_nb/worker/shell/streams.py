@@ -27,7 +27,7 @@ from contextvars import ContextVar, Token
 from pathlib import Path
 from typing import Any
 
-from monarch_nb.config import run_file
+from monarch_nb.config import cadence, run_file
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto.run_pb2 import ON_BREAKPOINT_UNSPECIFIED, Cursor, Display, Mark
 
@@ -38,7 +38,7 @@ _MARKS = 2
 _KEPT_OUTPUTS = 4
 _PROCESS_EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 
-FLUSH_AFTER_S = 0.2
+FLUSH_AFTER_S = cadence(0.2)
 """The beginning of a line is written this long after it was printed, at the latest."""
 
 _run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")

@@ -159,7 +159,7 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
     has = "node1: Monarch has 2 processes with trainers 2-3 (Trainer)"
-    eventually(lambda: has in kernel.run("%mesh status --mesh monarch"))  # who does not answer in 0.25 s is left out
+    eventually(lambda: has in kernel.run("%mesh status --mesh monarch"))  # who does not answer soon is left out
     failed = kernel.run("trainers.fail.call().get()")
     assert re.search(r'File "Cell In\[\d+\]", line \d+, in fail\n +def fail\(self\): raise', failed)  # its text, too
     assert re.search(r"ValueError: no data\nin rank [0-3] of trainers \(node[01], pid \d+\)", failed)

@@ -136,6 +136,7 @@ def test_where_ranks_are_is_asked_through_the_tree(mesh: Mesh, gate: Gate, monke
     assert run.result() == list(range(NODES))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_ranks_below_a_silent_allocator_are_asked_directly(mesh: Mesh, gate: Gate) -> None:
     """It neither passes the question on nor answers it; it is not found to be away yet."""
     run, _ = started(mesh, f"{gate.wait}\nrank")

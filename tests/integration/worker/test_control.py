@@ -7,6 +7,8 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from framing import receive_frame, send_frame
 from integration.live import TIMEOUT_S, Gate, eventually
 from integration.worker.harness import RankProcess, TemplateProcess, connect, run_all
@@ -193,6 +195,7 @@ def test_a_result_comes_over_the_newest_connection(rank: RankProcess, tmp_path: 
     assert rank.ok("1 + 1") == 2
 
 
+@pytest.mark.slow
 def test_an_allocator_that_does_not_read_does_not_stop_the_rank(rank: RankProcess) -> None:
     specs = [rank.submit("'x' * 100_000") for _ in range(40)]
     rank.submit("last = 'reached'")

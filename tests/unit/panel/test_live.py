@@ -233,7 +233,6 @@ def test_a_node_that_has_never_answered_is_waited_for(
 ) -> None:
     """Else the first view would say that what it holds has been released."""
     monkeypatch.setattr(live_module, "ANSWER_S", 0.0)
-    monkeypatch.setattr(live_module, "SILENT_AFTER_S", 60.0)
     pool.fakes[1].late_s = 0.05
     assert [each["state"] for each in call(live.fresh())["nodes"].values()] == ["ok", "ok"]
     pool.fakes[1].hangs = True

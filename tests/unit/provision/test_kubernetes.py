@@ -15,6 +15,7 @@ import yaml
 
 from monarch_nb.cli.main import make_parser
 from monarch_nb.cli.manifest import manifest
+from monarch_nb.config import PATIENCE_VARIABLE
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.provision.kubernetes.api import NotAllowed, NotThere, api_of, connect, refusal
 from monarch_nb.provision.kubernetes.launcher import Place
@@ -63,11 +64,20 @@ def pod_of(job: Manifest) -> Manifest:
 
 class TestManifests:
     @pytest.mark.parametrize("kind", ["Job", "TrainJob", "PyTorchJob"])
-    def test_are_as_they_were(self, kind: str) -> None:
+    def test_are_as_they_were(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of Kubeflow were checked by hand against the definitions of Trainer 2.2 and 2.3, operator 1.9."""
+        monkeypatch.delenv(PATIENCE_VARIABLE)
         made = manifests(wanted(f"--kind={kind}", *ALL_FLAGS))
         golden = HERE / f"kubernetes_{kind.lower()}.yaml"
         assert list(yaml.safe_load_all(golden.read_text())) == made
+
+    def test_allocators_are_as_patient_as_who_asks_for_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(PATIENCE_VARIABLE, "5")
+        told = {"name": PATIENCE_VARIABLE, "value": "5"}
+        of_a_pool, *_ = manifests(wanted())
+        of_a_script, *_ = manifests(wanted(has_allocators=False))
+        assert told in pod_of(of_a_pool)["spec"]["containers"][0]["env"]
+        assert told not in pod_of(of_a_script)["spec"]["containers"][0]["env"]
 
     @pytest.mark.parametrize("flags", [(), ALL_FLAGS], ids=["plain", "all flags"])
     def test_have_nothing_that_the_published_schemas_have_not(self, flags: tuple[str, ...]) -> None:

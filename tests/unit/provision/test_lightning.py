@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.config import TrustPaths
+from monarch_nb.config import PATIENCE_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
 from monarch_nb.provision import lightning
 from monarch_nb.provision.launchers import Ask, Job, flags_of, launcher
@@ -25,11 +25,15 @@ from monarch_nb.provision.lightning import (
 ASK = Ask("dev", "lightning-dev", 2, 0, 8, 0.0, (), TrustPaths(Path("/home/me/pools/lightning-dev")))
 
 
-def test_machines_write_the_certificate_down_for_themselves_and_listen_on_their_own_address() -> None:
+def test_machines_write_the_certificate_down_for_themselves_and_listen_on_their_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "5")
     text = command(ASK, "A_SECRET", "python3")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert 'printf %s "$A_SECRET" | base64 -d > "$directory/node.pem"\nunset A_SECRET\n' in text
-    assert "\npython3 -m monarch_nb.allocator --temporary 300s --pool lightning-dev --certificate " in text
+    began = f"\nexport {PATIENCE_VARIABLE}=5\npython3 -m monarch_nb.allocator --temporary 300s --pool lightning-dev "
+    assert f"{began}--certificate " in text
     assert '--node-id "$address" --listen "$address:7878" &' in text
     assert "/home/me" not in text, "nothing there is on the machines"
 

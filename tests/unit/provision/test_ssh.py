@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.client.pools.answering.silence import why_silent
-from monarch_nb.config import CONFIG_VARIABLE, SSH_VARIABLE, TUNNEL_SCHEME, TrustPaths
+from monarch_nb.config import CONFIG_VARIABLE, PATIENCE_VARIABLE, SSH_VARIABLE, TUNNEL_SCHEME, TrustPaths
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.provision.launchers import Ask, Job
 from monarch_nb.provision.remote import environment
@@ -148,17 +148,19 @@ class TestEnvironment:
         with pytest.raises(PoolError, match="its clock is 10 min ahead of this computer's"):
             _check_clock(1601.0, 1000.0, 1001.0)
 
-    def test_a_job_s_allocator_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_job_s_allocator_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The script is run with a stand-in for the allocator."""
         directory = tmp_path / "it's a node"
         directory.mkdir()
         (directory / "node.pem").write_text("secret")
         found = Environment("python", "/code", "/root", "", False)
         seen = tmp_path / "seen"
-        script = _script(found, str(directory), ["sh", "-c", f"echo $PYTHONPATH >{seen}"], lasting=False)
+        monkeypatch.setenv(PATIENCE_VARIABLE, "5")
+        told = f"echo $PYTHONPATH ${PATIENCE_VARIABLE} >{seen}"
+        script = _script(found, str(directory), ["sh", "-c", told], lasting=False)
         (directory / "run").write_text(script)
         subprocess.run(["sh", str(directory / "run")], check=True, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/mine"})
-        assert seen.read_text() == "/code:/mine\n"
+        assert seen.read_text() == "/code:/mine 5\n"
         assert not directory.exists()
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from monarch_nb import config
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import cadence
 from monarch_nb.errors import VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 
-LATE_S = 1.0
+LATE_S = cadence(1.0)
 """A node that has not answered by then is named to who waits."""
 
 

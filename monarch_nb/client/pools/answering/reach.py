@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 
-PROBE_TIMEOUT_S = 120.0
 PROBED_AT_ONCE = 8
 """So many others does each node try: of all of them the next ones in a ring, so that everybody is tried by some."""
 WHAT_HELPS = (
@@ -89,7 +89,7 @@ async def _ways_from(nodes: Sequence[Connection], index: int, reach: int, size_b
     ends = [nodes[(index + step) % len(nodes)] for step in range(1, min(reach, len(nodes) - 1) + 1)]
     peers = [files_pb2.Peer(node_id=end.name, address=end.node_address) for end in ends]
     reply: pb.ProbeReply = await start.unary(
-        "Probe", pb.ProbeRequest(peers=peers, size_bytes=size_bytes), PROBE_TIMEOUT_S
+        "Probe", pb.ProbeRequest(peers=peers, size_bytes=size_bytes), patience(120.0)
     )
     return [
         Way(start.name, end.name, probe.host, probe.unreachable, probe.refused, probe.bytes_per_s)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from monarch_nb.config import gap
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from monarch_nb.client.connections.connection import Connection
     from monarch_nb.trust.identity import Identity
 
-CONNECT_S = 2.0
+CONNECT_S = gap(2.0)
 """A node that has not let us connect by then is behind something that swallows what we send."""
 _REFUSED = os.strerror(errno.ECONNREFUSED).lower()
 

@@ -11,7 +11,7 @@ from monarch_nb.client.pools.facts.amounts import Amounts
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.client.pools.facts.conflicts import start_directory
 from monarch_nb.client.pools.facts.held import HeldReservation
-from monarch_nb.config import MAIN_MESH
+from monarch_nb.config import MAIN_MESH, patience
 from monarch_nb.deaths import describe_death
 from monarch_nb.errors import AccessDenied, RankFailure, where_besides
 from monarch_nb.ground.code_names import run_name
@@ -28,7 +28,7 @@ _STATES = {
     pb.Rank.STATE_DEAD: "dead",
 }
 
-TELLING_S = 60.0
+TELLING_S = patience(60.0)
 """So long a client may take to tell all nodes of a run."""
 
 

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import cadence
 from monarch_nb.proto import allocator_pb2 as pb
 
-SAY_S = 1.0
+SAY_S = cadence(1.0)
 """Who waits for so long is told why."""
 
 

@@ -8,13 +8,14 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 
 from monarch_nb.client.connections.connection import Connection
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
 
 KEEPERS = 2
 """So many nodes are asked to look after it, one after the other: the first may be lost."""
-KEEPER_TIMEOUT_S = 5.0
+KEEPER_TIMEOUT_S = patience(5.0)
 
 
 @contextlib.asynccontextmanager

@@ -13,13 +13,13 @@ from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater, 
 from monarch_nb.client.pools.others import how_to_name
 from monarch_nb.client.pools.pool import pool_named, pool_object
 from monarch_nb.client.presenting import where_here
-from monarch_nb.config import default_pool
+from monarch_nb.config import default_pool, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, ReservationNotFound
 from monarch_nb.ground.rank_sets import listed
 from monarch_nb.provision import jobs
 from monarch_nb.provision.known import known_pools
 
-ELSEWHERE_S = 3.0
+ELSEWHERE_S = patience(3.0)
 """How long pools that nobody has asked for may take to say that they have what was not found."""
 
 

@@ -14,13 +14,14 @@ from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, 
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
+from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, ProcessGroupAborted, RankFailure
 from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.rank_sets import name_ranks
 
-STOP_WAIT_S = 4.0
+STOP_WAIT_S = patience(4.0)
 """How long ranks may take to stop after an interrupt before they are called stuck."""
-_TORN_AFTER_S = 0.5
+_TORN_AFTER_S = cadence(0.5)
 """How long after a rank has failed for its torn group those that wait in it are freed: most fail themselves by then."""
 
 

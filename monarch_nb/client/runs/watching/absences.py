@@ -14,14 +14,15 @@ from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
+from monarch_nb.config import cadence, gap
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.provision import jobs
 
-ASK_AFTER_S = 1.0
+ASK_AFTER_S = gap(1.0)
 """How long a node has not answered when its engine is asked: a link that is down for a moment is no reason."""
-ASK_AGAIN_S = 60.0
+ASK_AGAIN_S = cadence(60.0)
 """How long it takes at most until it is asked again: it may learn of a machine that failed after minutes only."""
-LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S = cadence(1.0)
 """Between looks whether the reservation was released on this computer: a file tells, when no node can."""
 _ADVICE = "away"
 

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.runs.needs import HeldMesh
+from monarch_nb.config import cadence
 
-_QUIET_S = 1.0
+_QUIET_S = cadence(1.0)
 """It is said when no other rank has begun to train for so long, so that the line has their number."""
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from monarch_nb.client.connections.events import Result
 from monarch_nb.client.pools.facts.infos import waits_in
 from monarch_nb.client.runs.watching.mismatches import explain_mismatch
+from monarch_nb.config import cadence
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.proto import run_pb2
 
-APART_AFTER_S = 6.0
+APART_AFTER_S = cadence(6.0)
 """So long ranks wait in the same places, while others are elsewhere, before it is said that they do."""
 _MAX_PLACES = 4
 NOBODY: Mapping[int, str] = {}

@@ -17,15 +17,16 @@ from monarch_nb.client.runs.watching.waits import (
     progress_of,
     waiting_in,
 )
+from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import run_pb2
 
-WAITS_INTERVAL_S = 3.0
-CONFIRM_AFTER_S = 1.0
+WAITS_INTERVAL_S = cadence(3.0)
+CONFIRM_AFTER_S = cadence(1.0)
 """When the first look follows, and the one that confirms what will not end by itself."""
-_LAST_LOOK_S = 0.5
+_LAST_LOOK_S = cadence(0.5)
 """So long an interrupt waits at most to learn what it is for."""
-_MAX_INTERVAL_S = 24.0
+_MAX_INTERVAL_S = cadence(24.0)
 """Ranks that go on are asked less and less often."""
 
 

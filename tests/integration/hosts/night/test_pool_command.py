@@ -17,7 +17,6 @@ from monarch_nb.trust.pools import change_hosts, make_paths
 
 
 def test_list_asks_every_node(lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_command, "ANSWER_S", 60.0)
     node = lab.start()
     assert main(["pool", "list", "lab"]) == 0
     assert re.search(rf"host1 +{re.escape(node.address)} +answers", capsys.readouterr().out)
@@ -38,7 +37,6 @@ def test_list_asks_every_node(lab: Lab, capsys: pytest.CaptureFixture[str], monk
 def test_who_joins_with_an_invitation_that_was_revoked_is_told(
     lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pool_command, "ANSWER_S", 60.0)
     lab.start()
     invitation = tmp_path / "bob.pem"
     assert main(["pool", "invite", "lab", "--user", "bob", "-o", str(invitation)]) == 0
@@ -57,9 +55,8 @@ def test_who_joins_with_an_invitation_that_was_revoked_is_told(
 
 
 def test_list_names_hosts_that_show_a_certificate_which_was_replaced_or_revoked(
-    lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pool_command, "ANSWER_S", 60.0)
     paths, copied = make_paths("lab"), tmp_path / "node.pem"
     old = load_identity(paths.node)
     old.save(copied)

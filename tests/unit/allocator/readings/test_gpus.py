@@ -22,6 +22,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, fake_gpus: FakeGpus) -> FakeGpus:
     """In this process too."""
     monkeypatch.syspath_prepend(str(FAKE_NVML))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr(readers, "WAIT_S", 0.3)
     monkeypatch.setattr(readers, "STALE_S", 0.3)
     monkeypatch.setattr(readers, "_AGAIN_S", 0.0)
     return fake_gpus

@@ -379,6 +379,7 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, goes: str
     ) -> None:
         monkeypatch.setattr(freeing, "STOP_WAIT_S", 60.0)
+        monkeypatch.setattr(freeing, "GAP_S", 0.0)
         harness.finished(0)
         if goes == "before":
             harness.run.on_link(harness.nodes[1], up=False)

@@ -119,6 +119,7 @@ def test_a_process_that_does_not_answer_hides_no_other(
     handler: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held, "_directories", [tmp_path])
+    monkeypatch.setattr(held, "ANSWER_S", 0.25)
     known = census.Census()
     known.watch(handler)
     census.serve(known, tmp_path)
