@@ -179,7 +179,7 @@ def test_packed_lines_open_to_every_line_of_each_rank(
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, max_size=6)), max_size=20),
+    st.lists(st.tuples(st.integers(0, 3), st.lists(_LINES, min_size=1, max_size=6)), max_size=20),
     st.sampled_from(FOLDS_BY),
     st.sampled_from([0.0, 0.1, 0.6]),
 )
