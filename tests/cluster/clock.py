@@ -27,6 +27,8 @@ class Life:
 
     def call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Call a function as this process."""
+        if running.get() is self:
+            return function(*arguments, **named)
         context = contextvars.Context()
         context.run(running.set, self)
         return context.run(function, *arguments, **named)

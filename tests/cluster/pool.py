@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Coroutine
@@ -84,6 +85,7 @@ class Machine:
             open_channel=lambda address: channels.open_channel_to_node(address, identity),
             certificate=lambda: identity,
             limits=self._cluster.directory / config.LIMITS_FILE,
+            trust=self._cluster.trust,
         )
         access = Access(self.name, self.address, node.state, node.records)
         server: Any = Server(self.life)
@@ -204,7 +206,9 @@ class Cluster:
         patch.setenv(config.HOME_VARIABLE, str(self.directory / "home"))
         patch.setenv(config.CONFIG_VARIABLE, str(self.directory / "config"))
         patch.setattr(pools, "atexit", SimpleNamespace(register=lambda *_: None))
-        self.authority = Authority.create("lab", make_paths("lab"))
+        self.trust = make_paths("lab")
+        self.authority = Authority.create("lab", self.trust)
+        self._know_nodes(self.trust)
         for node in self.nodes:
             node.start()
         return self
@@ -226,17 +230,20 @@ class Cluster:
 
     # ---- who takes part ----
 
-    def identity(self, name: str, role: str = "user") -> Identity:
-        return self.authority.issue(name, role)
+    def identity(self, name: str, role: str = "user", pool: str = "lab") -> Identity:
+        return dataclasses.replace(self.authority, pool=pool).issue(name, role)
 
     def client(self, person: str = "ann") -> Client:
         """Return a new process of somebody's."""
         made = Client(self, person, f"{person}-{len(self._clients)}")
         paths = make_paths(made.pool)
-        self.identity(person).save(paths.identity)
-        change_hosts(paths, lambda _: Hosts(nodes=tuple(node.address for node in self.nodes)))
+        self.identity(person, pool=made.pool).save(paths.identity)
+        self._know_nodes(paths)
         self._clients.append(made)
         return made
+
+    def _know_nodes(self, paths: config.TrustPaths) -> None:
+        change_hosts(paths, lambda _: Hosts(nodes=tuple(node.address for node in self.nodes)))
 
     def work_of(self, life: Life, function: Callable[[], Any]) -> Work:
         self._works.append(Work(self.loop, life, function))

@@ -35,7 +35,7 @@ class Chaos:
             for _ in range(STEPS):
                 self._random.choices(steps, [4, 5, 2, 1, 1, 3, 3])[0]()
             self._rest()
-        except AssertionError as error:
+        except (AssertionError, MonarchNbError) as error:
             raise AssertionError("\n".join([*self.done, str(error)])) from error
 
     # ---- what is done ----
@@ -125,10 +125,10 @@ class Chaos:
             for name in client.list():
                 if name == person:
                     held = client.attach(person)
-                    ranks = list(range(held.mesh.size))
-                    if any(info.state != "idle" for info in held.mesh.status()):
+                    infos = held.mesh.status()
+                    if any(info.state != "idle" for info in infos):
                         held.mesh.restart()
-                    assert held.mesh.run("rank").values == ranks, f"{person} can not use all ranks"
+                    assert held.mesh.run("rank").values == [info.rank for info in infos], f"{person} can not use all ranks"
                     held.release()
         self._cluster.sleep(60)
         for node in self._cluster.nodes:
