@@ -15,7 +15,7 @@ from monarch_nb.rpc import channel as channels  # isort: skip  (sets gRPC's envi
 import pytest
 
 import monarch_nb
-from cluster.clock import Life, VirtualLoop, Work
+from cluster.clock import Life, VirtualLoop, Work, running
 from cluster.ranks import Rank, ScriptedSupervisor
 from cluster.wire import UNHEARD_S, Channel, Server, Wire
 from monarch_nb import config
@@ -28,6 +28,7 @@ from monarch_nb.client.connections import bridge
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.ground.flag import Flag
+from monarch_nb.provision import known
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.pools import Hosts, change_hosts, make_paths
@@ -196,6 +197,7 @@ class Cluster:
         patch.setattr(Flag, "wait", lambda flag, timeout_s=None: self._wait(flag, timeout_s))
         patch.setattr(bridge, "_loops", [loop])
         patch.setattr(pools, "_pools", {})
+        patch.setattr(known, "pool_names", lambda: [life.name] if (life := running.get()) else [])
         patch.setattr(channels, "_credentials", lambda _, identity: identity)
         patch.setattr(
             channels.grpc.aio,
