@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -295,8 +296,9 @@ class Server:
                 requests if method.request_streaming else await anext(requests), context
             )
             if inspect.isasyncgen(answer):
-                async for reply in answer:
-                    await context.write(reply)
+                async with contextlib.aclosing(answer):
+                    async for reply in answer:
+                        await context.write(reply)
             elif (reply := await answer) is not None:
                 await context.write(reply)
             call.finish(grpc.StatusCode.OK)

@@ -11,7 +11,7 @@ from monarch_nb.errors import MonarchNbError
 
 NODES = 3
 STEPS = 12
-LONG_S = 900.0
+LONG_S = 200.0
 """After it everything that is half made has been taken back."""
 
 

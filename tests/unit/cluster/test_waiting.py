@@ -11,7 +11,7 @@ from monarch_nb.client.connections.events import LINE_NOTICE, Notice
 from monarch_nb.errors import CapacityError, LimitReached
 from unit.cluster.conftest import MakeCluster
 
-ORDERS = 10
+ORDERS = 5
 """So many orders of messages are tried."""
 
 
