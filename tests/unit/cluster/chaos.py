@@ -128,7 +128,9 @@ class Chaos:
                     infos = held.mesh.status()
                     if any(info.state != "idle" for info in infos):
                         held.mesh.restart()
-                    assert held.mesh.run("rank").values == [info.rank for info in infos], f"{person} can not use all ranks"
+                    assert held.mesh.run("rank").values == [info.rank for info in infos], (
+                        f"{person} can not use all ranks"
+                    )
                     held.release()
         self._cluster.sleep(60)
         for node in self._cluster.nodes:
