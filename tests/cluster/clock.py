@@ -78,16 +78,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             future.add_done_callback(lambda _: self.stop(), context=contextvars.Context())
             self.run_forever()
 
-    async def end_all(self, within_s: float) -> None:
-        """Cancel all tasks, also those of the dead, which do now what they did not do then."""
+    async def end_all(self) -> None:
+        """Cancel all tasks, also those of the dead, which do now what they did not do then, and what they begin."""
         self._is_thawed = True
-        for callback, context in self._frozen:
-            self.call_soon(callback, context=context)
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=within_s)
+        for _ in range(5):
+            frozen, self._frozen = self._frozen, []
+            for callback, context in frozen:
+                self.call_soon(callback, context=context)
+            if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in rest:
+                    task.cancel()
+                await asyncio.wait(rest, timeout=1)
 
     def _of_life(self, callback: Callable[..., Any], context: contextvars.Context | None) -> Callable[..., Any]:
         life = running.get() if context is None else context.get(running)

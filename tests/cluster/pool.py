@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import os
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -194,6 +195,7 @@ class Cluster:
         patch.setattr(
             time, "clock_gettime", lambda clock: loop.time() if clock == time.CLOCK_BOOTTIME else boot_time(clock)
         )
+        patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(Flag, "wait", lambda flag, timeout_s=None: self._wait(flag, timeout_s))
         patch.setattr(bridge, "_loops", [loop])
         patch.setattr(pools, "_pools", {})
@@ -228,7 +230,7 @@ class Cluster:
         for machine in self.nodes:
             if not machine.life.is_over:
                 await machine.close()
-        await self.loop.end_all(within_s=60)
+        await self.loop.end_all()
 
     # ---- who takes part ----
 

@@ -116,7 +116,9 @@ def test_whoever_waits_in_vain_is_told(make: MakeCluster) -> None:
     cluster = make(2, 4)
     cluster.client().reserve(procs=4)
     bob = cluster.client("bob")
-    with pytest.raises(CapacityError, match=r"waited 20 min in line, without success: 2 nodes × 4 procs asked for") as raised:
+    with pytest.raises(
+        CapacityError, match=r"waited 20 min in line, without success: 2 nodes × 4 procs asked for"
+    ) as raised:
         bob.reserve("more", nodes=2, procs=4, wait="20m")
     assert "--wait" not in str(raised.value), "who has waited needs not be told to"
     with pytest.raises(CapacityError, match=r"^2 nodes × 5 procs asked for"):
