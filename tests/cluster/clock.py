@@ -157,8 +157,10 @@ class Work(threading.Thread):
         self._life.call(self._interrupt.set)
 
     def run(self) -> None:
-        self._own_turn.acquire()
         try:
+            self._own_turn.acquire()
+            if self._is_given_up:
+                raise SystemExit
             self._outcome = self._life.call(self._work), None
         except BaseException as error:  # noqa: BLE001 (raised again by `result`)
             self._outcome = None, error
@@ -172,9 +174,10 @@ class Work(threading.Thread):
 
     def wait_for(self, woken: asyncio.Future[Any]) -> None:
         """Let the others move until it is done. Called by this thread."""
-        woken.add_done_callback(lambda _: self._move())
-        self._others_turn.release()
-        self._own_turn.acquire()
+        if not self._is_given_up:
+            woken.add_done_callback(lambda _: self._move())
+            self._others_turn.release()
+            self._own_turn.acquire()
         if self._is_given_up:
             raise SystemExit
 
