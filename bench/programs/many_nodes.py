@@ -20,10 +20,7 @@ from monarch_nb.allocator import node as node_room
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.node import Node
 from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.guard import Guard
-from monarch_nb.allocator.serving.read_lines import LogLines
-from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.allocator.supervision.processes import identify
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
@@ -167,23 +164,8 @@ async def start(number: int, procs: int, facts: dict[str, object]) -> Any:
     node.records.read()
     node.mail.start()
     server = make_server()
-    description = Description(
-        node.identity,
-        node.state,
-        node.supervisor,
-        node.warming,
-        node.readings,
-        node.whereabouts,
-        node.actors,
-        node.leases.expiry,
-        node.scripts,
-        node.resizing,
-        node.autosaves,
-    )
-    lines = LogLines(node.paths, node.state, node.watch, node.archives)
-    reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     access = Access(node.identity.node_id, node.identity.address, node.state, node.records)
-    Guard(AllocatorService(node, description, lines, reader, access), access).serve_on(server)
+    Guard(AllocatorService(node, access), access).serve_on(server)
     server.add_insecure_port(paths.address)
     await server.start()
     paths.facts.write_text(json.dumps(facts))

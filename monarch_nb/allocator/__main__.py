@@ -123,10 +123,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.gateway.way_out import WayOut
     from monarch_nb.allocator.node import Node
     from monarch_nb.allocator.serving.access import Access
-    from monarch_nb.allocator.serving.describe import Description
     from monarch_nb.allocator.serving.guard import Guard
-    from monarch_nb.allocator.serving.read_lines import LogLines
-    from monarch_nb.allocator.serving.read_logs import LogReader
     from monarch_nb.allocator.serving.revoked import Revoked
     from monarch_nb.allocator.serving.service import AllocatorService
     from monarch_nb.allocator.supervision.supervisor import ProcessWatch
@@ -168,26 +165,10 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     node.limits.check()
     await node.start()
     server = make_server()
-    description = Description(
-        node.identity,
-        node.state,
-        node.supervisor,
-        node.warming,
-        node.readings,
-        node.whereabouts,
-        node.actors,
-        node.leases.expiry,
-        node.scripts,
-        node.resizing,
-        node.autosaves,
-    )
-    log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
-    log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     revoked = Revoked(network.certificate, paths.revoked) if network else None
     of_access = node.identity.node_id, node.identity.address, node.state, node.records, revoked
     access = Access(*of_access) if rooms is None else GatewayAccess(rooms.meshes, rooms.resuming, *of_access)
-    of_service = node, description, log_lines, log_reader, access
-    service = AllocatorService(*of_service) if rooms is None else GatewayService(rooms, *of_service)
+    service = AllocatorService(node, access) if rooms is None else GatewayService(rooms, node, access)
     guard = Guard(service, access)
     guard.serve_on(server)
     health_service = health.aio.HealthServicer()
@@ -260,7 +241,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
         withdraw(network.publish, _told(node, network))
     if way_out is not None:
         way_out.close()
-    await log_lines.close()
+    await service.close()
     if rest := asyncio.all_tasks() - {asyncio.current_task()}:  # all are cancelled, also what clients had open
         await asyncio.wait(rest, timeout=LAST_S)
     return ends

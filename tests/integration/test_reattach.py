@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from integration.live import TIMEOUT_S, Gate, Recorder, client, eventually, kill, parent_of, pids_of, started
 from leaks import wait_for_end
-from monarch_nb.client.connections import connection, events
+from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.known.lists import list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
@@ -87,21 +86,6 @@ class TestAllocator:
         notices = {notice.key: notice.text for notice in recorder.of(events.Notice)}
         assert notices["link node0"] == "", "the notice is gone"
         assert mesh.run("rank").values == list(range(8))
-
-    def test_a_run_that_ends_in_the_gap(self, mesh: Mesh, gate: Gate, tmp_path: Path) -> None:
-        code = f"kept = 'in memory'\n{gate.wait}\nprint('last line')\nopen(f'{tmp_path}/{{rank}}', 'w').close()\nrank"
-        run, recorder = started(mesh, code)
-        before = pids_of(mesh)
-        for pid in allocators():
-            kill(pid)
-        gate.open(8)
-        with pytest.raises(TimeoutError):
-            run.result(timeout_s=0.05)
-        local.up(2, 4)
-        assert run.result() == list(range(8))
-        assert {own_text(recorder, rank) for rank in range(8)} == {"last line\n"}
-        assert pids_of(mesh) == before
-        assert mesh.pull("kept") == ["in memory"] * 8
 
     def test_ranks_that_die_in_the_gap_are_reported_with_exit_codes(self, mesh: Mesh, gate: Gate) -> None:
         run, _ = started(mesh, f"{gate.wait}\nimport os, signal\nif rank == 1: os._exit(5)\nrank")
@@ -236,16 +220,6 @@ rank"""
         local.up(2, 4)
         assert mesh.run("rank").values == list(range(8)), "at once, although the session may not be open yet"
 
-    def test_a_cell_in_a_short_gap_is_executed(self, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connection, "GAP_S", TIMEOUT_S)  # what is short on a busy machine
-        mesh.run("rank")
-        for pid in allocators():
-            kill(pid)
-        back = threading.Thread(target=local.up, args=(2, 4))
-        back.start()
-        assert mesh.run("rank").values == list(range(8))
-        back.join()
-
     def test_an_interrupt_leaves_what_can_not_be_reached(self, mesh: Mesh, gate: Gate) -> None:
         program = (
             "from monarch_nb.client.connections import events\n"
@@ -350,28 +324,6 @@ class TestClient:
         ]
         with pytest.raises(RunNotFound):
             mesh.attach_run("unknown")
-
-    def test_a_run_that_ended_meanwhile(self, mesh: Mesh, gate: Gate) -> None:
-        code = f"print('first')\n{gate.wait}\nif rank == 2: raise KeyError('lost?')\nbytearray(1 << 20)"
-        with client(self.program(code)) as kernel:
-            run_id = kernel.line()
-            kernel.process.kill()
-            kernel.finish()
-        gate.open(8)
-        mesh.run("'ends only after it'")
-        for pid in allocators():
-            kill(pid)
-        local.up(2, 4)
-        [info] = [info for info in mesh.runs() if info.run_id == run_id]  # ours may not be known as collected yet
-        assert (info.done, info.collected) == (True, False)
-        recorder = Recorder()
-        run = mesh.attach_run(run_id, from_start=True, listener=recorder)
-        with pytest.raises(RunFailed, match=r"\Arank 2: KeyError: 'lost\?'\n"):
-            run.result()
-        assert [value and len(value) for value in run.values] == [None if rank == 2 else 1 << 20 for rank in range(8)]
-        assert recorder.text() == "first\n" * 8
-        assert run_id not in [info.run_id for info in mesh.runs()], "this process knows that it has been collected"
-        eventually(lambda: [info.collected for info in mesh.past_runs() if info.run_id == run_id] in ([], [True]))
 
     def test_interrupting_what_another_one_started(self, mesh: Mesh) -> None:
         with client(self.program("print('first')\nimport threading\nthreading.Event().wait()")) as kernel:

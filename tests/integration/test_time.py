@@ -10,12 +10,11 @@ from collections.abc import Callable
 import pytest
 
 import monarch_nb
-from integration.live import TIMEOUT_S, Gate, client, eventually, kill, leave, lives, pids_of, started
+from integration.live import TIMEOUT_S, Gate, eventually, leave, pids_of, started
 from integration.pools import make_whole
 from leaks import wait_for_end
 from monarch_nb.cli.main import main
 from monarch_nb.client.connections import events
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.known.lists import list_ended, list_reservations
 from monarch_nb.client.reservations.reservation import Reservation
@@ -123,15 +122,6 @@ class TestTime:
         assert main(["list"]) == 0
         assert "2 h 3" in capsys.readouterr().out
 
-    def test_a_warning_is_taken_back_by_an_extension(self) -> None:
-        dev = reserve("warned", procs=1, time="1h")
-        said, wait_for = first_word(dev)
-        leave(dev, 8.0)
-        wait_for("warned will be released at")
-        dev.extend("2h")
-        eventually(lambda: said[-1] == "")
-        assert dev.mesh.run("rank").values == [0]
-
     def test_what_can_not_be_extended(self) -> None:
         dev = reserve("free", procs=1)
         assert dev.status().left == ""
@@ -143,20 +133,6 @@ class TestTime:
             with pytest.raises(UsageError, match="idle is a time such as"):
                 reserve("other", procs=1, idle=wrong)
 
-    def test_time_goes_on_while_an_allocator_is_down(self, pool: list[Node]) -> None:
-        dev = reserve("down", nodes=2, procs=1, time="1h")
-        pids = pids_of(dev.mesh)
-        first = local.nodes()[0]
-        assert first.pid is not None
-        leave(dev, 4.0)
-        kill(first.pid)
-        wait_for_end(pids[1], TIMEOUT_S)  # the other node's time is up
-        assert lives(pids[0])
-        local.up(2, 4)
-        wait_for_release({0: pids[0]})
-        (ended,) = (ended for ended in list_ended() if ended.reservation_id == dev.id)
-        assert re.fullmatch(r"its time of [\d.]+ s was up", ended.why)
-
 
 class TestIdle:
     def test_nobody_uses_it(self) -> None:
@@ -167,45 +143,3 @@ class TestIdle:
         wait_for_release(pids)
         with pytest.raises(ReservationExpired, match=r"nobody used it for 1\.0 s; %mesh reserve makes"):
             attach("idle")
-
-    def test_a_cell_on_another_node_keeps_it(self, gate: Gate) -> None:
-        program = f"""
-dev = monarch_nb.reserve("busy", nodes=2, procs=1, preload=[], idle="1s")
-pids = {{info.rank: info.pid for info in dev.mesh.status()}}
-run = dev.mesh.slice(hosts=1).submit({gate.wait!r})
-while not dev.mesh.status()[1].run_id: pass
-print(pids[0], pids[1], flush=True)
-"""
-        with client(program) as other:
-            pids = dict(enumerate(map(int, other.line().split())))
-            other.finish()
-        left_s = [1.0]
-
-        def began_anew() -> bool:
-            """The first node's own clock ran out, and then the other node said that it is busy."""
-            left_s.append(idle_left_on_first_node())
-            return left_s[-1] > left_s[-2]
-
-        eventually(began_anew)
-        assert all(map(lives, pids.values()))
-        assert [info.idle_left_s for info in list_reservations()] == [1.0]
-        gate.open()
-        wait_for_release(pids)
-
-    def test_a_node_that_does_not_answer_may_be_busy(self) -> None:
-        dev = reserve("away", nodes=2, procs=1, idle="1s")
-        pids = pids_of(dev.mesh)
-        first, second = local.nodes()
-        assert second.pid is not None
-        kill(second.pid)
-        dev.detach()
-        log = NodePaths(first.directory).allocator_log
-        eventually(lambda: "away is idle here, but node1 may run a cell and does not answer" in log.read_text())
-        assert all(map(lives, pids.values()))
-        local.up(2, 4)
-        wait_for_release(pids)
-
-
-def idle_left_on_first_node() -> float:
-    replies = call(pool_named(None).ask())
-    return next(reply.reservations[0].idle_left_s for node, reply in replies if node.name == "node0")

@@ -9,19 +9,10 @@ import time
 from collections.abc import Iterable, Mapping
 
 from monarch_nb import config
-from monarch_nb.allocator.leases.autosaves import Autosaves
-from monarch_nb.allocator.leases.expiry import Expiry
-from monarch_nb.allocator.ranks.resizing import Resizing
-from monarch_nb.allocator.ranks.scripts import Scripts
-from monarch_nb.allocator.readings.actors import RankActors
-from monarch_nb.allocator.readings.load import RankReading, Readings, measure
-from monarch_nb.allocator.readings.whereabouts import Whereabouts
-from monarch_nb.allocator.state.identity import Identity
+from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.readings.load import RankReading, measure
 from monarch_nb.allocator.state.runs import Mesh, Run, failed_results
-from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.processes import seconds_since_boot
-from monarch_nb.allocator.supervision.supervisor import Supervisor
-from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
@@ -32,24 +23,12 @@ _STOPPED = (run_pb2.OUTCOME_INTERRUPTED, run_pb2.OUTCOME_CANCELLED)
 class Description:
     """Describes a node, as its parts know it."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        state: NodeState,
-        supervisor: Supervisor,
-        warming: Warming,
-        readings: Readings,
-        whereabouts: Whereabouts,
-        actors: RankActors,
-        expiry: Expiry,
-        scripts: Scripts,
-        resizing: Resizing,
-        autosaves: Autosaves,
-    ) -> None:
-        self._identity, self._state, self._supervisor, self._warming = identity, state, supervisor, warming
-        self._readings, self._whereabouts, self._actors = readings, whereabouts, actors
-        self._expiry, self._scripts, self._resizing = expiry, scripts, resizing
-        self._autosaves = autosaves
+    def __init__(self, node: Node) -> None:
+        self._identity, self._state = node.identity, node.state
+        self._supervisor, self._warming = node.supervisor, node.warming
+        self._readings, self._whereabouts, self._actors = node.readings, node.whereabouts, node.actors
+        self._expiry, self._scripts, self._resizing = node.leases.expiry, node.scripts, node.resizing
+        self._autosaves = node.autosaves
 
     def node(self) -> pb.DescribeReply:
         """Return the facts of the node."""

@@ -75,13 +75,16 @@ class AllocatorService(service.AllocatorServicer):
     itself.
     """
 
-    def __init__(
-        self, node: Node, description: Description, log_lines: LogLines, log_reader: LogReader, access: Access
-    ) -> None:
-        self._node, self._description = node, description
-        self._log_lines, self._log_reader, self._access = log_lines, log_reader, access
+    def __init__(self, node: Node, access: Access) -> None:
+        self._node, self._description, self._access = node, Description(node), access
+        self._log_lines = LogLines(node.paths, node.state, node.watch, node.archives)
+        self._log_reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
         self._looks: set[asyncio.Future[None]] = set()
         self._claims, self._changes = Claims(), Claims()
+
+    async def close(self) -> None:
+        """End what goes on."""
+        await self._log_lines.close()
 
     @translated
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:

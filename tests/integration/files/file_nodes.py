@@ -45,8 +45,8 @@ class FileNode:
 
     async def start(self) -> None:
         identity, state = SimpleNamespace(node_id=self.name), SimpleNamespace(lease=lambda _: None)
-        node: Any = SimpleNamespace(identity=identity, files=self.files, state=state)
-        service = AllocatorService(node, *[Mock()] * 4)  # nobody asks it for anything but files
+        node = Mock(identity=identity, files=self.files, state=state)
+        service = AllocatorService(node, Mock())  # nobody asks it for anything but files
         self.server = make_server()
         allocator_pb2_grpc.add_AllocatorServicer_to_server(service, self.server)
         self.server.add_insecure_port(self.address)

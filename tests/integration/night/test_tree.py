@@ -212,26 +212,6 @@ def test_one_ends_while_an_allocator_above_it_is_away(mesh: Mesh, gate: Gate) ->
     assert run.result() == list(range(NODES))
 
 
-def test_cells_run_on_the_others_while_the_first_allocator_is_away(mesh: Mesh) -> None:
-    """Another node gives runs their numbers meanwhile."""
-    before = mesh.run("kept = rank")
-    kill(allocator_of(0))
-    others = list(range(1, NODES))
-    run = mesh.select(others).run("kept")
-    assert run.values == others
-    assert run.number > before.number
-    with pytest.raises(NodeUnreachable, match=r"node0 does not answer.*-t 1-6 leaves rank 0 out"):
-        mesh.run("rank")
-    endless, _ = started(mesh.select(others), "import time\nwhile True: time.sleep(0.01)")
-    assert sorted(endless.interrupt().stopped) == others
-    kill(allocator_of(1))
-    assert mesh.select(others[1:]).run("kept").values == others[1:], "the next one takes over"
-    local.up(NODES, 1)
-    last = mesh.run("kept")
-    assert last.values == list(range(NODES))
-    assert last.number > endless.number
-
-
 def test_the_one_that_gives_numbers_goes_away_between_the_look_at_it_and_the_run(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,26 +324,3 @@ print(all([line for line in text.splitlines() if "line" in line] == [f"line {{i}
         assert other.line() == "True"
     assert run.result() == list(range(NODES))
     assert_whole(recorder)
-
-
-def test_the_next_client_gets_what_the_first_one_left(mesh: Mesh, gate: Gate) -> None:
-    program = f"""
-{SMALL}
-dev = monarch_nb.attach("dev")
-run = dev.mesh.submit("print('begun')\\n" + {gate.wait!r} + "\\nprint('end')\\nrank + 1", listener=lambda event: None)
-while not run.number: pass
-print(run.number)
-sys.stdin.readline()
-os._exit(0)
-"""
-    with client(program) as first:
-        number = int(first.line())
-        first.tell()
-        first.finish()
-    (info,) = [info for info in mesh.runs() if info.number == number]
-    recorder = Recorder()
-    run = mesh.attach_run(info.run_id, from_start=True, listener=recorder)
-    gate.open(NODES)
-    assert run.result() == [rank + 1 for rank in range(NODES)]
-    recorder.wait_for(lambda recorder: recorder.text().count("end\n") == NODES)
-    assert [recorder.text(rank) for rank in range(NODES)] == ["begun\nend\n"] * NODES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from integration.hosts.elastic import kill, start_again
 from integration.hosts.lab import Lab
 from integration.hosts.people import Person
-from integration.live import Client, client, eventually
+from integration.live import eventually
 from monarch_nb import reserve
 from monarch_nb.cli.main import main
 from monarch_nb.errors import LimitReached
@@ -40,14 +39,6 @@ TRY = (
     "except monarch_nb.errors.MonarchNbError as error:\n"
     "    print(type(error).__name__, error)\n"
 )
-WAIT = (
-    "import monarch_nb\n"
-    "def say(text):\n"
-    "    print(text, flush=True)\n"
-    "monarch_nb.reserve({name!r}, nodes=1, procs=2, preload=[], wait=True, progress=say)\n"
-    "say('has it')\n"
-    "input()\n"
-)
 
 
 @pytest.fixture
@@ -61,19 +52,6 @@ def limits(lab: Lab) -> Path:
 def shown_to(person: Person, *words: str) -> str:
     """Return what `monarch-nb pool ...` prints for somebody."""
     return "\n".join(person.run(f"from monarch_nb.cli.main import main\nmain(['pool', *{list(words)!r}])"))
-
-
-def read_until(reader: Client, pattern: str) -> None:
-    while not re.fullmatch(pattern, line := reader.line()):
-        print("READ", line)
-
-
-def line_of(process: subprocess.Popen[str], pattern: str) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.fullmatch(pattern, line.rstrip()):
-            return
-    raise AssertionError(f"no line like {pattern!r}")
 
 
 def record_of(lab: Lab) -> list[dict[str, Any]]:
@@ -106,29 +84,6 @@ def test_limits_count_over_all_nodes_of_the_pool(
     limits.write_text(LIMITS + "gpu = 3\n")
     assert main(["pool", "limits", "lab"]) == 1
     assert "limits.toml, line 12: there is no 'gpu'" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_who_holds_more_waits_longer(two_nodes: Lab, tmp_path: Path) -> None:
-    """Alice holds half of the pool and waits for the rest; bob, who holds nothing, comes after her and is first."""
-    for name in ("bob", "carol"):
-        (tmp_path / name).mkdir()
-    bob, carol = (Person(two_nodes, name, tmp_path / name) for name in ("bob", "carol"))
-    alices = reserve("alices", nodes=1, procs=2, preload=[])
-    carol.run("import monarch_nb; monarch_nb.reserve('carols', nodes=1, procs=2, preload=[])")
-    with client(WAIT.format(name="more")) as alice:
-        read_until(alice, "1st in line: .*")
-        with bob.begin(WAIT.format(name="bobs")) as waiting:
-            try:
-                line_of(waiting, "1st in line: .*")
-                read_until(alice, "2nd in line: .*")
-                carol.run("import monarch_nb; monarch_nb.attach('carols').release()")
-                line_of(waiting, "has it")
-                read_until(alice, "1st in line: .*")
-            finally:
-                waiting.kill()
-    bob.run("import monarch_nb; monarch_nb.attach('bobs').release()")
-    alices.release()
 
 
 def test_the_record_says_who_did_what_and_not_what_it_was(

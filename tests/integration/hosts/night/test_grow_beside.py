@@ -26,8 +26,6 @@ from monarch_nb import attach, list_reservations, reserve
 from monarch_nb.cli.main import main
 from monarch_nb.errors import NodeUnreachable, NoSuchMesh, UsageError
 
-GROWS = "grow(3)"
-
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three")
@@ -195,31 +193,6 @@ print(dev.meshes["all"].run("rank").values, dev.mesh.run("rank").values, dev.nod
         assert again.doctor().node_names == ("host1", "host2", "host3")
         again.release()
         eventually(lambda: sorted(free()) == [1, 1, 1])
-
-    @pytest.mark.parametrize("method", ["Spawn", "ChangeMembers"])
-    def test_a_client_dies_before_it_is_so(self, method: str) -> None:
-        dev = reserve("dev", nodes=1, procs=1)
-        dev.mesh.run("kept = rank + 3")
-        with client(stops_before(method, GROWS)) as other:
-            assert other.line() == "there"
-            other.process.kill()
-        eventually(lambda: sorted(free()) == [0, 1, 1])
-        eventually(lambda: list(dev.meshes) == ["main"])
-        assert dev.mesh.run(WORLD).values == [(0, 1, 0, 3)]
-        assert attach("dev").node_names == ["host1"]
-        dev.grow(3)
-        assert dev.meshes["grown"].run(SUM).values == [(3, None)] * 3
-
-    def test_a_client_dies_when_it_is_so(self) -> None:
-        """The nodes tell each other, and the mesh is whole."""
-        dev = reserve("dev", nodes=1, procs=1)
-        dev.mesh.run("kept = rank + 3")
-        with client(stops_after("ChangeMembers", GROWS)) as other:
-            assert other.line() == "there"
-            other.process.kill()
-        eventually(lambda: dev.node_names == ["host1", "host2", "host3"])
-        eventually(lambda: attach("dev").meshes["grown"].run(SUM).values == [(3, None)] * 3)
-        assert dev.mesh.run(WORLD).values == [(0, 1, 0, 3)]
 
     def test_a_node_without_main_is_lost_and_replaced(self, three: Lab) -> None:
         dev = reserve("dev", nodes=1, procs=1)

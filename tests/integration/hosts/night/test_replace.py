@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, stops_before, times_told
+from integration.hosts.elastic import SUM, free, kill, start_again, stops_after, times_told
 from integration.hosts.lab import Lab
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
@@ -59,37 +59,6 @@ def test_a_free_node_takes_the_place_of_a_lost_one(apart: Lab, project: Path, nu
 @pytest.mark.usefixtures("three")
 class TestOnThisMachine:
     """Nodes without a network between them: an allocator that is killed does not answer either."""
-
-    def test_nothing_is_free(self, three: Lab) -> None:
-        dev = reserve("dev", nodes=2, procs=1, preload=[])
-        dev.mesh.run("kept = 3")
-        with pytest.raises(UsageError, match=r"all nodes answer .*--node NAME"):
-            dev.replace()
-        with pytest.raises(UsageError, match="no node host9 in this reservation: it has host1, host2"):
-            dev.replace("host9")
-        with client("""
-other = monarch_nb.reserve("other", nodes=1, procs=1)
-print("taken")
-input()
-other.release()
-""") as other:
-            assert other.line() == "taken"
-            kill(three.allocators[1])
-            with pytest.raises(
-                CapacityError, match=r"(?s)no free node for the place of host2: .*other .* holds 1 proc"
-            ):
-                dev.replace()
-            assert dev.mesh.select(0).run("kept").values == [3]
-            told: list[str] = []
-
-            def say(text: str) -> None:
-                if "in line" in text and not told:
-                    other.tell()
-                    told.append(text)
-
-            [replaced] = dev.replace(wait=True, progress=say)
-        assert (replaced.old, replaced.new, replaced.ranks) == ("host2", "host3", (1,))
-        assert dev.mesh.run("globals().get('kept')").values == [3, None]
 
     def test_a_node_that_answers_is_replaced_by_its_name(self) -> None:
         dev = reserve("dev", nodes=2, procs=1)
@@ -153,40 +122,6 @@ other.release()
         assert counters.slice(hosts=0).add.call_one().get(timeout=TIMEOUT_S) >= 2
         again = dev.mesh.procs.spawn("again", Counter)
         assert again.add.call().get(timeout=TIMEOUT_S).values() == [1, 1]
-
-    def test_other_clients_go_on_with_the_new_node(self, three: Lab) -> None:
-        dev = reserve("dev", nodes=2, procs=1, preload=[])
-        dev.mesh.run("kept = rank + 3")
-        with client("""
-dev = monarch_nb.attach("dev")
-print(dev.mesh.run("kept").values)
-input()
-print(dev.mesh.run("globals().get('kept')").values, dev.node_names)
-""") as other:
-            assert other.line() == "[3, 4]"
-            kill(three.allocators[0])
-            with client("print(*monarch_nb.attach('dev').replace())") as third:
-                assert third.line().startswith("host3 has the place of host1: rank 0 is new there")
-            eventually(lambda: dev.node_names == ["host3", "host2"])
-            other.tell()
-            assert other.line() == "[None, 4] ['host3', 'host2']"
-        assert dev.mesh.run("globals().get('kept')").values == [None, 4]
-
-    @pytest.mark.parametrize("method", ["Spawn", "ChangeMembers"])
-    def test_a_client_dies_before_it_is_so(self, three: Lab, method: str) -> None:
-        """In the middle of the new node's start, and just before the others are told."""
-        dev = reserve("dev", nodes=2, procs=1)
-        dev.mesh.run("kept = rank + 3")
-        kill(three.allocators[1])
-        with client(stops_before(method, "replace()")) as other:
-            assert other.line() == "there"
-            assert sorted(free()) == [0, 0]
-            other.process.kill()
-        eventually(lambda: sorted(free()) == [0, 1])
-        assert dev.node_names == ["host1", "host2"]
-        [replaced] = dev.replace()
-        assert replaced.new == "host3"
-        assert dev.mesh.run(SUM).values == [(1, 3), (1, None)]
 
     def test_a_client_dies_when_it_is_so(self, three: Lab) -> None:
         """The nodes tell each other, one that was away and one that is restarted too."""

@@ -39,10 +39,10 @@ def test_each_method_is_answered_or_passed_on_and_none_falls_through() -> None:
 
 
 @pytest.mark.parametrize(("in_room_s", "said_s"), [(3.0, 3.0), (50.0, 20.0)])
-def test_who_asks_whether_a_reservation_is_idle_hears_of_its_room(in_room_s: float, said_s: float) -> None:
+async def test_who_asks_whether_a_reservation_is_idle_hears_of_its_room(in_room_s: float, said_s: float) -> None:
     node = Mock(**{"leases.expiry.idle_for_s.return_value": 20.0})
-    service = GatewayService(Mock(idle_s=AsyncMock(return_value=in_room_s)), node, Mock(), Mock(), Mock(), Mock())
-    reply: pb.IdleReply = asyncio.run(service.Idle(pb.IdleRequest(reservation_id="r"), Mock()))  # type: ignore[arg-type]
+    service = GatewayService(Mock(idle_s=AsyncMock(return_value=in_room_s)), node, Mock())
+    reply: pb.IdleReply = await service.Idle(pb.IdleRequest(reservation_id="r"), Mock())
     assert reply.idle_for_s == said_s
 
 

@@ -87,7 +87,7 @@ async def heard_of(carried: Carried, mesh_id: str) -> tuple[list[int], asyncio.T
             heard.append(number)
             yield submit(mesh_id, number)
 
-    service = GatewayService(Mock(), Mock(), Mock(), Mock(), Mock(), Mock())
+    service = GatewayService(Mock(), Mock(), Mock())
 
     async def hear() -> None:
         service._carried[asyncio.current_task()] = carried
@@ -166,7 +166,7 @@ async def test_a_room_is_not_read_faster_than_the_client_reads(rooms: Mock) -> N
 
 
 async def test_the_more_clients_a_person_has_the_less_may_wait_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = GatewayService(Mock(), Mock(), Mock(), Mock(), Mock(), Mock())
+    service = GatewayService(Mock(), Mock(), Mock())
     made = {}
     for number in range(2 * sessions.MOST_OF_PERSON_BYTES // MAX_UNSENT_BYTES):
         session = Session()

@@ -87,13 +87,14 @@ def told(name: str, state: NodeState) -> pb.StatusReply:
         "readings": SimpleNamespace(read=read, look_at_gpus=nothing),
         "whereabouts": SimpleNamespace(refresh=nothing, of=lambda pid, _: where.get(pid)),
         "actors": SimpleNamespace(refresh=nothing, of=lambda _: ((), 0), memory_bytes=lambda _: 0),
-        "expiry": SimpleNamespace(is_busy=lambda _: False),
+        "leases": SimpleNamespace(expiry=SimpleNamespace(is_busy=lambda _: False)),
         "scripts": SimpleNamespace(at_work=lambda *_: None),
         "resizing": SimpleNamespace(between=lambda _: []),
         "autosaves": SimpleNamespace(armed=lambda _: None),
     }
     past = pb.PastRuns(mesh_id="m", tracebacks_of=1)
-    reply = asyncio.run(Description(**parts).status(memory=True, readings=True, past_runs=past))
+    of_node: Any = SimpleNamespace(**parts)
+    reply = asyncio.run(Description(of_node).status(memory=True, readings=True, past_runs=past))
     return pb.StatusReply.FromString(reply.SerializeToString())
 
 

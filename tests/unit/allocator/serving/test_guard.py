@@ -14,10 +14,7 @@ import pytest
 from monarch_nb import config
 from monarch_nb.allocator.recovery.read_state import read_state
 from monarch_nb.allocator.serving.access import Access
-from monarch_nb.allocator.serving.describe import Description
 from monarch_nb.allocator.serving.guard import SERVICE, Guard
-from monarch_nb.allocator.serving.read_lines import LogLines
-from monarch_nb.allocator.serving.read_logs import LogReader
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
@@ -64,24 +61,9 @@ async def connect(
 
 
 def _serve(node: NodeWithoutProcesses, identity: Identity) -> tuple[grpc.aio.Server, int]:
-    description = Description(
-        node.identity,
-        node.state,
-        node.supervisor,
-        node.warming,
-        node.readings,
-        node.whereabouts,
-        node.actors,
-        node.leases.expiry,
-        node.scripts,
-        node.resizing,
-        node.autosaves,
-    )
     access = Access("host1", "host1:7878", node.state, node.records)
-    lines = LogLines(node.paths, node.state, node.watch, node.archives)
-    reader = LogReader(node.paths, node.state, node.watch, node.sessions, node.archives)
     server = make_server()
-    Guard(AllocatorService(node, description, lines, reader, access), access).serve_on(server)
+    Guard(AllocatorService(node, access), access).serve_on(server)
     credentials = grpc.ssl_server_credentials(
         [(identity.key, identity.certificate)], identity.authority, require_client_auth=True
     )

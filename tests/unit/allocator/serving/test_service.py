@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -33,11 +32,10 @@ class TestSession:
             written_while_it_is_there.extend(written())
 
         await spawn(node)
-        nothing: Any = None
         written_while_it_is_there: list[str] = []
         access = Access("node0", "", node.state, node.records)
         context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
-        await AllocatorService(node, nothing, nothing, nothing, access).Session(requests(), context)
+        await AllocatorService(node, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])
 
 
@@ -54,8 +52,7 @@ async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_
     await spawn(node)
     monkeypatch.setattr(service, "control_ranks", control_ranks)
     aborted, begun, may_go_on = list[str](), asyncio.Event(), asyncio.Event()
-    nothing: Any = None
-    told = AllocatorService(node, nothing, nothing, nothing, Access("node0", "", node.state, node.records))
+    told = AllocatorService(node, Access("node0", "", node.state, node.records))
     here = files_pb2.Peer(node_id="node0", address=node.identity.address)
     change = pb.ChangeMembersRequest(reservation_id="r", revision=1, nodes=[here], reason="host2 has gone")
     first, second = (asyncio.create_task(told.ChangeMembers(change, AsyncMock())) for _ in range(2))

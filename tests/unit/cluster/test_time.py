@@ -1,0 +1,123 @@
+"""Reservations that end by themselves: out of time, or used by nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_nb.client.connections.events import TIME_NOTICE, Notice
+from monarch_nb.errors import ReservationExpired
+from unit.cluster.conftest import MakeCluster
+
+HOUR_S = 3600.0
+
+
+def test_all_nodes_release_when_the_time_is_up(make: MakeCluster) -> None:
+    cluster = make(2, 2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2, procs=2, time="1h")
+    cluster.sleep(HOUR_S - 5)
+    assert dev.mesh.run("rank").values == [0, 1, 2, 3]
+    assert ann.list() == ["dev"]
+    cluster.sleep(10)
+    assert ann.list() == []
+    assert [node.alive for node in cluster.nodes] == [[], []]
+    for ask in (dev.status, lambda: dev.mesh.run("rank"), ann.attach):
+        with pytest.raises(ReservationExpired, match="its time of 1 h was up"):
+            ask()
+    assert ann.reserve(nodes=2, procs=2).id != dev.id
+
+
+def test_a_cell_that_runs_then_ends_with_the_reason(make: MakeCluster) -> None:
+    cluster = make(2)
+    dev = cluster.client().reserve(nodes=2, time=60)
+    run = dev.mesh.submit("await sleep(3600)")
+    with pytest.raises(ReservationExpired, match=r"its time of 1 min was up"):
+        run.result()
+
+
+def test_it_is_said_before_and_taken_back_by_an_extension(make: MakeCluster) -> None:
+    cluster = make(2)
+    dev = cluster.client().reserve(nodes=2, time="1h")
+    said: list[str] = []
+    noticed: list[str] = []
+    dev.add_time_listener(said.append)
+    run = dev.mesh.submit(
+        "await sleep(7200)",
+        listener=lambda event: isinstance(event, Notice) and event.key == TIME_NOTICE and noticed.append(event.text),
+    )
+    cluster.sleep(HOUR_S / 2)
+    assert not said
+    cluster.sleep(HOUR_S / 2 - 5)
+    assert said == noticed
+    assert "dev will be released at" in said[-1]
+    assert dev.extend("2h") == pytest.approx(2 * HOUR_S + 5, abs=1)
+    cluster.settle()
+    assert said[-1] == noticed[-1] == ""
+    assert run.result() == [None, None]
+    assert dev.status().time_s == 3 * HOUR_S
+
+
+def test_time_goes_on_while_an_allocator_is_down(make: MakeCluster) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    ann.reserve(nodes=2, time="1h")
+    first, second = cluster.nodes
+    first.kill()
+    cluster.sleep(HOUR_S + 5)
+    assert not second.alive
+    assert first.alive, "nobody ends its ranks"
+    first.start()
+    cluster.sleep(5)
+    assert not first.alive
+    assert ann.list() == []
+
+
+def test_one_that_nobody_uses_is_released(make: MakeCluster) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2, idle="10m")
+    cluster.sleep(HOUR_S)
+    assert ann.list() == ["dev"], "a client that is attached uses it"
+    dev.detach()
+    cluster.sleep(590)
+    assert ann.list() == ["dev"]
+    cluster.sleep(20)
+    assert ann.list() == []
+    with pytest.raises(ReservationExpired, match="nobody used it for 10 min"):
+        ann.attach()
+
+
+def test_a_client_that_is_killed_uses_nothing(make: MakeCluster) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    ann.reserve(nodes=2, idle="10m")
+    ann.kill()
+    cluster.sleep(615)
+    assert cluster.client().list() == []
+
+
+def test_a_cell_on_another_node_keeps_it(make: MakeCluster) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2, idle="10m")
+    dev.mesh.select([1]).submit("await sleep(3600)")
+    cluster.settle()
+    ann.kill()
+    after = cluster.client()
+    cluster.sleep(HOUR_S)
+    assert after.list() == ["dev"]
+    cluster.sleep(1210)
+    assert after.list() == []
+
+
+def test_a_node_that_does_not_answer_may_be_busy(make: MakeCluster) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2, idle="10m")
+    cluster.nodes[1].kill()
+    dev.detach()
+    cluster.sleep(HOUR_S)
+    assert [len(node.alive) for node in cluster.nodes] == [1, 1]
+    cluster.nodes[1].start()
+    cluster.sleep(1210)
+    assert [len(node.alive) for node in cluster.nodes] == [0, 0]
