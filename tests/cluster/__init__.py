@@ -5,7 +5,7 @@ a client's stub to a node's service) and time. The clock stands still while anyt
 whatever is due next: an hour takes a millisecond, and what happens is the same every time. People call the synchronous
 API as ever: it runs the loop while it waits.
 
-    with Cluster(nodes=2, procs=2, directory=tmp_path) as cluster:
+    with Cluster(nodes=2, procs=2) as cluster:
         ann = cluster.client("ann")
         dev = ann.reserve("dev", nodes=2, procs=2, time="1h")
         dev.mesh.run("rank * 2").values

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import functools
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -167,7 +169,6 @@ class Cluster:
 
     def __init__(
         self,
-        directory: Path,
         nodes: int = 1,
         procs: int = 1,
         *,
@@ -176,10 +177,11 @@ class Cluster:
         shuffled: bool = False,
         limits: str = "",
     ) -> None:
-        self.directory, self.work = directory, directory / "work"
+        self.directory = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: paths of sockets end at 107 bytes
+        self.work = self.directory / "work"
         self.work.mkdir()
         if limits:
-            write_private(directory / config.LIMITS_FILE, limits.encode())
+            write_private(self.directory / config.LIMITS_FILE, limits.encode())
         self.loop = VirtualLoop()
         self.wire = Wire(self.loop, seed, CHAOS_S if chaos else SHUFFLE_S if shuffled else 0.0)
         self.nodes = [Machine(self, number, procs) for number in range(nodes)]
@@ -188,6 +190,14 @@ class Cluster:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self._forget()
+            raise
+        return self
+
+    def _start(self) -> None:
         patch, loop = self._patch, self.loop
         boot_time = time.clock_gettime
         patch.setattr(time, "monotonic", loop.time)
@@ -215,7 +225,6 @@ class Cluster:
         self._know_nodes(self.trust)
         for node in self.nodes:
             node.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -223,8 +232,12 @@ class Cluster:
                 work.give_up()
             self.run(self._close())
         finally:
-            self.loop.close()
-            self._patch.undo()
+            self._forget()
+
+    def _forget(self) -> None:
+        self.loop.close()
+        self._patch.undo()
+        shutil.rmtree(self.directory)
 
     async def _close(self) -> None:
         for machine in self.nodes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,11 @@ def _seeds() -> range:
 
 
 @pytest.mark.parametrize("start", [_seeds()[at] for at in range(0, len(_seeds()), EACH)])
-def test_what_is_promised_holds_in_any_order(tmp_path: Path, start: int) -> None:
+def test_what_is_promised_holds_in_any_order(start: int) -> None:
     failed: dict[int, str] = {}
     for seed in range(start, min(start + EACH, _seeds().stop)):
-        (tmp_path / str(seed)).mkdir()
         try:
-            play(tmp_path / str(seed), seed)
+            play(seed)
         except AssertionError as error:
             failed[seed] = str(error)
     assert not failed, "\n\n".join(f"seed {seed}:\n{said}" for seed, said in failed.items())

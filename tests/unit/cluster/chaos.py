@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from cluster import Cluster, Work
 from monarch_nb import Reservation
@@ -138,7 +137,7 @@ class Chaos:
             assert not node.alive, f"{node.name} still has {[rank.spec.rank for rank in node.alive]}"
 
 
-def play(directory: Path, seed: int) -> None:
+def play(seed: int) -> None:
     """Play one seed."""
-    with Cluster(directory, NODES, 1, seed=seed, chaos=True) as cluster:
+    with Cluster(NODES, 1, seed=seed, chaos=True) as cluster:
         Chaos(cluster, seed).play()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,15 +11,7 @@ MakeCluster = Callable[..., Cluster]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[MakeCluster]:
+def make() -> Iterator[MakeCluster]:
     """Makes clusters of (nodes, procs), each with files of its own."""
     with ExitStack() as stack:
-        made: list[Cluster] = []
-
-        def make(nodes: int = 1, procs: int = 1, **options: Any) -> Cluster:
-            directory = tmp_path / str(len(made))
-            directory.mkdir()
-            made.append(stack.enter_context(Cluster(directory, nodes, procs, **options)))
-            return made[-1]
-
-        yield make
+        yield lambda *shape, **options: stack.enter_context(Cluster(*shape, **options))
