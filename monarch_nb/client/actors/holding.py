@@ -102,9 +102,10 @@ class Holdings:
         return None
 
     async def stop(self, mesh_id: str) -> None:
-        """End the rank processes of a mesh beside a main one."""
+        """End the rank processes of a mesh beside a main one. Nodes of other reservations do not hold that up."""
         self._meshes.pop(mesh_id, None)
-        for one in self.reservations():
+        knowing = [one for one in self.reservations() if one.meshes.known(mesh_id)]
+        for one in knowing or self.reservations():
             await one.meshes.stop(mesh_id)
 
     def connection(self, node: str) -> Connection:
