@@ -122,7 +122,7 @@ quick: check unit ui panel  ## Lint, types, unit tests and one test of each othe
 
 unit: install  ## Tests without processes: seconds
 	@$(say) 'Unit tests'
-	@$(PYTEST) -n 2 tests/unit
+	@$(PYTEST) -n 2 tests/unit $(call NIGHT,unit)
 
 ui: install $(NODE_MODULES)  ## Tests of the panel's TypeScript
 	@$(say) 'Tests of the panel'

@@ -35,7 +35,7 @@ GROUPS = {
     "integration/night/ssh": ("monarch_nb/provision/ssh.py", "monarch_nb/provision/remote/*", *LAUNCHERS),
     "integration/night/warden": ("monarch_nb/warden/*", "monarch_nb/allocator/gateway/*", "deploy/*"),
     "integration/night/faults": SESSIONS,
-    "integration/night/test_chaos.py": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*"),
+    "unit/cluster/night": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*"),
     "integration/hosts/night": (*HOSTS, *SESSIONS, "monarch_nb/provision/hosts.py"),
     "integration/files/night": (
         "monarch_nb/files/*",

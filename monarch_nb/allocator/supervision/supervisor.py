@@ -396,15 +396,21 @@ class Supervisor:
         if pid not in self._exits:
             waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
             # Without templates nobody tells: we are the parent.
-            ends = asyncio.gather(*(template.ended.wait() for template in self._template_watches.values()))
-            await asyncio.wait({waiter, ends}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            ends.cancel()
-            self._exit_waiters.pop(pid, None)
+            ends = asyncio.get_running_loop().create_task(self._all_templates_end())
+            try:
+                await asyncio.wait({waiter, ends}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ends.cancel()
+                self._exit_waiters.pop(pid, None)
         status = self._exits.pop(pid, None)
         for task in self._templates.values():
             if task.done() and not task.cancelled() and not task.exception():
                 task.result().forget([pid])
         return watch.exit_status() if status is None else status
+
+    async def _all_templates_end(self) -> None:
+        for template in list(self._template_watches.values()):
+            await template.ended.wait()
 
     def kill(self, ranks: Iterable[RankProcess]) -> None:
         """SIGKILL ranks with all that they started. Their deaths are reported as ever."""

@@ -1,4 +1,4 @@
-"""Eight random lives of a pool; `tests/integration/night/test_chaos.py` plays a thousand."""
+"""Eight random lives of a pool; `night/test_chaos.py` plays a thousand."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -149,8 +150,8 @@ class Target:
         assert list(self.outside.iterdir()) == [self.outside / "canary"]
         assert (self.outside / "canary").read_text() == "alive"
         said = self.node.log.read_text()
-        traces = said.split("Traceback")[1:]
-        assert not traces, "\n".join(trace[:2500] for trace in traces)
+        traces = [said[max(0, found.start() - 500) : found.end() + 2500] for found in re.finditer("Traceback", said)]
+        assert not traces, "\n".join(traces)
 
 
 def _paths(outside: Path) -> list[str]:
