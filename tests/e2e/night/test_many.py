@@ -21,7 +21,7 @@ from e2e.lab import REPOSITORY, Lab, home_variables, running_lab
 from e2e.panel import PanelPage
 from monarch_nb.config import HOME_VARIABLE
 
-NODES = REPOSITORY / "tests" / "bench" / "programs" / "busy_nodes.py"
+NODES = REPOSITORY / "bench" / "programs" / "busy_nodes.py"
 MOST_ELEMENTS = 1500
 """In the panel: an element for each rank and slot alone would be 4,096, and each is some."""
 OUT_OF_MEMORY = "likely out of memory"
