@@ -19,9 +19,6 @@ from monarch_nb.errors import UsageError
 from monarch_nb.proto.files_pb2 import TreeEntry
 from unit.client.files.trees import Make, changed, holds, write
 
-NOT_ROOT = pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
-
-
 # ---- changes ----
 
 
@@ -306,14 +303,6 @@ def test_thousands_of_changes_at_once(tree_of: Make, root: Path, monkeypatch: py
     assert len(tree.refresh().changed) == 30
 
 
-def test_nothing_is_listed_when_nothing_changed(tree_of: Make, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = tree_of()
-    (root / "a").mkdir()
-    tree.refresh()
-    monkeypatch.setattr(scan.Scan, "_walk", None)
-    assert changed(tree.refresh()) == []
-
-
 # ---- where changes are not told ----
 
 
@@ -393,23 +382,6 @@ def test_pipes_and_sockets_are_refused_and_block_nobody(tree: LocalTree, root: P
 def test_a_file_becomes_a_pipe_before_it_is_opened(root: Path) -> None:
     os.mkfifo(root / "pipe")
     assert reading.read_file(os.fsencode(root), b"pipe") is None
-
-
-@NOT_ROOT
-def test_unreadable(tree: LocalTree, root: Path) -> None:
-    (root / "file").write_text("x")
-    (root / "directory").mkdir()
-    (root / "directory" / "x").touch()
-    for name in ("file", "directory"):
-        (root / name).chmod(0)
-    try:
-        assert changed(tree.refresh()) == []
-        assert tree.report.refused == [(b"directory", "permission denied"), (b"file", "permission denied")]
-    finally:
-        for name in ("file", "directory"):
-            (root / name).chmod(0o700)
-    assert changed(tree.refresh()) == [b"directory", b"directory/x", b"file"]
-    assert tree.report.refused == []
 
 
 def test_unreadable_whoever_asks(tree: LocalTree, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,20 +153,6 @@ class TestOnDisk:
         (project / "model.py").write_text("x = 2\n")
         assert files.sync().files == 1
 
-    def test_a_directory_that_another_kernel_added_is_removed(
-        self, library: Path, project: Path, node: DiskNode, files: SyncedFiles
-    ) -> None:
-        files.sync()
-        for word in ("library", str(library)):
-            other = files_of(project, node)
-            other.add(library)
-            other.sync()
-            other.close()
-            with pytest.raises(UsageError, match=f"other was not added; added: {library}$"):
-                files.remove("other")
-            assert files.remove(word).removed == 1
-            assert not (node.tree / "library").exists()
-
     def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
         self, library: Path, node: DiskNode, files: SyncedFiles
     ) -> None:
