@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -199,34 +198,6 @@ def test_a_file_comes_between_finding_its_directory_and_watching_it(
 
     monkeypatch.setattr(local_tree, "Watcher", late)
     assert changed(tree.refresh()) == [b"late.py", b"new", b"new/late.py"]
-
-
-def test_changes_while_refreshing_arrive_later_at_the_latest(tree_of: Make, root: Path) -> None:
-    tree = tree_of()
-    tree.refresh()
-    stop = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not stop.wait(0.0005):
-            number += 1
-            file = root / f"d{number % 7}" / f"e{number % 3}" / "m.py"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{number}")
-            if number % 50 == 0:
-                shutil.rmtree(root / f"d{number % 7}")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(60):
-            tree.refresh()
-    finally:
-        stop.set()
-        writer.join()
-    last = tree.refresh().entries
-    fresh = tree_of().refresh().entries
-    assert dict(last) == dict(fresh)
 
 
 def test_a_lost_watcher_is_no_lost_change(tree_of: Make, root: Path) -> None:

@@ -36,12 +36,6 @@ class TestOnDisk:
         return project
 
     @pytest.fixture
-    def library(self, tmp_path: Path) -> Path:
-        (library := tmp_path / "library").mkdir()
-        (library / "code.py").write_text("1")
-        return library
-
-    @pytest.fixture
     def node(self, tmp_path: Path) -> DiskNode:
         (home := tmp_path / "nodes").mkdir()
         return DiskNode(home, "node0")

@@ -47,9 +47,6 @@ class FakeConnection:
         self.error = error
         self.broken.set()
 
-    def come_back(self) -> None:
-        self.error, self.line, self.broken = None, NodeLine(), asyncio.Event()
-
 
 class FakePool:
     def __init__(self, *names: str) -> None:
@@ -108,69 +105,11 @@ async def test_who_hears_of_no_place_any_more_does_not_take_it_for_the_first() -
     await second.leave()
 
 
-async def test_the_first_has_its_turn_whenever_slots_come_free_and_the_next_when_it_leaves() -> None:
-    pool = FakePool("node0", "node1")
-    first, second = Client(pool), Client(pool)
-    assert await first.has_turn(), "what came free before it stood in line"
-    while await first.has_turn():
-        pass  # each node says so once
-    assert not await second.has_turn()
-    assert first.said == ["1st in line: dev (ann) holds 4 procs"]
-    assert second.said == ["2nd in line: dev (ann) holds 4 procs"]
-    pool.nodes["node1"].line.slots_are_free()
-    assert (await first.has_turn(), await second.has_turn()) == (True, False)
-    assert (await first.has_turn(), await second.has_turn()) == (False, False)
-    await first.leave()
-    assert await second.has_turn()
-    assert second.said[-1] == "1st in line: dev (ann) holds 4 procs"
-    await second.leave()
-    assert all(len(node.line) == 0 for node in pool.nodes.values())
-
-
-async def test_a_node_that_comes_back_and_knows_nobody_brings_nobody_forward() -> None:
-    pool = FakePool("node0", "node1")
-    first, second = Client(pool), Client(pool)
-    while await first.has_turn():
-        pass
-    assert not await second.has_turn()
-    pool.nodes["node0"].fail(NodeUnreachable("away", "node0"))
-    assert (await first.has_turn(), await second.has_turn()) == (False, False)
-    assert second.line.place == 2
-    pool.nodes["node0"].come_back()
-    await second.line._join()
-    assert not await second.has_turn()
-    assert (len(pool.nodes["node0"].line), second.line.place) == (1, 2)
-    await first.line._join()
-    assert await first.has_turn()
-    assert [client.line.place for client in (first, second)] == [1, 2]
-    await first.leave()
-    await second.leave()
-
-
-async def test_the_next_node_gives_tickets_when_the_first_is_away() -> None:
-    pool = FakePool("node0", "node1")
-    pool.nodes["node0"].error = NodeUnreachable("away", "node0")
-    first, second = Client(pool), Client(pool)
-    while await first.has_turn():
-        pass
-    assert not await second.has_turn()
-    assert (first.line.place, second.line.place) == (1, 2)
-    await first.leave()
-    await second.leave()
-
-
 async def test_who_may_not_wait_is_told() -> None:
     pool = FakePool("node0")
     pool.nodes["node0"].error = AccessDenied("not you")
     client = Client(pool)
     with pytest.raises(AccessDenied, match="not you"):
-        await client.has_turn()
-    await client.leave()
-
-
-async def test_a_time_that_is_up() -> None:
-    client = Client(FakePool("node0"), longest_s=0.0)
-    with pytest.raises(TimeoutError):
         await client.has_turn()
     await client.leave()
 

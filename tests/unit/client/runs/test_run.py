@@ -33,6 +33,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 IN_ALL_REDUCE = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
 
 
+async def hang(harness: Harness, *, failed: int = 7, name: str = "KeyError") -> None:
+    """Let a rank fail while the others wait for it in a collective; wait until that is said."""
+    harness.core.places = dict.fromkeys([rank for rank in range(8) if rank != failed], IN_ALL_REDUCE)
+    harness.finished(failed, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=name))
+    while not harness.of(events.Notice):
+        await asyncio.sleep(0)
+
+
 def raise_interrupt(_: float | None) -> None:
     raise KeyboardInterrupt
 
@@ -404,10 +412,7 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, outcome: str, stays: str
     ) -> None:
         monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
-        harness.core.places = dict.fromkeys(range(7), IN_ALL_REDUCE)
-        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
-        while not harness.of(events.Notice):
-            await asyncio.sleep(0)
+        await hang(harness)
         harness.finished(*range(7), outcome=run_pb2.Outcome.Value(f"OUTCOME_{outcome}"))
         [*_, last] = [notice.text for notice in harness.of(events.Notice) if notice.key == "waits"]
         assert last.partition(";")[0] == stays
@@ -431,20 +436,16 @@ class TestResults:
         self, harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str, interrupted: bool
     ) -> None:
         monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
-        harness.core.places = dict.fromkeys([0, *range(2, 8)], IN_ALL_REDUCE)
-        harness.finished(1, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name=name))
-        while not harness.of(events.Notice):
-            await asyncio.sleep(0)
+        await hang(harness, failed=1, name=name)
         await several_turns()
         assert [("cancel", "run-id") in node.sent for node in harness.nodes] == [interrupted] * 2
 
     async def test_who_waits_for_a_hang_is_told_of_it(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(waits_watch, "WAITS_INTERVAL_S", 0.0)
-        harness.core.places = dict.fromkeys(range(7), IN_ALL_REDUCE)
         waiting = asyncio.ensure_future(asyncio.to_thread(harness.run.wait_hang, 10.0))
         while len(harness.run._listeners) < 2:
             await asyncio.sleep(0)
-        harness.finished(7, outcome=run_pb2.OUTCOME_ERROR, failure=run_pb2.Failure(name="KeyError"))
+        await hang(harness)
         sentence = await waiting
         assert sentence.startswith("ranks 0-6 wait in all_reduce; rank 7 raised KeyError")
         assert await asyncio.to_thread(harness.run.wait_hang, 0.0) == sentence, "it was said before"
