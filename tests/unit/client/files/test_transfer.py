@@ -35,17 +35,6 @@ def send(nodes: list[FakeNode]) -> Transfer:
     return asyncio.run(sender.send(connections(nodes), whole(), []))
 
 
-def test_nodes_are_asked_once_when_they_have_all_content_and_else_twice() -> None:
-    nodes = fake_nodes(2)
-    for asked, sent in (([2, 2], 12), ([3, 3], 0)):  # each time from the beginning
-        transfer = send(nodes)
-        assert set(transfer.applied) == {"node0", "node1"}
-        assert [len(node.asked) for node in nodes] == asked
-        assert transfer.total_bytes == transfer.done_bytes == sent
-    assert nodes[0].asked[1].pending
-    assert not nodes[0].asked[1].change.changed, "it is not told twice"
-
-
 def test_content_that_was_lost_on_the_way_is_sent_again_to_those_that_lack_it() -> None:
     nodes = fake_nodes(3)
     nodes[2].loses_chunks = 1
