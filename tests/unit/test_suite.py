@@ -92,7 +92,7 @@ def test_tests_of_a_folder_share_a_process() -> None:
 
 def test_a_skip_fails_where_nothing_may_be_skipped(tmp_path: Path) -> None:
     file = tmp_path / "test_skips.py"
-    skips = "def test_a(): pytest.skip('no such tool')\ndef test_b(): pytest.skip('root reads everything')\n"
+    skips = "def test_a(): pytest.skip('no such tool')\ndef test_b(): pytest.skip('there is no torchmonarch')\n"
     file.write_text(f"import pytest\n{skips}")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(file)],

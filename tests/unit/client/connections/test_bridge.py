@@ -14,7 +14,6 @@ import pytest
 
 from monarch_nb.client.connections import bridge
 from monarch_nb.client.connections.bridge import background_loop, call
-from monarch_nb.errors import UsageError
 from monarch_nb.ground.flag import Flag
 from unit.pressing import work_telling
 
@@ -22,16 +21,6 @@ from unit.pressing import work_telling
 async def value_of(thing: object) -> object:
     await asyncio.sleep(0)
     return thing
-
-
-def test_results_and_errors_come_back() -> None:
-    assert call(value_of(7)) == 7
-
-    async def fail() -> None:
-        raise UsageError("no")
-
-    with pytest.raises(UsageError, match="no"):
-        call(fail())
 
 
 def test_one_loop_for_all_threads_also_when_they_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,22 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def on_loop(test: Callable[[FakeNode], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await test(FakeNode())
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Have a test run on the loop on which mail is sent."""
 
-    bridge.call(run(), TIMEOUT_S)
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        bridge.call(test(**fixtures), TIMEOUT_S)
+
+    return run
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    async def made() -> FakeNode:
+        return FakeNode()
+
+    return bridge.call(made(), TIMEOUT_S)
 
 
 async def turns(count: int = 10) -> None:
@@ -100,114 +112,102 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_is_queued_in_one_turn_is_one_request() -> None:
-    async def test(node: FakeNode) -> None:
-        node.mail.on_opened(pb.Opened())
-        for number in range(100):
-            node.mail.send(["m/0"], [b"%d" % number])
-        await turns()
-        (batch,) = node.sent
-        assert [envelope.body for envelope in batch] == [b"%d" % number for number in range(100)]
-
-    on_loop(test)
+@on_loop
+async def test_what_is_queued_in_one_turn_is_one_request(node: FakeNode) -> None:
+    node.mail.on_opened(pb.Opened())
+    for number in range(100):
+        node.mail.send(["m/0"], [b"%d" % number])
+    await turns()
+    (batch,) = node.sent
+    assert [envelope.body for envelope in batch] == [b"%d" % number for number in range(100)]
 
 
-def test_what_comes_after_large_content_waits_for_it() -> None:
-    async def test(node: FakeNode) -> None:
-        node.mail.on_opened(pb.Opened())
-        node.may_store.clear()
-        for body in (b"1", b"2" * (INLINE_VALUE_BYTES + 1), b"3"):
-            node.mail.send(["m/0"], [body])
-        await turns()
-        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
-        node.may_store.set()
-        await turns()
-        (_, (large,), (last,)) = node.sent
-        assert (node.blobs[large.blob][:1], last.body) == (b"2", b"3")
-
-    on_loop(test)
+@on_loop
+async def test_what_comes_after_large_content_waits_for_it(node: FakeNode) -> None:
+    node.mail.on_opened(pb.Opened())
+    node.may_store.clear()
+    for body in (b"1", b"2" * (INLINE_VALUE_BYTES + 1), b"3"):
+        node.mail.send(["m/0"], [body])
+    await turns()
+    assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
+    node.may_store.set()
+    await turns()
+    (_, (large,), (last,)) = node.sent
+    assert (node.blobs[large.blob][:1], last.body) == (b"2", b"3")
 
 
-def test_large_mail_is_fetched_before_what_follows_it() -> None:
-    async def test(node: FakeNode) -> None:
-        node.mail.on_opened(pb.Opened())
-        node.blobs["b"] = b"large"
-        node.may_store.clear()
-        node.mail.on_mail([Envelope(blob="b"), Envelope(body=b"small")])
-        await turns()
-        assert node.told == []
-        node.may_store.set()
-        await turns()
-        assert node.told == [b"large", b"small"]
-
-    on_loop(test)
+@on_loop
+async def test_large_mail_is_fetched_before_what_follows_it(node: FakeNode) -> None:
+    node.mail.on_opened(pb.Opened())
+    node.blobs["b"] = b"large"
+    node.may_store.clear()
+    node.mail.on_mail([Envelope(blob="b"), Envelope(body=b"small")])
+    await turns()
+    assert node.told == []
+    node.may_store.set()
+    await turns()
+    assert node.told == [b"large", b"small"]
 
 
-def test_when_the_session_breaks_calls_have_failed_and_the_rest_is_sent_later() -> None:
-    async def test(node: FakeNode) -> None:
-        node.mail.send(["m/0"], [b"cast"])
-        node.mail.send(["m/0"], [b"call"], call=1)
-        node.mail.on_lost()
-        ((address, reason),) = node.told
-        assert address == node.node_address
-        assert reason.startswith("node0: the connection to it broke while the call waited")
-        node.mail.on_opened(pb.Opened())
-        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"cast"]]
-
-    on_loop(test)
+@on_loop
+async def test_when_the_session_breaks_calls_have_failed_and_the_rest_is_sent_later(node: FakeNode) -> None:
+    node.mail.send(["m/0"], [b"cast"])
+    node.mail.send(["m/0"], [b"call"], call=1)
+    node.mail.on_lost()
+    ((address, reason),) = node.told
+    assert address == node.node_address
+    assert reason.startswith("node0: the connection to it broke while the call waited")
+    node.mail.on_opened(pb.Opened())
+    assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"cast"]]
 
 
-def test_mail_of_this_machine_has_a_socket_and_what_does_not_fit_waits(tmp_path: Path) -> None:
+@on_loop
+async def test_mail_of_this_machine_has_a_socket_and_what_does_not_fit_waits(node: FakeNode, tmp_path: Path) -> None:
     bodies = [b"%d " % number * 1000 for number in range(500)]
 
-    async def test(node: FakeNode) -> None:
-        door = FakeDoor(tmp_path)
-        await door.listen()
-        node.mail.on_opened(door.opened)
-        assert pb.Open.FromString(await door.frames.get()).mailbox == mail.own_mailbox()
-        assert door.connection._transport is not None
-        door.connection._transport.pause_reading()
-        for body in bodies:
-            node.mail.send(["m/0"], [body])
-            await turns(2)
-        assert node.mail._queued_bytes > 0
-        door.connection._transport.resume_reading()
-        assert [await door.next_body() for _ in bodies] == bodies
-        door.connection.send(Envelope(body=b"reply").SerializeToString())
-        await until(lambda: node.told == [b"reply"])
-        assert node.requests == []
-        node.mail.close()
-
-    on_loop(test)
+    door = FakeDoor(tmp_path)
+    await door.listen()
+    node.mail.on_opened(door.opened)
+    assert pb.Open.FromString(await door.frames.get()).mailbox == mail.own_mailbox()
+    assert door.connection._transport is not None
+    door.connection._transport.pause_reading()
+    for body in bodies:
+        node.mail.send(["m/0"], [body])
+        await turns(2)
+    assert node.mail._queued_bytes > 0
+    door.connection._transport.resume_reading()
+    assert [await door.next_body() for _ in bodies] == bodies
+    door.connection.send(Envelope(body=b"reply").SerializeToString())
+    await until(lambda: node.told == [b"reply"])
+    assert node.requests == []
+    node.mail.close()
 
 
-def test_mail_goes_on_the_session_when_nobody_listens_at_the_socket(tmp_path: Path) -> None:
-    async def test(node: FakeNode) -> None:
-        node.mail.on_opened(FakeDoor(tmp_path).opened)
-        node.mail.send(["m/0"], [b"1"])
-        await until(lambda: bool(node.sent))
-        assert node.requests[0].open.mailbox == mail.own_mailbox()
-        assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
-
-    on_loop(test)
+@on_loop
+async def test_mail_goes_on_the_session_when_nobody_listens_at_the_socket(node: FakeNode, tmp_path: Path) -> None:
+    node.mail.on_opened(FakeDoor(tmp_path).opened)
+    node.mail.send(["m/0"], [b"1"])
+    await until(lambda: bool(node.sent))
+    assert node.requests[0].open.mailbox == mail.own_mailbox()
+    assert [[envelope.body for envelope in batch] for batch in node.sent] == [[b"1"]]
 
 
-def test_mail_goes_on_the_session_when_only_the_socket_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_mail_goes_on_the_session_when_only_the_socket_breaks(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mail, "GAP_S", 0.0)
 
-    async def test(node: FakeNode) -> None:
-        door = FakeDoor(tmp_path)
-        await door.listen()
-        node.mail.on_opened(door.opened)
-        await door.frames.get()
-        door.connection.close()
-        await until(lambda: bool(node.requests))
-        ((address, _),) = node.told
-        assert address == node.node_address
-        node.mail.send(["m/0"], [b"1"])
-        await until(lambda: bool(node.sent))
-
-    on_loop(test)
+    door = FakeDoor(tmp_path)
+    await door.listen()
+    node.mail.on_opened(door.opened)
+    await door.frames.get()
+    door.connection.close()
+    await until(lambda: bool(node.requests))
+    ((address, _),) = node.told
+    assert address == node.node_address
+    node.mail.send(["m/0"], [b"1"])
+    await until(lambda: bool(node.sent))
 
 
 def test_every_thread_of_a_process_has_the_same_mailbox(monkeypatch: pytest.MonkeyPatch) -> None:

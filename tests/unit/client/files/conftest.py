@@ -19,6 +19,14 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A directory beside the project."""
+    (library := tmp_path / "library").mkdir()
+    (library / "code.py").write_text("code")
+    return library
+
+
+@pytest.fixture
 def tree_of(root: Path) -> Iterator[Make]:
     made: list[LocalTree] = []
 

@@ -27,7 +27,6 @@ class FakeNode:
         error: what it answers to each change. unreachable: it does not answer at all.
         blind: it does not see what the client has.
         loses_chunks: how many streams of content pass it by.
-        keeps: paths that ranks wrote.
     """
 
     def __init__(self, name: str, everyone: dict[str, FakeNode]) -> None:
@@ -35,7 +34,6 @@ class FakeNode:
         everyone[name] = self
         self.error: MonarchNbError | None = None
         self.unreachable, self.loses_chunks, self.blind = False, 0, False
-        self.keeps: set[bytes] = set()
         self.versions: dict[str, str] = {}
         self.sources: dict[str, str] = {}
         self.trees: dict[str, dict[bytes, pb.TreeEntry]] = {}
@@ -56,7 +54,7 @@ class FakeNode:
         self._answer()
         if method == "Workspace":
             mounts = [
-                pb.MountStatus(mount=mount, source=self.sources[mount], version=version, changed=sorted(self.keeps))
+                pb.MountStatus(mount=mount, source=self.sources[mount], version=version)
                 for mount, version in self.versions.items()
             ]
             return pb.WorkspaceReply(mounts=mounts)
@@ -110,27 +108,23 @@ class FakeNode:
         if missing := [name for name in dict.fromkeys(wanted) if name not in self.chunks]:
             answer.missing = b"".join(missing)
             return answer
-        answer.applied.CopyFrom(self._apply(change, overwrite=request.overwrite))
+        answer.applied.CopyFrom(self._apply(change))
         return answer
 
-    def _apply(self, change: pb.TreeChange, *, overwrite: bool) -> pb.TreeApplied:
+    def _apply(self, change: pb.TreeChange) -> pb.TreeApplied:
         tree = self.trees.setdefault(change.mount, {})
         removed = list(change.removed)
         if change.whole:
             removed = list(tree.keys() - {entry.path for entry in change.changed})
         for path in removed:
             tree.pop(path)
-        kept, written = [], 0
+        written = 0
         for entry in change.changed:
-            if entry.path in self.keeps and not overwrite:
-                kept.append(entry.path)
-            elif tree.get(entry.path) != entry:
+            if tree.get(entry.path) != entry:
                 tree[entry.path] = entry
                 written += entry.kind != pb.TreeEntry.KIND_DIRECTORY
-        if overwrite:
-            self.keeps.clear()
         self.versions[change.mount], self.sources[change.mount] = change.version, change.source
-        return pb.TreeApplied(written=written, removed=len(removed), kept=kept)
+        return pb.TreeApplied(written=written, removed=len(removed))
 
 
 def fake_nodes(count: int) -> list[FakeNode]:

@@ -10,18 +10,7 @@ from monarch_nb.client.files import reading
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.files.tree import chunk_hashes
-from unit.client.files.trees import Make, holds, read_back
-
-
-def test_content_in_file_order(tree: LocalTree, root: Path) -> None:
-    big = random.Random(2).randbytes(3_000_000)
-    (root / "big").write_bytes(big)
-    (root / "small").write_bytes(b"small")
-    entries = tree.refresh().entries
-    assert read_back(tree, entries[b"big"]) == big
-    hashes = [hash_of(b"small"), *chunk_hashes(entries[b"big"])]
-    assert [name for name, _ in tree.content(hashes)] == hashes
-    assert list(tree.content([])) == []
+from unit.client.files.trees import Make, holds
 
 
 @pytest.mark.parametrize("edit", ["insert", "replace", "append", "cut off", "in front", "twice"])
@@ -47,16 +36,6 @@ def test_an_edited_big_file_has_the_chunks_of_its_content(
     assert holds(after, data)
     new = set(chunk_hashes(after)) - set(chunk_hashes(before))
     assert len(new) <= 3
-
-
-def test_a_sparse_file(tree_of: Make, root: Path) -> None:
-    with open(root / "sparse", "wb") as file:
-        file.write(b"begin")
-        file.truncate(50 << 20)
-        file.seek(20_000_003)
-        file.write(b"middle")
-    entry = tree_of(max_file_bytes=None).refresh().entries[b"sparse"]
-    assert holds(entry, (root / "sparse").read_bytes())
 
 
 @pytest.mark.parametrize("how", ["edited", "deleted", "shorter", "a link"])
@@ -89,18 +68,3 @@ def test_a_change_that_nothing_told_is_found_after_content_failed(tree_of: Make,
     with pytest.raises(FileChanged):
         list(tree.content([hash_of(b"content")]))
     assert holds(tree.refresh().entries[b"file"], b"CONTENT")
-
-
-@pytest.mark.parametrize("edited", ["a", "b"])
-def test_content_that_another_file_has_too(tree: LocalTree, root: Path, edited: str) -> None:
-    (root / "a").write_text("content")
-    (root / "b").write_text("content")
-    tree.refresh()
-    (root / edited).write_text("other")
-    tree.refresh()
-    assert [data for _, data in tree.content([hash_of(b"content")])] == [b"content"]
-    (root / "a").write_text("other")
-    (root / "b").write_text("other")
-    tree.refresh()
-    with pytest.raises(FileChanged):
-        list(tree.content([hash_of(b"content")]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.client.files.fetch import FetchReport, expand, fetch, file_info, is_below
+from monarch_nb.client.files.fetch import FetchReport, expand, fetch, is_below
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
@@ -122,9 +122,6 @@ async def test_a_path_in_a_workspace_is_named_as_ranks_know_it(tmp_path: Path, n
 
 # Against a node that says what a test wants
 
-MODIFIED_NS = 1_700_000_000_000_000_000
-FILE, DIRECTORY, LINK = pb.TreeEntry.KIND_FILE, pb.TreeEntry.KIND_DIRECTORY, pb.TreeEntry.KIND_SYMLINK
-
 
 class ScriptedNode:
     """What lies on a node, as one path of it; a content of None breaks off."""
@@ -132,9 +129,7 @@ class ScriptedNode:
     def __init__(self, content: dict[str, bytes | None], *entries: pb.TreeEntry, is_file: bool = False) -> None:
         self._content = content
         files = [
-            pb.TreeEntry(
-                path=name.encode(), kind=FILE, mode=0o640, size_bytes=len(data or b""), modified_ns=MODIFIED_NS
-            )
+            pb.TreeEntry(path=name.encode(), kind=pb.TreeEntry.KIND_FILE, mode=0o640, size_bytes=len(data or b""))
             for name, data in content.items()
         ]
         self._reply = pb.ListFilesReply(directory=b"/there", entries=[*entries, *files], is_file=is_file)
@@ -161,37 +156,10 @@ def one_file(data: bytes | None = b"abc") -> ScriptedNode:
     return ScriptedNode({"last.pt": data}, is_file=True)
 
 
-def test_a_file_is_what_it_is_there(tmp_path: Path) -> None:
-    said: list[int] = []
-    target = tmp_path / "new" / "mine.pt"
-    report = bring_scripted(one_file(), "last.pt", target, progress=lambda report: said.append(report.size_bytes))
-    assert target.read_bytes() == b"abc"
-    assert (report.path, report.files, report.size_bytes, report.total_bytes) == (target, 1, 3, 3)
-    assert said == [2, 3]
-    status = target.stat()
-    assert (status.st_mtime_ns, status.st_mode & 0o777) == (MODIFIED_NS, 0o640)
-
-
 def test_a_file_goes_into_a_directory_that_exists_or_is_asked_for(tmp_path: Path) -> None:
     assert bring_scripted(one_file(), "checkpoints/last.pt", tmp_path).path == tmp_path / "last.pt"
     assert bring_scripted(one_file(), "/a/last.pt", tmp_path / "new", into=True).path == tmp_path / "new" / "last.pt"
     assert (tmp_path / "new" / "last.pt").read_bytes() == b"abc"
-
-
-def test_a_directory_becomes_the_target_each_time(tmp_path: Path) -> None:
-    node = ScriptedNode({"a.pt": b"a", "sub/b.pt": b"bb"}, pb.TreeEntry(path=b"sub", kind=DIRECTORY, mode=0o755))
-    for _ in range(2):
-        report = bring_scripted(node, "checkpoints", tmp_path / "mine")
-        assert (report.path, report.files, report.size_bytes) == (tmp_path / "mine", 2, 3)
-    assert sorted(os.listdir(tmp_path / "mine")) == ["a.pt", "sub"]
-    assert (tmp_path / "mine" / "sub" / "b.pt").read_bytes() == b"bb"
-    assert bring_scripted(node, "checkpoints/", tmp_path, into=True).path == tmp_path / "checkpoints"
-
-
-def test_links_stay_links(tmp_path: Path) -> None:
-    node = ScriptedNode({"a.pt": b"a"}, pb.TreeEntry(path=b"last", kind=LINK, target=b"a.pt"))
-    bring_scripted(node, ".", tmp_path / "mine")
-    assert os.readlink(tmp_path / "mine" / "last") == "a.pt"
 
 
 def test_what_differs_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -215,7 +183,7 @@ def test_a_node_that_is_lost_leaves_what_was_here(tmp_path: Path) -> None:
 
 def test_a_node_can_not_write_outside_of_the_target(tmp_path: Path) -> None:
     for path in (b"../evil", b"/etc/evil", b"a/../../evil"):
-        node = ScriptedNode({}, pb.TreeEntry(path=path, kind=LINK, target=b"/etc/passwd"))
+        node = ScriptedNode({}, pb.TreeEntry(path=path, kind=pb.TreeEntry.KIND_SYMLINK, target=b"/etc/passwd"))
         with pytest.raises((MonarchNbError, ValueError)):
             bring_scripted(node, ".", tmp_path / "mine")
         assert not (tmp_path / "evil").exists()
@@ -232,9 +200,3 @@ def test_what_is_below_the_directory_of_ranks_keeps_its_place() -> None:
     }.items():
         assert is_below(path) is below
         assert not is_below(f"~/{path}")
-
-
-def test_entries_as_callers_see_them() -> None:
-    info = file_info(pb.TreeEntry(path=b"a", kind=FILE, size_bytes=3, modified_ns=1_500_000_000))
-    assert (info.path, info.kind, info.size_bytes, info.modified_at) == ("a", "file", 3, 1.5)
-    assert file_info(pb.TreeEntry(path=b"p")).kind == "other"

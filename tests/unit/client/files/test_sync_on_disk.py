@@ -36,12 +36,6 @@ class TestOnDisk:
         return project
 
     @pytest.fixture
-    def library(self, tmp_path: Path) -> Path:
-        (library := tmp_path / "library").mkdir()
-        (library / "code.py").write_text("1")
-        return library
-
-    @pytest.fixture
     def node(self, tmp_path: Path) -> DiskNode:
         (home := tmp_path / "nodes").mkdir()
         return DiskNode(home, "node0")
@@ -152,20 +146,6 @@ class TestOnDisk:
         assert (node.tree / "library/data").read_text() == "of a rank"
         (project / "model.py").write_text("x = 2\n")
         assert files.sync().files == 1
-
-    def test_a_directory_that_another_kernel_added_is_removed(
-        self, library: Path, project: Path, node: DiskNode, files: SyncedFiles
-    ) -> None:
-        files.sync()
-        for word in ("library", str(library)):
-            other = files_of(project, node)
-            other.add(library)
-            other.sync()
-            other.close()
-            with pytest.raises(UsageError, match=f"other was not added; added: {library}$"):
-                files.remove("other")
-            assert files.remove(word).removed == 1
-            assert not (node.tree / "library").exists()
 
     def test_the_removal_of_a_directory_that_a_node_missed_is_made_good(
         self, library: Path, node: DiskNode, files: SyncedFiles

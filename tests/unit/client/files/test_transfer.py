@@ -25,47 +25,14 @@ def whole() -> pb.TreeChange:
     return pb.TreeChange(source="here:/project", version="v1", whole=True, changed=entries(CONTENT))
 
 
-def send(nodes: list[FakeNode], change: pb.TreeChange | None = None, new: Iterable[bytes] = ()) -> Transfer:
+def send(nodes: list[FakeNode]) -> Transfer:
     stored = {hash_of(data): data for data in CONTENT.values()}
 
     def read(names: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         return ((name, stored[name]) for name in names)
 
     sender = Sender("r1", whole, read)
-    return asyncio.run(sender.send(connections(nodes), change or whole(), list(new)))
-
-
-def test_nodes_are_asked_once_when_they_have_all_content_and_else_twice() -> None:
-    nodes = fake_nodes(2)
-    for asked, sent in (([2, 2], 12), ([3, 3], 0)):  # each time from the beginning
-        transfer = send(nodes)
-        assert set(transfer.applied) == {"node0", "node1"}
-        assert [len(node.asked) for node in nodes] == asked
-        assert transfer.total_bytes == transfer.done_bytes == sent
-    assert nodes[0].asked[1].pending
-    assert not nodes[0].asked[1].change.changed, "it is not told twice"
-
-
-def test_new_content_travels_with_the_change() -> None:
-    (node,) = nodes = fake_nodes(1)
-    node.versions[""] = "v0"
-    change = pb.TreeChange(source="here:/project", version="v1", base="v0", changed=entries(CONTENT))
-    send(nodes, change, [hash_of(data) for data in CONTENT.values()])
-    assert len(node.asked) == 1
-    assert node.content()["a.py"] == b"a = 1\n"
-
-
-def test_a_node_with_another_base_gets_everything_and_the_others_only_the_change() -> None:
-    nodes = fake_nodes(2)
-    nodes[0].versions[""] = "v0"
-    nodes[1].versions[""] = "much older"
-    change = pb.TreeChange(source="here:/project", version="v1", base="v0", changed=entries({b"a.py": b"a = 1\n"}))
-    transfer = send(nodes, change, [hash_of(b"a = 1\n")])
-    assert set(transfer.applied) == {"node0", "node1"}
-    assert nodes[0].content() == {"a.py": b"a = 1\n"}
-    assert nodes[1].content() == {"a.py": b"a = 1\n", "b.py": b"b = 1\n"}
-    assert [request.change.whole for request in nodes[1].asked] == [False, True, False]
-    assert len(nodes[0].asked) == 1
+    return asyncio.run(sender.send(connections(nodes), whole(), []))
 
 
 def test_content_that_was_lost_on_the_way_is_sent_again_to_those_that_lack_it() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from monarch_nb.client.files.local_tree import LocalTree, Refreshed
 from monarch_nb.files.chunks import cut, hash_of
-from monarch_nb.files.tree import check_change, chunk_hashes
+from monarch_nb.files.tree import check_change
 from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 
 Make = Callable[..., LocalTree]
@@ -18,11 +18,6 @@ def changed(refreshed: Refreshed) -> list[bytes]:
 
 def holds(entry: TreeEntry, data: bytes) -> bool:
     return entry.hashes == b"".join(hash_of(piece) for piece in cut(data)) and entry.size_bytes == len(data)
-
-
-def read_back(tree: LocalTree, entry: TreeEntry) -> bytes:
-    found = dict(tree.content(chunk_hashes(entry)))
-    return b"".join(found[name] for name in chunk_hashes(entry))
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -17,7 +17,6 @@ from monarch_nb.errors import UsageError
             65,
             "ranks 1-2 have no record of run 65: run a cell with --deterministic there first",
         ),
-        ({0: [], 1: []}, 99, "ranks 0-1 have no record of run 99: run a cell"),
         ({0: [], 1: []}, "last", "ranks 0-1 have no record of a run: run a cell"),
     ],
 )
@@ -25,12 +24,6 @@ def test_ranks_without_a_record_are_named(records: dict[int, list[int]], wanted:
     with pytest.raises(UsageError, match=said) as raised:
         run_to_compare(records, wanted)
     assert "\n" not in str(raised.value)
-
-
-def test_one_run_on_all_ranks() -> None:
-    records = {0: [65, 67], 1: [67, 65]}
-    assert run_to_compare(records, "last") == 67
-    assert run_to_compare(records, 65) == 65
 
 
 def test_last_is_one_run_on_all_ranks_from_python_too() -> None:

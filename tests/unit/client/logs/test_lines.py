@@ -124,11 +124,6 @@ class TestWatch:
                 await anext(of(nodes).watch())
 
 
-def test_lines_of_a_part() -> None:
-    part = LogPart(1, 0, stdout_lines=5, stderr_lines=3, size_bytes=99)
-    assert [part.lines(), part.lines("stdout"), part.lines("stderr")] == [8, 5, 3]
-
-
 class TestRead:
     async def test_each_window_from_its_node_until_all_is_there(self, nodes: list[Node]) -> None:
         nodes[0].lines = {0: ["a", "bb"], 1: ["c"]}

@@ -114,19 +114,6 @@ def test_what_else_goes_wrong_is_told() -> None:
     assert "interrupt run 1" not in harness.log
 
 
-def test_only_what_had_the_time_to_stop_is_killed() -> None:
-    harness = Harness({"run 1", "run 2"}, set())
-    harness.add("run 1", 0, is_stuck=True)
-    harness.add("run 2", 1)
-    interrupt_parts([harness.part()], kill_stuck=True)
-    assert harness.log[2:] == ["interrupt actors", "kill run 1", "interrupt run 2"]
-    assert harness.core.stuck == harness.runs[:1]
-
-
-def test_nothing_runs() -> None:
-    assert str(interrupt_parts([Harness(set(), set()).part()], kill_stuck=False)) == "nothing was running"
-
-
 def sleeping(waiting: int = 0, running_s: float = 1000.0) -> run_pb2.ActorStatus:
     where = run_pb2.Where(line="sleep.py:3")
     return run_pb2.ActorStatus(name="e", running="sleep", running_s=running_s, waiting=waiting, where=where)

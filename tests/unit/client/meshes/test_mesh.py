@@ -19,11 +19,8 @@ from monarch_nb.client.pools.facts.infos import (
     StackReport,
     infos_of_node,
     run_infos,
-    waits_in,
 )
-from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.client.runs.packing import pack_variables
-from monarch_nb.errors import AccessDenied, PickleError, RankDead, TargetError
+from monarch_nb.errors import AccessDenied, RankDead
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -94,12 +91,6 @@ def test_of_a_rank_where_it_waits_and_what_it_raised() -> None:
     assert failed.failure == "ValueError: invalid syntax (Cell In[7], line 3)"
 
 
-def test_what_a_rank_waits_in() -> None:
-    runs, collective = run_pb2.Where.STATE_RUNNING, run_pb2.Where.STATE_COLLECTIVE
-    assert waits_in(run_pb2.Where()) == waits_in(run_pb2.Where(state=runs, line="train.py:41")) == ""
-    assert waits_in(run_pb2.Where(state=collective, collective="recv")) == "recv"
-
-
 def test_the_title_is_the_first_line_that_says_something() -> None:
     for code, title in (
         ("\n\n  x = 1\ny", "x = 1"),
@@ -112,22 +103,6 @@ def test_the_title_is_the_first_line_that_says_something() -> None:
         ("x" * 61, "x" * 59 + "…"),
     ):
         assert _title(code) == title
-
-
-def test_the_value_that_can_not_be_pickled_is_named() -> None:
-    with pytest.raises(PickleError, match=r"^b \(generator\) can not be pickled.*build it on the ranks") as raised:
-        pack_variables({"a": 1, "b": (n for n in []), "c": 2})
-    assert raised.value.name == "b"
-
-
-def test_one_rank_may_be_named_by_its_number() -> None:
-    mesh = object.__new__(Mesh)
-    mesh.id, mesh.name, mesh._part = "one rank", "main", None
-    mesh.reservation = cast(Reservation, SimpleNamespace(name="dev", id="dev"))
-    mesh.core = MeshCore("one rank", {}, Extent({"hosts": 1, "procs": 4}))
-    assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
-    with pytest.raises(TargetError, match="rank 4 not in"):
-        mesh.select(4)
 
 
 @pytest.mark.parametrize(("hosts", "where"), [(1, ""), (2, " (host1)")])

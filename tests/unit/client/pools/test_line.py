@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.leases.line import Line as NodeLine
 from monarch_nb.client.pools import line as lines
 from monarch_nb.client.pools.facts.choosing import Shape, who_holds
 from monarch_nb.client.pools.line import Line
@@ -17,167 +15,61 @@ from monarch_nb.errors import AccessDenied, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import allocator_pb2 as pb
 
 
-class FakeConnection:
+class Node:
+    """A node that tells what the test puts into `replies`: a place in its line, or an error."""
+
     def __init__(self, name: str) -> None:
-        self.name, self.line = name, NodeLine()
-        self.error: MonarchNbError | None = None
-        self.broken = asyncio.Event()
+        self.name = name
+        self.replies: asyncio.Queue[pb.WaitReply | MonarchNbError] = asyncio.Queue()
 
     async def stream(self, method: str, request: pb.WaitRequest) -> AsyncGenerator[pb.WaitReply, None]:
-        assert method == "Wait"
-        if self.error:
-            raise self.error
-        replies = self.line.wait(request)
-        broken = asyncio.ensure_future(self.broken.wait())
-        try:
-            while True:
-                coming = asyncio.ensure_future(anext(replies))
-                await asyncio.wait({coming, broken}, return_when=asyncio.FIRST_COMPLETED)
-                if self.broken.is_set():
-                    raise NodeUnreachable(f"{self.name} is away", self.name)
-                yield coming.result()
-        finally:
-            for one in (coming, broken):
-                one.cancel()
-            await asyncio.wait({coming, broken})
-            await replies.aclose()
-
-    def fail(self, error: MonarchNbError) -> None:
-        """From now on, and whoever waits here does so no longer."""
-        self.error = error
-        self.broken.set()
-
-    def come_back(self) -> None:
-        self.error, self.line, self.broken = None, NodeLine(), asyncio.Event()
+        while not isinstance(reply := await self.replies.get(), MonarchNbError):
+            yield reply
+        raise reply
 
 
 class FakePool:
-    def __init__(self, *names: str) -> None:
-        self.nodes = {name: FakeConnection(name) for name in names}
+    def __init__(self, *nodes: Node) -> None:
+        self._nodes = nodes
 
     async def discover(self) -> list[Any]:
-        return list(self.nodes.values())
+        return list(self._nodes)
 
     async def ask(self) -> list[Any]:
-        held = pb.DescribeReply(holders=[pb.Holder(reservation="dev", owner="ann", procs=4)])
-        return [(SimpleNamespace(identity=None), pb.StatusReply(node=held))]
+        raise NodeUnreachable("nobody answers")
 
 
-class Client:
-    def __init__(self, pool: Any, longest_s: float | None = None) -> None:
-        self.said: list[str] = []
-        self.line = Line(pool, "more", Shape(2, 4, 0), longest_s, self.said.append)
-        self._turn: asyncio.Task[None] | None = None
-
-    async def has_turn(self) -> bool:
-        """Wait on in the background; return whether it is its turn."""
-        self._turn = self._turn or asyncio.ensure_future(self.line.turn())
-        for _ in range(60):
-            await asyncio.sleep(0)
-        if not self._turn.done():
-            return False
-        turn, self._turn = self._turn, None
-        turn.result()
-        return True
-
-    async def leave(self) -> None:
-        if self._turn:
-            self._turn.cancel()
-        self.line.leave()
-        for _ in range(60):
-            await asyncio.sleep(0)
+def line(*nodes: Node) -> Line:
+    pool: Any = FakePool(*nodes)
+    return Line(pool, "more", Shape(2, 4, 0), None, lambda _: None)
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what nodes tell counts."""
-    monkeypatch.setattr(lines, "LOOK_EVERY_S", 3600.0)
-
-
-async def test_who_hears_of_no_place_any_more_does_not_take_it_for_the_first() -> None:
+async def test_who_hears_of_no_place_any_more_does_not_take_it_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had stood in the line of the node alone that gave the ticket, and not yet in those of others."""
-    pool = FakePool("node0", "node1")
-    first, second = Client(pool), Client(pool)
-    while await first.has_turn():
-        pass
-    pool.nodes["node1"].error = NodeUnreachable("node1 is away", "node1")
-    assert not await second.has_turn()
-    pool.nodes["node0"].fail(NodeUnreachable("node0 is away", "node0"))
-    assert not await second.has_turn()
-    await first.leave()
-    await second.leave()
-
-
-async def test_the_first_has_its_turn_whenever_slots_come_free_and_the_next_when_it_leaves() -> None:
-    pool = FakePool("node0", "node1")
-    first, second = Client(pool), Client(pool)
-    assert await first.has_turn(), "what came free before it stood in line"
-    while await first.has_turn():
-        pass  # each node says so once
-    assert not await second.has_turn()
-    assert first.said == ["1st in line: dev (ann) holds 4 procs"]
-    assert second.said == ["2nd in line: dev (ann) holds 4 procs"]
-    pool.nodes["node1"].line.slots_are_free()
-    assert (await first.has_turn(), await second.has_turn()) == (True, False)
-    assert (await first.has_turn(), await second.has_turn()) == (False, False)
-    await first.leave()
-    assert await second.has_turn()
-    assert second.said[-1] == "1st in line: dev (ann) holds 4 procs"
-    await second.leave()
-    assert all(len(node.line) == 0 for node in pool.nodes.values())
-
-
-async def test_a_node_that_comes_back_and_knows_nobody_brings_nobody_forward() -> None:
-    pool = FakePool("node0", "node1")
-    first, second = Client(pool), Client(pool)
-    while await first.has_turn():
-        pass
-    assert not await second.has_turn()
-    pool.nodes["node0"].fail(NodeUnreachable("away", "node0"))
-    assert (await first.has_turn(), await second.has_turn()) == (False, False)
-    assert second.line.place == 2
-    pool.nodes["node0"].come_back()
-    await second.line._join()
-    assert not await second.has_turn()
-    assert (len(pool.nodes["node0"].line), second.line.place) == (1, 2)
-    await first.line._join()
-    assert await first.has_turn()
-    assert [client.line.place for client in (first, second)] == [1, 2]
-    await first.leave()
-    await second.leave()
-
-
-async def test_the_next_node_gives_tickets_when_the_first_is_away() -> None:
-    pool = FakePool("node0", "node1")
-    pool.nodes["node0"].error = NodeUnreachable("away", "node0")
-    first, second = Client(pool), Client(pool)
-    while await first.has_turn():
-        pass
-    assert not await second.has_turn()
-    assert (first.line.place, second.line.place) == (1, 2)
-    await first.leave()
-    await second.leave()
+    monkeypatch.setattr(lines, "LOOK_EVERY_S", 3600.0)
+    node0, node1 = Node("node0"), Node("node1")
+    second = line(node0, node1)
+    turn = asyncio.ensure_future(second.turn())
+    node1.replies.put_nowait(NodeUnreachable("node1 is away", "node1"))
+    for reply in (pb.WaitReply(place=2, freed=True, ticket=7.0), NodeUnreachable("node0 is away", "node0")):
+        node0.replies.put_nowait(reply)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        assert not turn.done()
+    turn.cancel()
+    second.leave()
 
 
 async def test_who_may_not_wait_is_told() -> None:
-    pool = FakePool("node0")
-    pool.nodes["node0"].error = AccessDenied("not you")
-    client = Client(pool)
+    node = Node("node0")
+    node.replies.put_nowait(AccessDenied("not you"))
     with pytest.raises(AccessDenied, match="not you"):
-        await client.has_turn()
-    await client.leave()
-
-
-async def test_a_time_that_is_up() -> None:
-    client = Client(FakePool("node0"), longest_s=0.0)
-    with pytest.raises(TimeoutError):
-        await client.has_turn()
-    await client.leave()
+        await line(node).turn()
 
 
 async def test_without_any_node_it_looks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "LOOK_EVERY_S", 1e-6)
-    await asyncio.wait_for(Line(FakePool(), "more", Shape(1, 1, 0), None, lambda _: None).turn(), 60)  # type: ignore[arg-type]
+    await asyncio.wait_for(line().turn(), 60)
 
 
 def test_who_holds_what() -> None:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch_nb.client.reservations import reservation as module
 from monarch_nb.client.reservations import reserve as reserve_module
-from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.reservations.reserving import taking, waiting
-
-
-def test_a_released_reservation_watches_no_files_and_is_used_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-    released: Any = Reservation.__new__(Reservation)
-    released.id, released.owner, released._members = "r", "alice", SimpleNamespace(connections={})
-    released._pool = SimpleNamespace(name="local", revive=lambda say: None)
-    released.files = SimpleNamespace(close=lambda: closed.append("files"))
-    released.meshes = SimpleNamespace(close=lambda: None)
-    released._attachment = SimpleNamespace(ends_here=contextlib.nullcontext)
-    released._detach = lambda: closed.append("attachment")
-    monkeypatch.setattr(module, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: []))
-    released.release()
-    assert closed == ["files", "attachment"]
 
 
 @pytest.mark.parametrize(("is_new", "given_back"), [(True, ["r"]), (False, [])])

@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch_nb.client.connections import events
 from monarch_nb.client.runs.run import Run
-from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.client.runs.run_harness import Harness, several_turns
 
@@ -41,14 +39,6 @@ async def test_the_first_node_gives_the_number_the_others_learn_it(harness: Harn
     assert (harness.run.number, second.title) == (5, "title")
 
 
-async def test_the_system_is_asked_once_who_submits_it(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = iter(["alice"])
-    monkeypatch.setattr("getpass.getuser", lambda: next(names))
-    harness.start()
-    harness.queued()
-    assert [submit.owner for node in harness.nodes for _, submit in node.sent] == ["alice", "alice"]
-
-
 async def test_another_gives_it_when_the_first_is_lost_and_runs_nothing_of_it() -> None:
     harness = Harness([5])
     harness.core.newest_number = 1004
@@ -70,31 +60,6 @@ async def test_what_may_have_begun_there_waits_for_the_first(harness: Harness) -
     harness.run.on_link(harness.nodes[0], up=False)
     await several_turns()
     assert harness.nodes[1].sent == []
-
-
-async def test_also_when_it_has_no_ranks_there() -> None:
-    harness = Harness([5])
-    harness.start()
-    [(_, first)] = harness.nodes[0].sent
-    assert (list(first.ranks), list(first.all_ranks)) == ([], [5])
-    harness.queued(number=2)
-    [(_, second)] = harness.nodes[1].sent
-    assert (second.run.number, list(second.ranks)) == (2, [5])
-
-
-async def test_what_it_waits_for_is_told(harness: Harness) -> None:
-    harness.start()
-    harness.queued(ahead=["train()", "x = 1"])
-    assert [notice.text for notice in harness.of(events.Notice)] == ["waits for: train(); x = 1"]
-
-
-async def test_refused(harness: Harness) -> None:
-    harness.start()
-    harness.run.on_refused(harness.nodes[0], MeshNotFound("released"))
-    assert harness.run.done
-    assert isinstance(harness.told[-1], events.Finished)
-    with pytest.raises(MeshNotFound, match="released"):
-        harness.run.result(0)
 
 
 async def test_in_a_tree_another_gives_it_when_the_chosen_one_can_not_be_asked_any_more() -> None:

@@ -128,14 +128,6 @@ def test_numbers_of_two_ranks(lines: list[str], value: Any, told: float | None) 
     assert report.rows[0].throughput == told
 
 
-def test_a_name_that_nobody_tells() -> None:
-    mesh = FakeMesh()
-    mesh.lines = ["token: 5  loss=2.0"]
-    report = series(mesh, Plan((2,), per="tokens")).measure()
-    assert "no tokens in what the cell printed or returned on 2 ranks; it printed token" in report.notes
-    assert report.rows[0].efficiency is None
-
-
 @pytest.mark.parametrize("plan", [Plan((2, 4), per="tokens"), Plan((2,), repeat=2, rate="tokens")])
 def test_a_name_that_nobody_tells_ends_the_series_after_its_first_run(plan: Plan) -> None:
     mesh = FakeMesh()

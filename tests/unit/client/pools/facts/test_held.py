@@ -15,12 +15,12 @@ from monarch_nb.errors import NodeUnreachable, ReservationNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 
 
-def held(*nodes: dict[str, tuple[int, int]] | None, revision: int = 0) -> HeldReservation:
+def held(*nodes: dict[str, tuple[int, int]] | None) -> HeldReservation:
     """What there is: of each node (None: it does not answer) the meshes, each with the part it has, of how many."""
     there: dict[int, Any] = {}
     for place, parts in enumerate(nodes):
         if parts is not None:
-            status = pb.ReservationStatus(name="dev", nodes=len(nodes), procs=2, confirmed=True, revision=revision)
+            status = pb.ReservationStatus(name="dev", nodes=len(nodes), procs=2, confirmed=True)
             for name, (number, hosts) in parts.items():
                 spec = pb.SpawnRequest(mesh_id=name, name=name, ranks=2, node_rank=number, world_size=2 * hosts)
                 status.meshes.add(mesh_id=name, name=name, spec=spec)

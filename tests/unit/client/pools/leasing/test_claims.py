@@ -29,7 +29,10 @@ def claim(node: Node) -> Claim:
     return Claim(cast("Any", node), "r", "monarch")
 
 
-async def test_the_next_one_is_told_why_it_waits_and_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("goes_away", [False, True])
+async def test_the_next_one_is_told_why_it_waits_and_gets_it_unless_it_goes_away(
+    goes_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "SAY_S", 0.0)
     node, said = Node(), asyncio.Event()
     first, second = claim(node), claim(node)
@@ -37,20 +40,11 @@ async def test_the_next_one_is_told_why_it_waits_and_gets_it(monkeypatch: pytest
     waiting = asyncio.ensure_future(second.take(said.set))
     await said.wait()
     assert not waiting.done()
+    if goes_away:
+        waiting.cancel()
     await first.give_back()
-    await waiting
-    await second.give_back()
-    assert not node.lock.locked()
-
-
-async def test_who_does_not_wait_any_longer_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "SAY_S", 0.0)
-    node, said = Node(), asyncio.Event()
-    first, second = claim(node), claim(node)
-    await first.take(lambda: None)
-    waiting = asyncio.ensure_future(second.take(said.set))
-    await said.wait()
-    waiting.cancel()
-    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
-    await first.give_back()
+    await asyncio.wait({waiting})
+    assert node.lock.locked() != goes_away
+    if not goes_away:
+        await second.give_back()
     assert not node.lock.locked()

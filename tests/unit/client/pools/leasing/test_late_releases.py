@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,25 +101,6 @@ async def released(*nodes: FakeNode) -> Any:
 
 
 class TestNoNodeAnswers:
-    async def test_the_next_one_who_asks_has_it_released(self, late: LateReleases, node: FakeNode) -> None:
-        node.is_away = True
-        done = await released(node)
-        assert not done.failed
-        then = "then the next command or panel here that asks the pool lab ends them"
-        assert [str(one) for one in done.leftovers] == [f"n1 does not answer: its ranks go on until it does; {then}"]
-        node.is_away = False
-        assert await node.asked(LateReleases("lab")) == ["other"], "by another process too"
-        assert [(one.reservation_id, [peer.address for peer in one.absent]) for one in node.told] == [("r", ["n2"])]
-        assert (node.told[0].owner, node.told[0].by) == ("alice", BY)
-        assert node.told[0].asked_at <= time.time(), "when it was asked for, not when the node was back"
-        assert not remembered(), "it is done"
-
-    async def test_one_that_answers_tells_the_others_by_itself(self, late: LateReleases, node: FakeNode) -> None:
-        lost = FakeNode("n2")
-        lost.is_away = True
-        assert "n1 tells it to end them" in str((await released(node, lost)).leftovers[0])
-        assert not remembered()
-
     async def test_what_can_not_be_remembered_fails(self, node: FakeNode) -> None:
         node.is_away, node.identity = True, None  # on this machine
         done = await released(node)
@@ -143,17 +123,6 @@ class TestByName:
         node.holds("newer", created_at=late.time_of_new("dev"))
         assert await node.asked(late) == ["other", "bobs", "newer"]
 
-    async def test_what_is_made_later_is_spared_also_when_the_clock_was_set_back(
-        self, late: LateReleases, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await late.add(name="dev", by=BY)
-        now = late_releases.time.time()
-        monkeypatch.setattr(late_releases.time, "time", lambda: now - 3600.0)
-        assert late.time_of_new("dev") > now - 1.0
-        assert late.time_of_new("other") == now - 3600.0
-        node.holds("newer", created_at=late.time_of_new("dev"))
-        assert "newer" in await node.asked(late)
-
 
 class TestRemembering:
     async def test_one_that_a_node_does_not_take_is_tried_again(self, late: LateReleases, node: FakeNode) -> None:
@@ -161,28 +130,6 @@ class TestRemembering:
         node.refuses = True
         assert await node.asked(late) == ["r", "other"]
         node.refuses = False
-        assert await node.asked(late) == ["other"]
-
-    async def test_it_stays_until_a_node_has_it(self, late: LateReleases, node: FakeNode) -> None:
-        await late.add(reservation_id="elsewhere", by=BY)
-        assert await node.asked(late) == ["r", "other"]
-        assert not node.told
-        assert remembered()
-
-    async def test_only_the_newest_stay(
-        self, late: LateReleases, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(late_releases, "MOST", 1)
-        await late.add(reservation_id="r", by=BY)
-        await late.add(reservation_id="other", by=BY)
-        assert await node.asked(late) == ["r"]
-
-    async def test_the_same_again_is_remembered_once_as_of_now(self, late: LateReleases, node: FakeNode) -> None:
-        await late.add(name="dev", by=BY)
-        node.holds("newer", created_at=late.time_of_new("dev"))
-        await late.add(name="dev", by=BY)
-        await late.add(name="another", by=BY)
-        assert [one.name for one in LateReleases("lab")._all()] == ["dev", "another"]
         assert await node.asked(late) == ["other"]
 
     async def test_a_file_that_somebody_has_spoilt_keeps_nobody(

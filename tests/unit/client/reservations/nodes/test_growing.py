@@ -9,7 +9,6 @@ from monarch_nb.client.reservations.nodes.growing import (
     check_is_more,
     mesh_to_shrink,
     places_to_leave,
-    specs_of,
     total_of,
     wanted_mesh,
     words,
@@ -98,15 +97,6 @@ class TestPlacesToLeave:
 
 
 class TestWantedMesh:
-    def test_a_new_one_as_the_main_mesh(self) -> None:
-        made = wanted_mesh(held(2, {"main": [0, 1]}), 2, "", "")
-        assert made is not None
-        assert (made.spec.name, dict(made.places), dict(made.spec.environment)) == ("grown", {}, {"OF": "main"})
-        assert made.spec.mesh_id != "main"
-        named = wanted_mesh(held(2, {"main": [0, 1], "grown": [0, 1]}), 2, "", "all")
-        assert named is not None
-        assert named.spec.name == "all"
-
     def test_nothing_is_to_be_done(self) -> None:
         assert wanted_mesh(held(2, {"main": [0, 1]}), 0, "", "") is None
         assert wanted_mesh(held(2, {"main": [0, 1]}), 0, "main", "") is None
@@ -126,25 +116,6 @@ class TestWantedMesh:
         with pytest.raises(UsageError, match=r"dev has grown already, on 3 nodes: --into grown .*--mesh NAME makes"):
             wanted_mesh(there, 1, "", "")
 
-    @pytest.mark.parametrize("missing", [0, 1])
-    def test_one_that_is_on_some_nodes_is_over_all_when_that_is_said(self, missing: int) -> None:
-        there = held(3, {"main": [0], "grown": [0, 1, 2], "one": [2]})
-        for name, places in {"main": {0: 0}, "one": {0: 2}}.items():
-            wanted = wanted_mesh(there, missing, name, "")
-            assert wanted is not None
-            assert (wanted.spec.mesh_id, dict(wanted.places)) == (name, places)
-            assert there.places_without(name) == {0, 1, 2} - set(places.values())
-
-    def test_what_is_left_of_one_leaves_its_name_to_others(self) -> None:
-        """A node was given back that had a part of it."""
-        there = held(2, {"main": [0], "all": [0, 9], "grown": [9, 1, 8]})
-        assert {mesh.spec.name: mesh.lost for mesh in there.meshes.values()} == {"main": 0, "all": 1, "grown": 2}
-        for name in ("grown", "all"):
-            made = wanted_mesh(there, 0, "", name)
-            assert made is not None
-            assert (made.spec.name, made.places) == (name, {})
-            assert made.spec.mesh_id != name
-
     def test_what_makes_no_sense(self) -> None:
         there = held(2, {"main": [0, 1]})
         with pytest.raises(
@@ -155,16 +126,6 @@ class TestWantedMesh:
             wanted_mesh(there, 1, "main", "all")
         with pytest.raises(UsageError, match="--mesh main: dev has that one; --into main starts"):
             wanted_mesh(there, 1, "", "main")
-
-
-def test_nodes_that_join_have_the_next_ranks_of_a_larger_world() -> None:
-    main = held(2, {"main": [0, 1]}, absent=[1]).meshes["main"]
-    specs = specs_of(main, [2, 3], 4)
-    assert [(place, one.node_rank, one.first_rank) for place, [one] in specs.items()] == [(2, 2, 4), (3, 3, 6)]
-    for [one] in specs.values():
-        assert (one.world_size, [(axis.name, axis.size) for axis in one.extent]) == (8, [("hosts", 4), ("procs", 2)])
-        assert (one.mesh_id, dict(one.environment)) == ("main", {"OF": "main"})
-    assert main.spec.world_size == 4
 
 
 class TestMeshToShrink:
@@ -200,21 +161,10 @@ class TestMeshToShrink:
         with pytest.raises(UsageError, match=r"host2 would .* grown has ranks there: %mesh stop grown ends them$"):
             mesh_to_shrink(there, [1], "main")
 
-    def test_one_that_is_on_some_nodes_starts_anew_on_all_that_are_left(self) -> None:
-        there = held(4, {"main": [0, 1]})
-        for leaving in ([1], [3], [0, 1]):
-            smaller = mesh_to_shrink(there, leaving, "main")
-            assert smaller is not None
-            assert smaller.spec.name == "main"
-
 
 def test_what_came_of_it() -> None:
     assert str(Resized("dev", 2)) == "dev has 2 nodes already"
     assert str(Resized("dev", 1, left=("host2",))) == "dev has 1 node: host2 is given back"
-    assert str(Resized("dev", 4, ("host3", "host4"), mesh="grown", ranks=8, is_new_mesh=True)).splitlines() == [
-        "dev has 4 nodes: host3, host4 are new",
-        "grown has 8 ranks on all of them: %%mesh --mesh grown runs a cell there; main stays as it is",
-    ]
     assert str(Resized("dev", 1, left=("host2",), mesh="main", ranks=2)).splitlines() == [
         "dev has 1 node: host2 is given back",
         "main has 2 ranks, all new: run the cells that define their variables",

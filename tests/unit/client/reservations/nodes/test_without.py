@@ -15,15 +15,9 @@ from unit.client.reservations.nodes.held import held
     ("meshes", "leaving", "way"),
     [
         ({"main": [0, 1, 2]}, [2], "%mesh shrink dev --node host3 --into main"),
-        ({"main": [0, 1]}, [2], "%mesh shrink dev --node host3"),
         ({"main": [0, 1], "grown": [0, 1, 2]}, [2], "%mesh shrink dev --node host3 --into grown"),
         ({"main": [0], "a": [0, 1, 2]}, [1, 2], "%mesh shrink dev --node host2 --node host3 --into a"),
         ({"main": [0, 1], "b": [2], "a": [0, 1, 2]}, [2], "%mesh stop b, then %mesh shrink dev --node host3 --into a"),
-        (
-            {"main": [0, 1, 2], "grown": [0, 1, 2]},
-            [2],
-            "%mesh stop grown, then %mesh shrink dev --node host3 --into main",
-        ),
         ({"main": [0, 1, 2]}, [0, 1, 2], ""),
     ],
 )

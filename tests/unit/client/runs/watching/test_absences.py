@@ -107,15 +107,6 @@ async def test_a_rank_that_still_answers_keeps_the_run(monkeypatch: pytest.Monke
     assert harness.refusals == []
 
 
-async def test_nobody_is_asked_about_a_pool_of_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = Harness(monkeypatch, [("", False)], has_job=False)
-    harness.lose(1)
-    assert list(harness.lines.values()) == ["n2 unreachable", "they are replaced"]
-    harness.is_away.clear()
-    await harness.is_told()
-    assert harness.asked == []
-
-
 async def test_a_run_ends_when_its_reservation_is_released_while_no_node_can_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,3 +128,4 @@ async def test_what_to_do_is_said_once_below_all_nodes(monkeypatch: pytest.Monke
     assert list(harness.lines.values()) == ["n1 unreachable", "they are replaced"]
     harness.is_away.clear()
     await harness.is_told()
+    assert harness.asked == [], "no engine, of a pool of no job"

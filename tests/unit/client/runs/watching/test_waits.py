@@ -33,17 +33,6 @@ def test_afterwards_it_is_the_past() -> None:
     )
 
 
-def test_different_places_are_told_apart() -> None:
-    where = {
-        0: at("all_reduce", "a.py:1"),
-        1: at("barrier", "b.py:2"),
-        2: at("all_reduce", "a.py:1"),
-        3: at("recv", ""),
-    }
-    text = explain_waits({4: ok(4)}, where)
-    assert "ranks 0,2 wait in all_reduce (a.py:1), rank 1 waits in barrier (b.py:2), rank 3 waits in recv;" in text
-
-
 def test_what_became_of_the_others() -> None:
     for result, says in (
         (ok(1), "rank 1 finished the cell"),
