@@ -70,30 +70,6 @@ def test_a_file_that_nobody_rotates_does_not_grow_for_ever(
     assert record.path.stat().st_size < 600
 
 
-def test_a_full_disk_stops_nothing_and_what_is_missing_is_counted(tmp_path: Path) -> None:
-    """The thread's own work, without the thread: the disk is full after a part of the first line."""
-    file = records._File(tmp_path / "record.jsonl")
-    room = [20]
-
-    def write(handle: int, content: bytes) -> int:
-        if not room[0]:
-            raise OSError(28, "No space left on device")
-        done = os_write(handle, content[: room[0]])
-        room[0] -= done
-        return done
-
-    os_write = os.write
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records.os, "write", write)
-        assert [file.write(b'{"event": "torn away"}\n'), file.write(b'{"event": "lost"}\n{"event": "lost"}\n')] == [
-            1,
-            2,
-        ]
-    assert file.write(b'{"event": "there is room"}\n') == 0
-    file.close()
-    assert (tmp_path / "record.jsonl").read_bytes() == b'{"event": "torn away\n{"event": "there is room"}\n'
-
-
 def test_missing_lines_are_counted(record: Record) -> None:
     assert record.path is not None
     record.path.mkdir()
@@ -108,15 +84,6 @@ def test_missing_lines_are_counted(record: Record) -> None:
         ("lines are missing", 5),
         ("there is room", None),
     ]
-
-
-def test_what_comes_faster_than_a_disk_takes_it_is_left_out(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MOST_WAITING", 3)
-    made = Record(record.path)
-    monkeypatch.setattr(made, "_thread", record)  # so that nobody writes
-    for _ in range(5):
-        made.note("run")
-    assert (made._lines.qsize(), made._left_out) == (3, 2)
 
 
 def test_it_is_read_with_the_files_that_were_rotated(tmp_path: Path) -> None:

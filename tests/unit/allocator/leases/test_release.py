@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.files import node_files
-from monarch_nb.allocator.files.node_files import SMALL_CHANGE_ENTRIES
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2, state_pb2
+from monarch_nb.proto import files_pb2
 from unit.allocator.idle_node import (
     MESH,
     NodeWithoutProcesses,
@@ -124,39 +122,6 @@ class TestRelease:
         node.files.removal.finish()
         assert list(node.paths.workspaces.iterdir()) == []
 
-    async def test_down_in_the_middle_of_a_sync_leaves_nothing(
-        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await spawn(node)
-        node.files.workspaces.directory("r")
-        entered, may_go = threading.Event(), threading.Event()
-        prepare = Pending.prepare
-
-        def slow(pending: Pending) -> list[bytes]:
-            entered.set()
-            may_go.wait(10)
-            return prepare(pending)
-
-        monkeypatch.setattr(Pending, "prepare", slow)
-        names = [f"d{number}".encode() for number in range(SMALL_CHANGE_ENTRIES + 1)]
-        kind = files_pb2.TreeEntry.KIND_DIRECTORY
-        change = {
-            "version": "v",
-            "source": "s",
-            "whole": True,
-            "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names],
-        }
-        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
-        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
-        await asyncio.to_thread(entered.wait, 10)
-        closing = asyncio.create_task(node.files.close())
-        done, _ = await asyncio.wait({closing}, timeout=0.1)
-        assert not done
-        may_go.set()
-        await closing
-        assert (await syncing).nodes[0].HasField("applied")
-        monkeypatch.setattr(node_files, "FINISH_S", 0.0)  # who closes it once more would wait for what is kept
-
     @pytest.mark.parametrize("at", ["the lock", "prepare"])
     async def test_a_sync_that_nobody_waits_for_leaves_the_old_tree(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, at: str
@@ -228,14 +193,6 @@ class TestRelease:
             assert [(path / "result").read_text() for path in node.paths.kept.iterdir()] == ["42"]
         finally:
             await node.close(end_processes=False)
-
-    async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        node.records.flush()
-        node.records.database._connection.execute("PRAGMA max_page_count = 2")
-        node.records.database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
-        assert await node.leases.release("r") == 2
-        assert (node.state.leases, node.state.meshes) == ({}, {})
 
 
 class TestMeshBesideMain:

@@ -174,12 +174,6 @@ class TestFollow:
                 yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
 
 
-async def test_a_mesh_that_is_gone(node: FakeNode) -> None:
-    node.state.meshes.clear()
-    with pytest.raises(MeshNotFound):
-        await read(node)
-
-
 class TestDropped:
     """What a node keeps no longer reads as one line that says so."""
 
