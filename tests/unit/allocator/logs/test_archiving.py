@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -14,14 +13,11 @@ import pytest
 
 from monarch_nb.allocator.logs import archiving
 from monarch_nb.allocator.logs.archive import PIECE_BYTES, Archive, Archives
-from monarch_nb.allocator.logs.archiving import AT_ONCE, MOST_WAITING, NEWEST, Archiving, Outputs, put_away
+from monarch_nb.allocator.logs.archiving import NEWEST, Archiving, Outputs, put_away
 from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
-from monarch_nb.allocator.logs.written import MeshLogs
-from monarch_nb.allocator.state.runs import Mesh, RankSlot, Run
+from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.config import NodePaths, archive_file
-from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20_000))
@@ -75,16 +71,6 @@ class TestOneOutput:
         assert archived(files, again).read("out", 0, len(TEXT)) == TEXT
         again.close()
 
-    def test_what_was_dropped_stays_dropped(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7, bytes(100_000) + b"left\n"), archive)
-        files.note_dropped(Dropped(out=100_000, limit_bytes=1000))
-        before = files.read_since(run_pb2.Cursor())
-        assert put_away(files, archive, {})
-        assert archive.used_bytes == 5
-        assert files.dropped() == Dropped(out=100_000, limit_bytes=1000)
-        assert files.read("out", 99_999, 100_003) == b"\0lef"
-        assert files.read_since(run_pb2.Cursor()) == before
-
     def test_what_is_empty_goes_and_what_is_very_much_stays(
         self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -106,16 +92,6 @@ class TestWhoeverWrites:
             opened.write(b"late\n")
         assert put_away(files, archive, {})
         assert files.read("err", 0, 9) == b"late\n"
-
-    def test_what_a_process_has_inherited_is_open(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7), archive)
-        code = "import sys; sys.stdin.read(); print('late')"
-        with files.path("out").open("ab") as file:
-            child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=file)
-        assert not put_away(files, archive, {})
-        child.communicate()
-        assert put_away(files, archive, {})
-        assert files.read("out", 0, 99) == b"a\nlate\n"
 
     def test_who_opens_it_meanwhile_waits_and_ends_nobody(self, runs: Path, archive: Archive) -> None:
         files = archived(write(runs, 7), archive)
@@ -140,26 +116,6 @@ class Killed(BaseException):
 
 class TestKilled:
     """Whoever is killed in between loses nothing and has nothing twice."""
-
-    def test_before_it_is_whole(self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-        files = archived(write(runs, 7, TEXT * 20), archive)
-        write_, written = archive._write, []
-
-        def die(statements: object) -> None:
-            written.append(statements)
-            if len(written) == 3:
-                raise Killed
-            write_(statements)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(archive, "_write", die)
-        with pytest.raises(Killed):
-            put_away(files, archive, {})
-        again = Archive(runs)
-        files = archived(files, again)
-        assert (files.archived(), files.read("out", 0, 10**9)) == (None, TEXT * 20)
-        assert put_away(files, again, {})
-        assert files.read("out", 0, 10**9) == TEXT * 20
-        again.close()
 
     @pytest.mark.parametrize("left", [0, 1, 2])
     def test_while_the_files_go(self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
@@ -203,80 +159,6 @@ class TestWhatIsArchived:
         assert [entry.output for entry in archive.of_rank(1, newest_first=True)] == [5, 3, 1]
         assert [entry.output for entry in archive.of_rank(1, 3)] == [3]
 
-    def test_in_use_is_what_runs_write_to_or_will(self, runs: Path, archive: Archive) -> None:
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot(), 1: RankSlot(untouched=3)})
-        for number, output in ((1, 0), (2, 0), (4, 3), (5, 2)):
-            mesh.add_run(
-                Run(pb.Submit(run={"run_id": f"r{number}", "number": number, "output": output}, ranks=[0]), 1.0)
-            )
-        mesh.finish(mesh.runs["r1"], run_pb2.RankResult())
-        outputs = Outputs.of(mesh, runs, archive)
-        assert outputs.busy == {0, 2, 3}
-        assert outputs.known == {(1, 0): 1, (2, 0): 5, (3, 0): 4}
-
-    async def test_it_begins_when_there_are_enough_and_at_the_start(self, runs: Path, archive: Archive) -> None:
-        archive.close()
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives, seen = Archives(), asyncio.Queue[list[int]]()
-        loop = asyncio.get_running_loop()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
-        archive_, numbers = made.archive, iter(range(1, 10_000))
-
-        def archive_and_tell(outputs: Outputs) -> int:
-            gone = archive_(outputs)
-            loop.call_soon_threadsafe(seen.put_nowait, stored_outputs(runs))
-            return gone
-
-        made.archive = archive_and_tell  # type: ignore[method-assign]
-
-        def finish(count: int) -> None:
-            for _ in range(count):
-                write(runs, next(numbers))
-                made.run_finished("m")
-
-        for _ in range(NEWEST + 3):
-            write(runs, next(numbers))
-        made.start()
-        async with asyncio.timeout(60):
-            assert len(await seen.get()) == NEWEST
-            finish(AT_ONCE - 1)
-            await asyncio.sleep(0)
-            assert seen.empty()
-            finish(1)
-            assert await seen.get() == list(range(4 + AT_ONCE, 4 + AT_ONCE + NEWEST))
-        made.close()
-        archives.close()
-
-    async def test_when_it_does_not_keep_up_runs_wait_for_it(self, runs: Path, archive: Archive) -> None:
-        archive.close()
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives = Archives()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())  # never started
-        for output in range(1, 301):
-            write(runs, output)
-            made.run_finished("m")
-        assert NEWEST < len(stored_outputs(runs)) <= NEWEST + MOST_WAITING
-        assert [files.output for _, files in MeshLogs(mesh, runs, archives.of(runs)).all([0])] == list(range(1, 301))
-        archives.close()
-
-    async def test_trouble_is_said_once_and_it_goes_on(
-        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives = Archives()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
-
-        def refuse(_: int) -> bool:
-            raise OSError(95, "no leases here")
-
-        monkeypatch.setattr(archiving, "_lease", refuse)
-        for output in range(1, 201):
-            write(runs, output)
-            made.run_finished("m")
-        assert len(stored_outputs(runs)) == 200
-        assert caplog.messages == ["the output of old runs stays in its files: [Errno 95] no leases here"]
-        archives.close()
-
 
 class TestLimit:
     LIMIT_BYTES = 1_000_000
@@ -311,14 +193,3 @@ class TestLimit:
         assert archive.used_bytes == 600_000 - left
         archive.close()
         assert archive_file(runs).stat().st_size < 600_000 - left + 100_000
-
-    def test_lines_that_were_dropped_are_one(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 1, TEXT), archive)
-        put_away(files, archive, {})
-        entry = files.archived()
-        assert entry is not None
-        left = TEXT.index(b"line 15000\n")
-        noted = Dropped(out=left, limit_bytes=1).to_json()
-        assert archive.drop(entry, "out", left, noted).out_lines == 1 + 5_000
-        assert files.read("out", left, len(TEXT)) == TEXT[left:]
-        assert not files.read("out", 0, left).strip(b"\0")

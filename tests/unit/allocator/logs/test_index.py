@@ -135,28 +135,6 @@ async def test_of_a_very_long_line_the_beginning_and_its_size(writer: Writer, en
     assert as_many_as_fit == [3, 4]
 
 
-async def test_digests_tell_texts_and_streams_apart(writer: Writer) -> None:
-    for kind, text in (("out", b"a\nb\na\n"), ("err", b"a\n"), ("out", b"loss 2.31\nloss 2.32\n\n")):
-        writer.write(kind, text)
-    index = RankIndex(writer.files, 1)
-    await index.extend()
-    packed = digests(await index.read(BOTH, 0, 9, PLENTY))
-    of_line = [packed[position : position + 8] for position in range(0, len(packed), 8)]
-    assert of_line[0] == of_line[2]
-    assert len(set(of_line)) == 6
-
-
-async def test_marks_that_can_not_be_read_cost_the_order_only(writer: Writer) -> None:
-    writer.write("out", b"a\n")
-    writer.write("err", b"b\n")
-    with writer.files.path("marks").open("ab") as file:
-        file.write(b"\xff" * 100)
-    writer.write("out", b"c\n")
-    index = RankIndex(writer.files, 1)
-    await index.extend()
-    assert sorted(text for _, text, _ in await index.read(BOTH, 0, 9, PLENTY)) == [b"a", b"b", b"c"]
-
-
 async def test_a_file_that_is_gone_or_shorter_leaves_what_was_counted(writer: Writer) -> None:
     writer.write("out", b"a\nb\n")
     index = RankIndex(writer.files, 1)
@@ -219,20 +197,3 @@ def drop(files: RankFiles, dropped: Dropped) -> None:
         if end := dropped.before(kind):
             with files.path(kind).open("r+b") as file:
                 file.write(bytes(end))
-
-
-@pytest.mark.usefixtures("small_steps")
-async def test_what_is_dropped_before_it_was_counted_is_one_line(writer: Writer) -> None:
-    index = RankIndex(writer.files, 1)
-    writer.write("out", b"one\nbegun")
-    await index.extend()
-    writer.write("out", b" here\n" + b"".join(b"line %d\n" % number for number in range(20)))
-    dropped = Dropped(out=writer.files.size_bytes("out") - len(b"line 19\n"), limit_bytes=1)
-    drop(writer.files, dropped)
-    await index.extend()
-    line = dropped.line(dropped.out)
-    assert await index.read(BOTH, 0, 2, PLENTY) == [("out", line, len(line))] * 2
-    assert await index.read(BOTH, 2, 9, PLENTY) == [("out", b"line 19", 7)]
-    writer.write("out", b"more\n")
-    await index.extend()
-    assert [text for _, text, _ in await index.read(BOTH, 2, 9, PLENTY)] == [b"line 19", b"more"]

@@ -47,12 +47,6 @@ class TestCalls:
         assert [len(node.supervisor.ranks[MESH, rank].link.runs) for rank in (0, 1)] == [2, 1], "no rank gets the calls"
         assert (run_of(node, "calls").cell_number, run_of(node, "calls").started) == (7, {0, 1})
 
-    async def test_a_run_on_another_node_does_not_wait_until_they_come_there(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        call(node, "calls")
-        [queued] = events(submit(node, "after"), "queued")
-        assert queued.earlier == pb.EarlierRuns()
-
     async def test_their_client_ends_them_with_what_was_printed(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         session = call(node, "calls")

@@ -31,13 +31,6 @@ def test_hours_count_within_the_time_that_is_asked_for() -> None:
     assert used(ledger, 6, 99) == {}
 
 
-def test_a_reservation_comes_back_to_a_node() -> None:
-    ledger = Ledger()
-    for hour, kind in ((1, "reserved"), (2, "released"), (4, "reserved"), (4.5, "reserved"), (5, "expired")):
-        ledger.note(event(hour, kind, owner="alice"))
-    assert (used(ledger, 0, 9)["alice"].node_s, used(ledger, 0, 9)["alice"].reservations) == (2 * HOUR_S, 2)
-
-
 def test_what_a_machine_held_that_went_down_ends_when_it_was_last_known() -> None:
     ledger = Ledger()
     ledger.note(event(1, "reserved", owner="alice"))

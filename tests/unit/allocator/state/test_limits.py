@@ -17,15 +17,6 @@ def confirmed(time_s: float = 0.0, idle_s: float = 0.0, at_s: float = 100.0) -> 
 
 
 class TestTime:
-    def test_it_counts_from_the_first_confirmation(self) -> None:
-        limits = Limits(8 * HOUR_S)
-        assert limits.time_left_s(50.0) is None
-        limits.confirm(100.0)
-        limits.confirm(200.0)
-        assert limits.time_left_s(100.0 + HOUR_S) == 7 * HOUR_S
-        assert limits.time_left_s(100.0 + 9 * HOUR_S) == 0
-        assert limits.time_is_up == "its time of 8 h was up"
-
     def test_without_limits_nobody_looks(self) -> None:
         limits = confirmed()
         assert limits.time_left_s(1e9) is None
@@ -77,11 +68,6 @@ class TestIdle:
 class TestRestart:
     def again(self, before: Limits, now_s: float, boot: str = "boot", *, confirmed: bool = True) -> Limits:
         return Limits.from_record(before.record("boot"), boot, now_s, confirmed=confirmed)
-
-    def test_time_goes_on_while_no_allocator_runs(self) -> None:
-        now_s = 100.0 + HOUR_S + 1
-        assert self.again(confirmed(HOUR_S), now_s).time_left_s(now_s) == 0
-        assert self.again(Limits(HOUR_S), 1e6, confirmed=False).time_left_s(1e6) is None, "nor what was not confirmed"
 
     def test_idle_time_is_not_given_again_but_clients_have_time_to_come_back(self) -> None:
         for after_s, left_s in ((HOUR_S / 2, HOUR_S / 2), (3 * HOUR_S, 30)):
