@@ -9,13 +9,9 @@ import pytest
 
 from monarch_nb.config import TrustPaths
 from monarch_nb.errors import TrustError
-from monarch_nb.trust.authority import AUTHORITY_LIFETIME_S, Authority
-from monarch_nb.trust.identity import parse_certificate
+from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.pools import make_paths
-from unit.trust.conftest import NOW
 from unit.trust.handshakes import shake_hands
-
-DAY_S = 86400.0
 
 
 @pytest.fixture
@@ -76,17 +72,6 @@ class TestHandshakes:
 
 
 class TestRenewal:
-    def test_one_that_has_expired_is_dropped(self, authority: Authority) -> None:
-        later = NOW + AUTHORITY_LIFETIME_S - DAY_S
-        second = authority.renewed(later)
-        assert second.certificates.count(b"BEGIN CERTIFICATE") == 2
-        assert second.renewed(later + 2 * DAY_S).certificates.count(b"BEGIN CERTIFICATE") == 2
-        assert second.expires_at == later + AUTHORITY_LIFETIME_S
-
-    def test_the_proof_of_the_new_one_ends_with_the_old(self, authority: Authority) -> None:
-        renewed = authority.renewed(NOW + DAY_S)
-        assert parse_certificate(renewed.chain).not_valid_after_utc.timestamp() == authority.expires_at
-
     def test_an_expired_authority_can_not_vouch_for_another(self, authority: Authority) -> None:
         with pytest.raises(TrustError, match="make the pool anew"):
             authority.renewed(authority.expires_at)

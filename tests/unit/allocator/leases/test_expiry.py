@@ -13,11 +13,9 @@ from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import ReservationReleased
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2
 from monarch_nb.rpc.status import error_from_json
 from unit.allocator.idle_node import (
     NodeWithoutProcesses,
-    assert_nothing_left,
     events,
     reserve,
     spawn,
@@ -25,30 +23,6 @@ from unit.allocator.idle_node import (
     store_request,
     submit,
 )
-
-
-class TestLimits:
-    async def test_attached_clients_are_told_what_others_say_of_the_files(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        session, stranger = Session(), Session()
-        node.sessions |= {session, stranger}
-        node.leases.expiry.attach(session, "r")
-        assert not events(session, "files_changed"), "nobody said anything"
-        added = files_pb2.AddedTree(name="library", source="here:/library")
-        node.leases.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", add=added))
-        node.leases.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", reload=False, client="me"))
-        first, second = (event.files for event in events(session, "files_changed"))
-        assert (list(first.added), first.HasField("reload")) == ([added], False)
-        assert (list(second.added), second.reload, second.changed_by) == ([added], False, "me")
-        assert second.revision > first.revision
-        assert not events(stranger, "files_changed")
-        node.leases.expiry.attach(stranger, "r")
-        assert [event.files for event in events(stranger, "files_changed")] == [second]
-        again = NodeState(4)
-        read_state(node.records.database, [], again, {})
-        assert again.leases["r"].files == second, "an allocator that is started again knows it"
-        node.leases.change_files(files_pb2.ChangeFilesRequest(reservation_id="r", remove="library"))
-        assert not node.state.leases["r"].files.added
 
 
 class TestReleasedByAPerson:
@@ -85,16 +59,6 @@ class TestProvisionalLease:
         async with asyncio.timeout(10):
             while reservation_id in node.state.leases:
                 await asyncio.sleep(0.001)
-
-    @pytest.mark.parametrize("died", ["before it began", "after the store was forked", "after the ranks were forked"])
-    async def test_nobody_confirms(self, node: NodeWithoutProcesses, died: str) -> None:
-        reserve(node)
-        if died != "before it began":
-            await node.stores.host(store_request())
-        if died == "after the ranks were forked":
-            await node.forking.spawn(spawn_request())
-        await self.gone(node, "r")
-        assert_nothing_left(node)
 
     async def test_a_client_that_is_there_is_waited_for(self, node: NodeWithoutProcesses) -> None:
         session = Session()

@@ -104,22 +104,6 @@ async def test_later_nodes_count_too_but_nobody_waits_for_that(pool: dict[str, N
     assert sum(len(node.state.leases) for node in pool.values()) <= 2
 
 
-async def test_a_longer_time_counts_too(pool: dict[str, NodeWithoutProcesses]) -> None:
-    limits(pool, "[people.alice]\nnode-hours = 10\n")
-    one, *_ = pool.values()
-    assert "say how long a is to be held" in str(await take(one, "a"))
-    assert await take(one, "a2", time_s=8 * 3600.0) is None
-    one.leases.confirm(pb.ConfirmRequest(reservation_id="a2"))
-    await one.leases.extend("a2", 9 * 3600.0)
-    with pytest.raises(LimitReached, match="a2 takes 11 node-hours"):
-        await one.leases.extend("a2", 11 * 3600.0 + 1)
-    with pytest.raises(LimitReached, match="say how long"):
-        await one.leases.extend("a2", 0.0)
-    limits(pool, "[people.alice]\nnode-hours = 1\n")
-    await one.leases.extend("a2", 2 * 3600.0)
-    assert one.state.leases["a2"].limits.time_s == 2 * 3600.0
-
-
 async def test_unix_groups_count(pool: dict[str, NodeWithoutProcesses], monkeypatch: pytest.MonkeyPatch) -> None:
     import grp
 

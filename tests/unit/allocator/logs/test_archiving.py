@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.logs import archiving
 from monarch_nb.allocator.logs.archive import PIECE_BYTES, Archive, Archives
 from monarch_nb.allocator.logs.archiving import NEWEST, Archiving, Outputs, put_away
-from monarch_nb.allocator.logs.limit import LogLimit
 from monarch_nb.allocator.logs.output import RankFiles
 from monarch_nb.allocator.logs.stored import stored_outputs
-from monarch_nb.config import NodePaths, archive_file
+from monarch_nb.config import NodePaths
 from monarch_nb.proto import run_pb2
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20_000))
@@ -71,18 +67,6 @@ class TestOneOutput:
         assert archived(files, again).read("out", 0, len(TEXT)) == TEXT
         again.close()
 
-    def test_what_is_empty_goes_and_what_is_very_much_stays(
-        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        files = archived(write(runs, 7, b""), archive)
-        with files.path("out").open("rb"):  # who reads does not matter
-            assert put_away(files, archive, {})
-        assert (files.archived(), os.listdir(runs / "7"), archive_file(runs).exists()) == (None, [], False)
-        monkeypatch.setattr(archiving, "MOST_BYTES", 10)
-        files = archived(write(runs, 8, b"x" * 11), archive)
-        assert not put_away(files, archive, {})
-        assert files.path("out").exists()
-
 
 class TestWhoeverWrites:
     def test_an_open_file_stays_with_the_others_of_its_rank(self, runs: Path, archive: Archive) -> None:
@@ -92,22 +76,6 @@ class TestWhoeverWrites:
             opened.write(b"late\n")
         assert put_away(files, archive, {})
         assert files.read("err", 0, 9) == b"late\n"
-
-    def test_who_opens_it_meanwhile_waits_and_ends_nobody(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7), archive)
-        opening = "import os, sys; os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)"
-        started: list[subprocess.Popen[bytes]] = []
-        add = archive.add
-
-        def open_meanwhile(*arguments: object) -> None:
-            started.append(subprocess.Popen([sys.executable, "-c", opening, str(files.path("out"))]))
-            with pytest.raises(subprocess.TimeoutExpired):
-                started[0].wait(1.0)
-            add(*arguments)  # type: ignore[arg-type]
-
-        archive.add = open_meanwhile  # type: ignore[method-assign]
-        assert put_away(files, archive, {})
-        assert started[0].wait(60) == 0
 
 
 class Killed(BaseException):
@@ -158,38 +126,3 @@ class TestWhatIsArchived:
         assert [entry.output for rank in (0, 1) for entry in archive.of_rank(rank)] == [4, 1, 3, 5]
         assert [entry.output for entry in archive.of_rank(1, newest_first=True)] == [5, 3, 1]
         assert [entry.output for entry in archive.of_rank(1, 3)] == [3]
-
-
-class TestLimit:
-    LIMIT_BYTES = 1_000_000
-
-    def sweep(self, runs: Path, archive: Archive) -> int:
-        return LogLimit(NodePaths(runs), {}, Archives(), threading.Lock(), self.LIMIT_BYTES).sweep(
-            {runs: set()}, {runs: archive}
-        )
-
-    def test_the_oldest_of_all_go_first_and_the_disk_gets_its_room_back(self, runs: Path, archive: Archive) -> None:
-        text = b"x" * 99 + b"\n"
-        for output in range(1, 5):
-            files = archived(write(runs, output, text * 3_000), archive)
-            os.utime(files.path("out"), (output, output))
-            if output != 2:
-                put_away(files, archive, {})
-        assert self.sweep(runs, archive) <= self.LIMIT_BYTES
-        first, second, third, fourth = (RankFiles(runs, output, 0, archive) for output in range(1, 5))
-        assert (first.dropped().out, third.dropped().out, fourth.dropped().out) == (300_000, 0, 0)
-        assert first.size_bytes("out") == 300_000
-        assert second.path("out").exists()
-        assert archive.used_bytes == 600_000
-        write(runs, 5, text * 3_000)
-        self.sweep(runs, archive)
-        left = third.dropped().out
-        assert 0 < second.dropped().out <= 300_000
-        assert left % 100 == 0
-        assert third.read("out", left, 300_000) == text * ((300_000 - left) // 100)
-        entry = third.archived()
-        assert entry is not None
-        assert entry.out_lines == (1 if left else 0) + (300_000 - left) // 100
-        assert archive.used_bytes == 600_000 - left
-        archive.close()
-        assert archive_file(runs).stat().st_size < 600_000 - left + 100_000

@@ -131,6 +131,8 @@ async def test_of_a_very_long_line_the_beginning_and_its_size(writer: Writer, en
     await index.extend()
     assert await index.read(BOTH, 10, 12, 1000) == [("out", b"x" * 1000, 300_000)]
     assert digests(await index.read(BOTH, 10, 11, 100_000)) == digests(await index.read(BOTH, 10, 11, 200_000))
+    told = [digests([line]) for line in (("out", b"a", 1), ("out", b"b", 1), ("err", b"a", 1))]
+    assert len(set(told)) == 3, "they tell texts and streams apart"
     as_many_as_fit = [len(await index.read(stream, 1, 10, size)) for stream, size in ((STDOUT, 20), (BOTH, 24))]
     assert as_many_as_fit == [3, 4]
 
@@ -197,3 +199,20 @@ def drop(files: RankFiles, dropped: Dropped) -> None:
         if end := dropped.before(kind):
             with files.path(kind).open("r+b") as file:
                 file.write(bytes(end))
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_what_is_dropped_before_it_was_counted_is_one_line(writer: Writer) -> None:
+    index = RankIndex(writer.files, 1)
+    writer.write("out", b"one\nbegun")
+    await index.extend()
+    writer.write("out", b" here\n" + b"".join(b"line %d\n" % number for number in range(20)))
+    dropped = Dropped(out=writer.files.size_bytes("out") - len(b"line 19\n"), limit_bytes=1)
+    drop(writer.files, dropped)
+    await index.extend()
+    line = dropped.line(dropped.out)
+    assert await index.read(BOTH, 0, 2, PLENTY) == [("out", line, len(line))] * 2
+    assert await index.read(BOTH, 2, 9, PLENTY) == [("out", b"line 19", 7)]
+    writer.write("out", b"more\n")
+    await index.extend()
+    assert [text for _, text, _ in await index.read(BOTH, 2, 9, PLENTY)] == [b"line 19", b"more"]

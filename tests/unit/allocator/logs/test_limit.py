@@ -112,6 +112,13 @@ class TestSweeping:
         assert not any(b"\0" in item.stdout for item in output.items)
         assert files.tail_lines("out")[-1] == LINE.decode().strip()
 
+    def test_small_runs_go_too(self, runs: Path) -> None:
+        for output in range(1, 101):
+            self.write(runs, output, b"hello\n")
+        used = self.sweep(runs, 40 * 4096)
+        assert used <= 40 * 4096
+        assert [RankFiles(runs, output, 0).dropped().out for output in (1, 50, 100)] == [6, 6, 0]
+
     def test_when_the_disk_is_full_it_is_noted_afterwards(self, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.write(runs, 1, LINE * 20_000)
         note, punched = RankFiles.note_dropped, []

@@ -138,14 +138,14 @@ def joined(found: list[Piece]) -> list[Piece]:
 class TestFlood:
     def test_its_middle_is_elided_with_true_counts(self, writer: Writer) -> None:
         lines = [b"line %d\n" % number for number in range(20_000)]
-        writer.write("out", b"".join(lines))
+        writer.write("err", b"".join(lines))
         read = writer.read()
         head, elided, tail = read.items
-        shown = head.stdout.splitlines(keepends=True) + tail.stdout.splitlines(keepends=True)
-        assert shown == lines[: len(shown) - tail.stdout.count(b"\n")] + lines[-tail.stdout.count(b"\n") :]
-        assert elided.elided.lines == len(lines) - len(shown)
-        assert elided.elided.size_bytes + len(head.stdout) + len(tail.stdout) == len(b"".join(lines))
-        assert len(head.stdout) + len(tail.stdout) < FLOOD_BYTES
+        shown = head.stderr.splitlines(keepends=True) + tail.stderr.splitlines(keepends=True)
+        assert shown == lines[: len(shown) - tail.stderr.count(b"\n")] + lines[-tail.stderr.count(b"\n") :]
+        assert (elided.elided.stderr, elided.elided.lines) == (True, len(lines) - len(shown))
+        assert elided.elided.size_bytes + len(head.stderr) + len(tail.stderr) == len(b"".join(lines))
+        assert len(head.stderr) + len(tail.stderr) < FLOOD_BYTES
         assert read.cursor == writer.files.end()
 
     def test_exactly_the_limit_is_none_and_what_comes_after_one_is_whole_again(self, writer: Writer) -> None:

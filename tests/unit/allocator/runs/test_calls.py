@@ -70,15 +70,6 @@ class TestCalls:
         [output] = events(call(node, "calls"), "output")
         assert [(told.rank, told.items[0].stdout) for told in output.ranks] == [(1, b"early\n")]
 
-    async def test_a_rank_that_dies_has_its_death_as_result(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        call(node, "calls")
-        node.runs.apply(node.state.rank_died(MESH, 1, run_pb2.Death(signal=9)))
-        node.runs.end_calls("calls")
-        results = run_of(node, "calls").results
-        assert [results[rank].outcome for rank in (0, 1)] == [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_DIED]
-        assert results[1].death.signal == 9
-
     async def test_an_interrupt_reaches_their_ranks_and_does_not_end_them(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         call(node, "calls")

@@ -175,16 +175,6 @@ class TestWatch:
                     break
         assert lines == {0: 2, 1: 1}
 
-    async def test_a_huge_log_is_told_as_it_is_counted(
-        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(read_lines, "COUNTING_S", 0.0)
-        for rank in (0, 1):
-            node.write(1, rank, b"a\n")
-        changes = [change async for change in watch(log)]
-        assert [change.complete for change in changes] == [False, False, True]
-        assert [run.number for run in changes[-1].runs] == [1]
-
     async def test_the_run_of_text_is_that_which_wrote_it_also_if_forgotten(
         self, node: FakeNode, log: LogLines
     ) -> None:

@@ -111,16 +111,6 @@ def stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-async def test_a_part_of_a_run_that_has_lasted_waits_less(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # how long it waits is the matter
-    now_s = stop_the_clock(monkeypatch)
-    below_of(session).submit(submit())
-    first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
-    for lasted_s in (0.9, 3600):
-        now_s[0] += lasted_s
-        assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(0.5, abs=0.01)
-
-
 async def test_where_ranks_are_is_told_when_all_have_said_so(session: Session) -> None:
     assert below_of(session).look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
     said = [pb.SessionEvent(seen=pb.Seen(look_id="l", places=[pb.SeenRanks(ranks=[rank])])) for rank in (4, 2, 6)]

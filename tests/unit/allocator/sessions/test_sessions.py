@@ -48,19 +48,6 @@ def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a
     return follower
 
 
-class TestWatch:
-    async def test_the_kernels_watch_is_given_back(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        def kernel_watches() -> int:
-            return Path(f"/proc/self/fdinfo/{watch._fd}").read_text().count("inotify wd:")
-
-        event = asyncio.Event()
-        watch.arm(tmp_path, event.set)
-        assert kernel_watches() == 1
-        watch.disarm(event.set)
-        assert kernel_watches() == 0
-        assert not watch.arm(tmp_path / "gone", event.set)
-
-
 class TestFollower:
     @pytest.mark.parametrize("how", ["left", "closed"])
     async def test_only_the_run_with_the_output_is_told(self, watch: DirectoryWatch, tmp_path: Path, how: str) -> None:

@@ -149,16 +149,6 @@ class TestAgain:
         assert submit(state, "a")[1] == []
         assert mesh(state).last_number == 3
 
-    def test_one_that_has_a_number_keeps_it(self) -> None:
-        """The allocator was killed before it wrote the run down; its client still knows."""
-        state = node()
-        mesh(state).last_number = 1000
-        again, _ = state.submit(
-            pb.Submit(mesh_id="m", run={"run_id": "a", "number": 12, "output": 9}, ranks=[0], give_number=True), now=1.0
-        )
-        assert (again.number, again.output) == (12, 9)
-        assert submit(state, "b")[0].number == 1001
-
     def test_a_result_is_taken_once_and_those_of_strangers_change_nothing(self) -> None:
         state = node()
         submit(state, "a", [0])
@@ -271,16 +261,6 @@ class TestFailure:
             self.ended(state, "b", outcome)
         assert mesh(state).ranks[0].failure is None
 
-    @pytest.mark.parametrize(("done", "expected"), [(["a"], True), ([], False), (["a", "b"], False)])
-    def test_across_a_restart_of_the_allocator_if_that_process_raised(self, done: list[str], expected: bool) -> None:
-        before = self.failed()
-        self.ended(before, "b", run_pb2.OUTCOME_OK)
-        state = node(ready=[])
-        for run in mesh(before).runs.values():
-            mesh(state).add_run(Run.from_record(run.record()))
-        state.rank_adopted("m", 0, "", done)
-        assert (mesh(state).ranks[0].failure is not None) == expected
-
 
 def test_a_run_began_when_its_first_rank_did() -> None:
     state = node()
@@ -314,20 +294,6 @@ class TestAdoption:
         effects = finish(state, "lost", 0)
         assert started(effects) == {0: "b"}
         assert ended(effects) == ({("lost", 0): run_pb2.OUTCOME_OK} if again else {})
-
-    @pytest.mark.parametrize("finished", [False, True])
-    def test_a_record_holds_everything(self, finished: bool) -> None:
-        state = node()
-        submit(state, "a", [0, 1])
-        finish(state, "a", 0)
-        if finished:
-            finish(state, "a", 1)
-            state.collected("a")
-        run = mesh(state).runs["a"]
-        again = Run.from_record(run.record())
-        for name in ("run_id", "number", "output", "ranks", "results", "started", "collected", "submitted_at"):
-            assert getattr(again, name) == getattr(run, name), name
-        assert again.finished == finished
 
 
 class TestOutput:
