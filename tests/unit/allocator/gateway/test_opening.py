@@ -1,4 +1,4 @@
-"""Rooms that open while they close, or end while they open."""
+"""Rooms that are closed while they are asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a lease lasts: limits that a restart remembers, who uses it, and leases that nobody confirms."""
+"""How a lease ends: who is told of it, and whose client is waited for before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of calls: what a client calls of actors has a number, output, a death and an end, and holds nobody up."""
+"""Runs of calls: what a client calls of actors has a number, output and an end, and holds nobody up."""
 
 from __future__ import annotations
 

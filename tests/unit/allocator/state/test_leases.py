@@ -1,4 +1,4 @@
-"""Leases and meshes of one node's state: what fits, who holds what, what a release takes away."""
+"""Leases and meshes of one node's state: what fits, and who holds what."""
 
 import re
 from typing import Any
