@@ -323,6 +323,7 @@ class TestOutput:
         finish_all(state, "c", untouched=True)
         submit(state, "d", [0])
         finish_all(state, "waits", untouched=True)
+        finish_all(state, "d", untouched=True)
         state.rank_restarting("m", 0)
         state.rank_ready("m", 0)
         submit(state, "e", [0])
