@@ -52,11 +52,6 @@ def made(authority: Authority, ada: Identity) -> Revocations:
     return revoke(Revocations(), authority, [ada.facts], NOW)
 
 
-@pytest.fixture
-def renewed(authority: Authority) -> Authority:
-    return authority.renewed(NOW)
-
-
 @MANY
 @given(changes=CHANGES)
 def test_a_changed_certificate_is_never_of_the_authority(ada: Identity, changes: list[tuple[int, int]]) -> None:
@@ -74,18 +69,6 @@ def test_a_changed_list_revokes_nothing_more(
     pem = changed(made.pem, changes)
     if not refused(lambda: Revocations.verify(pem, authority.certificates)):
         assert Revocations.verify(pem, authority.certificates).serials == made.serials
-
-
-@MANY
-@given(changes=CHANGES)
-def test_a_changed_proof_of_a_new_authority_proves_nothing(
-    authority: Authority, renewed: Authority, changes: list[tuple[int, int]]
-) -> None:
-    made = revoke(Revocations(), renewed, [], NOW)
-    chain = changed(renewed.chain, changes)
-    pem = made.pem.removesuffix(renewed.chain) + chain
-    if chain != changed(renewed.chain, []):
-        assert refused(lambda: Revocations.verify(pem, authority.certificates))
 
 
 @MANY

@@ -265,15 +265,6 @@ class TestRenewing:
             shake_hands(tmp_path, bob, node)
         assert {one.facts.name for one in membership.standings("lab")} == {"ada", "node"}
 
-    def test_who_joined_before_can_join_with_a_new_authority(
-        self, tmp_path: Path, bob: Identity, as_bob: Callable[[], None], config: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(CONFIG_VARIABLE, str(config))
-        membership.renew_pool("lab", authority=True)
-        membership.invite("lab", "bob", DAY_S, tmp_path / "again.pem")
-        as_bob()
-        assert membership.join(tmp_path / "again.pem") == identity_of("lab")
-
 
 def test_a_pool_that_one_joined_is_used_and_forgotten_and_not_ruled(
     tmp_path: Path, invitation: Path, bob: Identity

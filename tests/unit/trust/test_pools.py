@@ -31,16 +31,14 @@ def test_what_is_no_name_is_never_a_path(config: Path) -> None:
     assert not config.exists()
 
 
-def test_asking_makes_nothing(config: Path) -> None:
+def test_asking_makes_no_pool_and_hosts_make_one(config: Path) -> None:
     assert pool_names() == []
     assert not is_pool("lab")
     with pytest.raises(PoolError, match=r"there is no pool 'lab' in .*: monarch-nb pool init lab makes one"):
         paths_of("lab")
     assert not config.exists()
-
-
-def test_a_pool_is_one_when_it_has_hosts(paths: TrustPaths) -> None:
-    assert pool_names() == []
+    paths = make_paths("lab")
+    assert pool_names() == [], "a pool has hosts"
     change_hosts(paths, lambda hosts: hosts)
     assert pool_names() == ["lab"]
     assert paths_of("lab") == paths

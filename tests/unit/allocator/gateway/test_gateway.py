@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
 import threading
@@ -14,17 +13,13 @@ from unittest.mock import AsyncMock, Mock, call
 import pytest
 
 from monarch_nb.allocator.__main__ import main, parse
-from monarch_nb.allocator.gateway.access import GatewayAccess
-from monarch_nb.allocator.gateway.rooms import Rooms, _says_that_it_serves
+from monarch_nb.allocator.gateway.rooms import Rooms
 from monarch_nb.allocator.gateway.service import ANSWERING_STREAMS, CALLS, OWN, STREAMS, GatewayService
 from monarch_nb.allocator.serving.guard import SERVICE
 from monarch_nb.allocator.serving.service import AllocatorService
-from monarch_nb.allocator.state.rights import Right
 from monarch_nb.allocator.state.state import NodeState
-from monarch_nb.errors import MeshNotFound, NodeUnreachable, ReservationNotFound, WardenRefused
+from monarch_nb.errors import NodeUnreachable, WardenRefused
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.rpc.callers import Caller, caller_of, told_to_room
-from monarch_nb.trust.identity import USER
 from monarch_nb.warden.command import TOLD
 from monarch_nb.warden.command import parse as parse_warden
 
@@ -38,25 +33,8 @@ def test_each_method_is_answered_or_passed_on_and_none_falls_through() -> None:
         assert getattr(GatewayService, name) is not getattr(AllocatorService, name), name
 
 
-@pytest.mark.parametrize(("in_room_s", "said_s"), [(3.0, 3.0), (50.0, 20.0)])
-async def test_who_asks_whether_a_reservation_is_idle_hears_of_its_room(in_room_s: float, said_s: float) -> None:
-    node = Mock(**{"leases.expiry.idle_for_s.return_value": 20.0})
-    service = GatewayService(Mock(idle_s=AsyncMock(return_value=in_room_s)), node, Mock())
-    reply: pb.IdleReply = await service.Idle(pb.IdleRequest(reservation_id="r"), Mock())
-    assert reply.idle_for_s == said_s
-
-
 def _call(**facts: Any) -> Mock:
     return Mock(peer=lambda: "unix:", **facts)
-
-
-def test_a_room_believes_its_gateway_who_calls() -> None:
-    alice = Caller("alice", USER, node="host1")
-    assert caller_of(_call(invocation_metadata=lambda: told_to_room(alice))) == alice
-
-
-def test_who_calls_a_room_without_a_gateway_is_its_own_account() -> None:
-    assert caller_of(_call(invocation_metadata=tuple)).local
 
 
 @pytest.mark.parametrize(("is_room", "leased"), [(True, [5, 7]), (False, [4, 5])])
@@ -103,18 +81,6 @@ async def test_amounts_and_gpus_go_to_the_warden_once_and_a_room_leases_without_
     assert groups == [("alice", "r", 64 << 30, 0.5, [5, 0]), ("alice", "free", None, None, [5, 0])]
 
 
-async def test_what_is_released_while_its_room_opens_is_begun_nowhere(rooms: Rooms, warden: Mock) -> None:
-    async def opened(account: str) -> Mock:
-        rooms._begin.side_effect = ReservationNotFound("it was released")  # type: ignore[attr-defined]
-        return Mock()
-
-    rooms.room.side_effect = opened  # type: ignore[attr-defined]
-    with pytest.raises(ReservationNotFound, match="it was released"):
-        await rooms.reserve(pb.ReserveRequest(reservation_id="r", owner="alice", procs=1), [])
-    assert not warden.reserve_group.called
-    assert asked(rooms) == []
-
-
 async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, warden: Mock) -> None:
     begins, goes_on = threading.Event(), threading.Event()
 
@@ -133,63 +99,6 @@ async def test_what_is_released_while_it_begins_ends_after_that(rooms: Rooms, wa
     assert await ending == 1
     assert asked(rooms) == ["Reserve", "Release"]
     warden.end_group.assert_called_once_with("alice", "r")
-
-
-async def test_a_room_that_is_needed_while_it_is_closed_opens_after_that(
-    rooms: Rooms, warden: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closes, is_closed, done = threading.Event(), threading.Event(), list[str]()
-
-    def close_room(account: str) -> None:
-        closes.set()
-        is_closed.wait(TIMEOUT_S)
-        done.append("closed")
-
-    def room(account: str) -> Mock:
-        done.append("found")
-        raise WardenRefused("there is none")
-
-    monkeypatch.undo()
-    warden.close_room, warden.room = close_room, room
-    warden.open_room.side_effect = WardenRefused("no more than 20")
-    rooms._state.release("r")
-    closing = asyncio.create_task(rooms._close_unused("alice"))
-    await asyncio.to_thread(closes.wait, TIMEOUT_S)
-    opening = asyncio.create_task(rooms.room("alice"))
-    for _ in range(10):  # it comes as far as it can
-        await asyncio.sleep(0)
-    is_closed.set()
-    await closing
-    with pytest.raises(WardenRefused, match="no more than 20"):
-        await opening
-    assert done == ["closed", "found"]
-
-
-async def test_the_end_of_a_room_is_not_that_of_the_next(rooms: Rooms) -> None:
-    rooms._go_on = AsyncMock()  # type: ignore[method-assign]
-    for ended, left in ((Mock(account="alice"), 1), (following := Mock(account="alice"), 0)):
-        rooms._rooms["alice"] = asyncio.create_task(AsyncMock(return_value=following)())
-        await rooms._rooms["alice"]
-        pidfd = os.pidfd_open(os.getpid())
-        rooms._has_ended(ended, pidfd)
-        assert len(rooms._rooms) == left
-
-
-async def test_an_unused_room_that_does_not_end_is_closed_again_later(rooms: Rooms, warden: Mock) -> None:
-    rooms._state.release("r")
-    for refused, left in ((WardenRefused("do not end", is_unfinished=True), ["alice"]), (None, [])):
-        warden.close_room.side_effect = refused
-        await rooms._close_unused("alice")
-        assert [*rooms._unused] == left
-    assert warden.close_room.call_args_list == [call("alice")] * 2
-
-
-async def test_a_new_gateway_closes_the_rooms_of_those_who_hold_nothing_later(rooms: Rooms, warden: Mock) -> None:
-    warden.rooms = lambda: ["alice", "bob"]
-    await rooms.resume()
-    assert [*rooms._unused] == ["bob"]
-    await rooms._close_unused("bob")
-    warden.close_room.assert_called_once_with("bob")
 
 
 async def test_slots_are_nobodys_before_the_processes_on_them_have_ended(
@@ -214,48 +123,6 @@ async def test_what_a_room_does_not_end_and_no_cgroup_does_ends_with_the_room(
     warden.end_group.return_value = deaths
     assert await rooms.end("r") == 0
     assert warden.close_room.call_args_list == closed
-
-
-async def test_a_reservation_ends_where_it_began_whatever_users_toml_says_by_now(rooms: Rooms, warden: Mock) -> None:
-    rooms._state.lease("r").account = "class"  # as an earlier gateway has written down
-    warden.accounts = Mock(side_effect=WardenRefused("users.toml has no account for alice"))
-    await rooms.resume()
-    assert rooms.is_in(Mock(account="class"), "r")
-    assert not rooms.is_in(Mock(account="alice"), "r")
-    assert await rooms.of_person("alice") is await rooms.of_holder("alice") is await rooms.of_reservation("r")
-    assert await rooms.end("r") == 1
-    assert {each.args for each in rooms.room.call_args_list} == {("class",)}  # type: ignore[attr-defined]
-    warden.end_group.assert_called_once_with("class", "r")
-    assert not warden.accounts.called
-
-
-async def test_a_room_that_does_not_answer_keeps_a_new_gateway_from_nobody_else(
-    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("monarch_nb.allocator.gateway.rooms.RESUME_S", 0.05)
-    rooms._state.reserve(pb.ReserveRequest(reservation_id="his", name="dev", owner="bob", procs=1))
-    answers, found = asyncio.Event(), set[str]()
-
-    async def opened(account: str) -> None:
-        if account == "alice":
-            await answers.wait()
-        found.add(account)
-
-    rooms.room.side_effect = opened  # type: ignore[attr-defined]
-    async with asyncio.timeout(TIMEOUT_S):
-        await rooms.resume()
-    access = GatewayAccess(rooms.meshes, rooms.resuming, "host1", "host1:7878", rooms._state, Mock(), None)
-    assert found == {"bob"}
-    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
-        await rooms.of_mesh("m")
-    with pytest.raises(NodeUnreachable, match="has not said yet which meshes"):
-        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
-    answers.set()
-    await asyncio.gather(*rooms._tasks)
-    with pytest.raises(MeshNotFound):
-        await rooms.of_mesh("m")
-    with pytest.raises(MeshNotFound):
-        access.need_mesh(Caller("alice", USER), "m", Right.RUN, "run cells")
 
 
 LISTEN = ["--listen", "127.0.0.1:7878", "--certificate", "node.pem"]
@@ -297,17 +164,3 @@ def test_the_warden_starts_the_same_command_line_as_the_gateway_and_rooms_of_it(
     assert (as_gateway.warden_fd, as_gateway.procs, as_gateway.as_users) == (3, 4, False)
     assert str(as_gateway.record) == "/var/log/{odd}.jsonl"
     assert (as_room.room, as_room.procs, as_room.advertise, as_room.certificate) == ("alice", 4, "127.0.0.1:7878", None)
-
-
-@pytest.mark.parametrize(
-    ("line", "serves"),
-    [
-        (b'{"serving": "host1:7878"}', True),
-        (b"", False),
-        (b"[" * 4096, False),
-        (b'{"template_error": ""}', False),
-        (b"7", False),
-    ],
-)
-def test_what_a_room_says_at_its_start_is_not_believed_blindly(line: bytes, serves: bool) -> None:
-    assert _says_that_it_serves(line) is serves

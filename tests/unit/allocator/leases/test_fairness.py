@@ -74,19 +74,6 @@ async def take(node: Node, reservation_id: str, owner: str = "alice", **facts: A
     return None
 
 
-async def test_what_is_held_on_other_nodes_counts(pool: dict[str, NodeWithoutProcesses]) -> None:
-    one, two, three = pool.values()
-    limits(pool, LIMIT)
-    assert [await take(one, "a"), await take(two, "b")] == [None, None]
-    error = await take(three, "c")
-    assert isinstance(error, LimitReached)
-    assert "holds 2 nodes (a 1 node, b 1 node)" in str(error)
-    assert three.state.leases == {}, "it was given back"
-    assert await take(three, "d", owner="bob") is None
-    await one.leases.release("a")
-    assert await take(three, "c") is None
-
-
 async def test_two_nodes_at_once_do_not_pass_a_limit(pool: dict[str, NodeWithoutProcesses]) -> None:
     """Each leases before it asks: whatever the order, one of them sees both."""
     limits(pool, LIMIT)
@@ -117,29 +104,6 @@ async def test_later_nodes_count_too_but_nobody_waits_for_that(pool: dict[str, N
     assert sum(len(node.state.leases) for node in pool.values()) <= 2
 
 
-async def test_without_a_file_nobody_is_asked(pool: dict[str, NodeWithoutProcesses]) -> None:
-    one, *_ = pool.values()
-    assert await take(one, "a", nodes=99) is None
-    wire: Any = one.fairness._others._relay
-    assert not wire.asked.is_set()
-
-
-async def test_a_longer_time_counts_too(pool: dict[str, NodeWithoutProcesses]) -> None:
-    limits(pool, "[people.alice]\nnode-hours = 10\n")
-    one, *_ = pool.values()
-    assert "say how long a is to be held" in str(await take(one, "a"))
-    assert await take(one, "a2", time_s=8 * 3600.0) is None
-    one.leases.confirm(pb.ConfirmRequest(reservation_id="a2"))
-    await one.leases.extend("a2", 9 * 3600.0)
-    with pytest.raises(LimitReached, match="a2 takes 11 node-hours"):
-        await one.leases.extend("a2", 11 * 3600.0 + 1)
-    with pytest.raises(LimitReached, match="say how long"):
-        await one.leases.extend("a2", 0.0)
-    limits(pool, "[people.alice]\nnode-hours = 1\n")
-    await one.leases.extend("a2", 2 * 3600.0)
-    assert one.state.leases["a2"].limits.time_s == 2 * 3600.0
-
-
 async def test_unix_groups_count(pool: dict[str, NodeWithoutProcesses], monkeypatch: pytest.MonkeyPatch) -> None:
     import grp
 
@@ -150,17 +114,6 @@ async def test_unix_groups_count(pool: dict[str, NodeWithoutProcesses], monkeypa
     assert await take(one, "a") is None
     assert "the group vision may have 1 node at most" in str(await take(two, "b", owner="bob"))
     assert await take(two, "c", owner="carol") is None
-
-
-async def test_reservations_and_their_ends_are_written_down(node: NodeWithoutProcesses, tmp_path: Path) -> None:
-    node.record.path = tmp_path / "record.jsonl"
-    await take(node, "a")
-    node.leases.confirm(pb.ConfirmRequest(reservation_id="a"))
-    await node.leases.release("a", by="in the panel")
-    node.record.close()
-    reserved, released = map(json.loads, node.record.path.read_text().splitlines())
-    assert (reserved["event"], reserved["owner"], reserved["from"]) == ("reserved", "alice", "ipv4:10.0.0.9:40000")
-    assert (released["event"], released["why"], released["owner"]) == ("released", "in the panel", "alice")
 
 
 def test_a_spoilt_file_leaves_the_limits_as_they_were(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from monarch_nb.allocator.leases import line as lines
 from monarch_nb.allocator.leases.line import Line
-from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.errors import MonarchNbError
 from monarch_nb.proto import allocator_pb2 as pb
 from unit.allocator.idle_node import NodeWithoutProcesses, reserve
@@ -67,21 +65,6 @@ async def test_who_came_first_is_first_and_all_learn_that_slots_are_free() -> No
     assert len(line) == 0
 
 
-async def test_whoever_has_a_ticket_of_another_node_keeps_his_place() -> None:
-    """The node was away: all come back, in any order."""
-    line = Line()
-    new, old = Waiting(line, procs=1, ticket=60.0), Waiting(line, procs=1, ticket=50.0)
-    same = Waiting(line, procs=1, ticket=50.0, wait_id="b")
-    assert await new.told() == (1, True)
-    assert await old.told() == (1, True)
-    assert await new.told() == (2, False)
-    assert await same.told() == (2, True)
-    assert await new.told() == (3, False)
-    assert (new.ticket, old.ticket, same.ticket) == (60.0, 50.0, 50.0)
-    for one in (new, old, same):
-        await one.leave()
-
-
 async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line()
     now = time.time()
@@ -102,36 +85,6 @@ async def test_tickets_grow_whatever_the_clock_does(monkeypatch: pytest.MonkeyPa
     await one.leave()
 
 
-class PoolOf:
-    """A pool of 32 CPU slots, of which people hold some."""
-
-    def __init__(self, **held: int) -> None:
-        self.held = held
-
-    async def look_at_pool(self) -> None:
-        pass
-
-    def slots(self, *, gpus: bool) -> tuple[dict[str, int], int]:
-        return self.held, 32
-
-
-async def test_who_holds_more_waits_longer() -> None:
-    pool = PoolOf(alice=8)
-    line = Line(held=pool)
-    alice, bob = (Waiting(line, procs=4, nodes=1, owner=owner, wait_id=owner) for owner in ("alice", "bob"))
-    elsewhere = Waiting(line, gpus=4, owner="alice", ticket=50.0)
-    assert [await alice.told(), await elsewhere.told()] == [(1, True), (1, True)]
-    assert [await bob.told(), await alice.told()] == [(1, True), (2, False)]
-    before = alice.ticket
-    pool.held = {"bob": 8}
-    line.slots_are_free()
-    assert [await alice.told(), await bob.told(), await elsewhere.told()] == [(1, True), (2, True), (1, True)]
-    assert before - alice.ticket == pytest.approx(86400.0 / 4), "a quarter of the pool: six hours"
-    assert elsewhere.ticket == 50.0, "a ticket of another node is that one's affair"
-    for one in (alice, bob, elsewhere):
-        await one.leave()
-
-
 async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_WAITING", 1)
     line = Line()
@@ -140,33 +93,6 @@ async def test_not_everybody_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MonarchNbError, match="1 clients wait in line already"):
         await second.told()
     await first.leave()
-
-
-async def test_a_release_is_told(node: NodeWithoutProcesses) -> None:
-    reserve(node)
-    waiting = Waiting(node.leases.line, procs=4)
-    assert await waiting.told() == (1, True)
-    assert await waiting.told() is None
-    await node.leases.release("r")
-    assert await waiting.told() == (1, True)
-    await waiting.leave()
-
-
-async def test_clients_of_a_reservation_are_told_who_waits_for_such_slots(node: NodeWithoutProcesses) -> None:
-    reserve(node)
-    attached, late, stranger = Session(), Session(), Session()
-    node.sessions |= {attached, late, stranger}
-    node.leases.attach(attached, "r")
-    line = node.leases.line
-    waiting = [Waiting(line, procs=4, wait_id="a"), Waiting(line, procs=2, wait_id="b"), Waiting(line, gpus=8)]
-    for one in waiting:
-        await one.told()
-    node.leases.attach(late, "r")
-    for one in waiting:
-        await one.leave()
-    assert told_of_line(attached) == [["a"], ["a", "b"], ["b"], []]
-    assert told_of_line(late) == [["a", "b"], ["b"], []]
-    assert told_of_line(stranger) == []
 
 
 async def test_one_that_is_to_grow_does_not_wait_for_itself(node: NodeWithoutProcesses) -> None:
@@ -180,9 +106,3 @@ async def test_one_that_is_to_grow_does_not_wait_for_itself(node: NodeWithoutPro
     assert [one.wait_id for one in node.leases.waiting_for("r")] == ["bob"]
     await itself.leave()
     await others.leave()
-
-
-def told_of_line(session: Session) -> list[list[str]]:
-    """Return who waits, each time that others do."""
-    told = [event.in_line for event in session._events if event.HasField("in_line")]
-    return [waiting for waiting, _ in itertools.groupby([one.wait_id for one in each.waiting] for each in told)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.leases import record as records
 from monarch_nb.allocator.leases.record import Record
 
 
@@ -55,45 +52,6 @@ def test_whoever_renames_the_file_gets_a_new_one(record: Record, tmp_path: Path)
     assert [line["event"] for line in lines(record.path)] == ["third"]
 
 
-def test_a_file_that_nobody_rotates_does_not_grow_for_ever(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(records, "LARGEST_BYTES", 200)
-    for number in range(20):
-        record.note("run", number=number + 1)
-        if number % 3 == 2:
-            written(record)
-    written(record)
-    assert record.path is not None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["record.jsonl", "record.jsonl.1"]
-    assert lines(record.path)[-1]["number"] == 20
-    assert record.path.stat().st_size < 600
-
-
-def test_a_full_disk_stops_nothing_and_what_is_missing_is_counted(tmp_path: Path) -> None:
-    """The thread's own work, without the thread: the disk is full after a part of the first line."""
-    file = records._File(tmp_path / "record.jsonl")
-    room = [20]
-
-    def write(handle: int, content: bytes) -> int:
-        if not room[0]:
-            raise OSError(28, "No space left on device")
-        done = os_write(handle, content[: room[0]])
-        room[0] -= done
-        return done
-
-    os_write = os.write
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records.os, "write", write)
-        assert [file.write(b'{"event": "torn away"}\n'), file.write(b'{"event": "lost"}\n{"event": "lost"}\n')] == [
-            1,
-            2,
-        ]
-    assert file.write(b'{"event": "there is room"}\n') == 0
-    file.close()
-    assert (tmp_path / "record.jsonl").read_bytes() == b'{"event": "torn away\n{"event": "there is room"}\n'
-
-
 def test_missing_lines_are_counted(record: Record) -> None:
     assert record.path is not None
     record.path.mkdir()
@@ -108,30 +66,3 @@ def test_missing_lines_are_counted(record: Record) -> None:
         ("lines are missing", 5),
         ("there is room", None),
     ]
-
-
-def test_what_comes_faster_than_a_disk_takes_it_is_left_out(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MOST_WAITING", 3)
-    made = Record(record.path)
-    monkeypatch.setattr(made, "_thread", record)  # so that nobody writes
-    for _ in range(5):
-        made.note("run")
-    assert (made._lines.qsize(), made._left_out) == (3, 2)
-
-
-def test_it_is_read_with_the_files_that_were_rotated(tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
-    told = [
-        {"time": f"2026-11-26T0{hour}:00:00.000Z", "event": kind, "reservation": "r", "owner": "alice"}
-        for hour, kind in ((1, "reserved"), (2, "held"), (3, "released"))
-    ]
-    with gzip.open(tmp_path / "record.jsonl.2.gz", "wt") as file:
-        file.write(json.dumps(told[0]) + "\n")
-    os.utime(tmp_path / "record.jsonl.2.gz", (1, 1))
-    (tmp_path / "record.jsonl-20261126").write_text(json.dumps(told[1]) + "\n{torn\n")
-    os.utime(tmp_path / "record.jsonl-20261126", (2, 2))
-    path.write_text(json.dumps(told[2]) + "\n")
-    record = Record(path)
-    record.read()
-    (used,) = record.ledger.used(0.0, 2e9)
-    assert (used.owner, used.node_s) == ("alice", 7200.0)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.files import node_files
-from monarch_nb.allocator.files.node_files import SMALL_CHANGE_ENTRIES
-from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.errors import MeshNotFound, MonarchNbError, ReservationNotFound, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import files_pb2, state_pb2
+from monarch_nb.proto import files_pb2
 from unit.allocator.idle_node import (
     MESH,
     NodeWithoutProcesses,
     assert_nothing_left,
     fails_on_disk,
-    make_node,
     reserve,
     spawn,
     spawn_request,
@@ -124,68 +119,6 @@ class TestRelease:
         node.files.removal.finish()
         assert list(node.paths.workspaces.iterdir()) == []
 
-    async def test_down_in_the_middle_of_a_sync_leaves_nothing(
-        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        await spawn(node)
-        node.files.workspaces.directory("r")
-        entered, may_go = threading.Event(), threading.Event()
-        prepare = Pending.prepare
-
-        def slow(pending: Pending) -> list[bytes]:
-            entered.set()
-            may_go.wait(10)
-            return prepare(pending)
-
-        monkeypatch.setattr(Pending, "prepare", slow)
-        names = [f"d{number}".encode() for number in range(SMALL_CHANGE_ENTRIES + 1)]
-        kind = files_pb2.TreeEntry.KIND_DIRECTORY
-        change = {
-            "version": "v",
-            "source": "s",
-            "whole": True,
-            "changed": [{"path": n, "kind": kind, "mode": 0o755} for n in names],
-        }
-        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
-        syncing = asyncio.create_task(node.files.sync(request, asyncio.Event()))
-        await asyncio.to_thread(entered.wait, 10)
-        closing = asyncio.create_task(node.files.close())
-        done, _ = await asyncio.wait({closing}, timeout=0.1)
-        assert not done
-        may_go.set()
-        await closing
-        assert (await syncing).nodes[0].HasField("applied")
-        monkeypatch.setattr(node_files, "FINISH_S", 0.0)  # who closes it once more would wait for what is kept
-
-    @pytest.mark.parametrize("at", ["the lock", "prepare"])
-    async def test_a_sync_that_nobody_waits_for_leaves_the_old_tree(
-        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch, at: str
-    ) -> None:
-        await spawn(node)
-        tree = node.files.workspaces.directory("r")
-        gone = asyncio.Event()
-        prepare = Pending.prepare
-
-        def leaving(pending: Pending) -> list[bytes]:
-            gone.set()
-            return prepare(pending)
-
-        if at == "prepare":
-            monkeypatch.setattr(Pending, "prepare", leaving)
-        entry = {"path": b"d", "kind": files_pb2.TreeEntry.KIND_DIRECTORY, "mode": 0o755}
-        change = {"version": "v", "source": "s", "whole": True, "changed": [entry]}
-        request = files_pb2.SyncTreeRequest(reservation_id="r", change=change)
-        async with node.files._locks["r"]:
-            syncing = asyncio.create_task(node.files.sync(request, gone))
-            await asyncio.sleep(0)
-            if at == "the lock":
-                gone.set()
-        await syncing
-        assert list(tree.iterdir()) == []
-        monkeypatch.undo()
-        assert (await node.files.sync(request, asyncio.Event())).nodes[0].HasField("applied")
-        assert [path.name for path in tree.iterdir()] == ["d"]
-
     async def test_at_the_end_processes_go_before_big_trees(
         self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -212,30 +145,6 @@ class TestRelease:
         await closing
         assert not node.paths.workspaces.exists()
         monkeypatch.setattr(node, "close", close)  # once is enough
-
-    async def test_a_workspace_that_nobody_holds_goes_when_the_node_starts(self, tmp_path: Path) -> None:
-        killed = make_node(tmp_path)
-        reserve(killed)
-        killed.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
-        for reservation_id in ("r", "gone"):
-            (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
-        killed.records.database.close()
-        node = make_node(tmp_path)
-        await node.start()
-        try:
-            assert node.files.workspaces.reservations() == ["r"]
-            assert [path.name for path in node.paths.workspaces.iterdir()] == ["r"]
-            assert [(path / "result").read_text() for path in node.paths.kept.iterdir()] == ["42"]
-        finally:
-            await node.close(end_processes=False)
-
-    async def test_a_disk_that_is_full(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        node.records.flush()
-        node.records.database._connection.execute("PRAGMA max_page_count = 2")
-        node.records.database.put("lease", "big", state_pb2.LeaseRecord(request={"name": "x" * 1_000_000}))
-        assert await node.leases.release("r") == 2
-        assert (node.state.leases, node.state.meshes) == ({}, {})
 
 
 class TestMeshBesideMain:

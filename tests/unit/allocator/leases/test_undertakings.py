@@ -14,7 +14,7 @@ from monarch_nb import config
 from monarch_nb.allocator.leases import owed
 from monarch_nb.allocator.sessions.sessions import Session
 from monarch_nb.allocator.supervision.processes import identify, identify_in
-from monarch_nb.errors import CertificateRefused, MeshNotFound, MonarchNbError, NodeUnreachable, UsageError
+from monarch_nb.errors import CertificateRefused, MeshNotFound, MonarchNbError, NodeUnreachable
 from monarch_nb.ground.namespaces import pid_namespace
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto.files_pb2 import Peer
@@ -132,17 +132,6 @@ async def test_the_next_allocator_looks_after_it(
     again.undertakings.resume()
     assert await told.all() == RELEASED
     assert not again.records.undertakings()
-
-
-async def test_too_much_and_what_is_nobodys_fails(node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = begun()
-    request.owner = ""  # nodes would not know in whose name to end it on others
-    with pytest.raises(UsageError, match="whose"):
-        node.undertakings.take(request)
-    monkeypatch.setattr("monarch_nb.allocator.leases.undertakings.MOST", 1)
-    node.undertakings.take(begun())
-    with pytest.raises(UsageError, match="try again later"):
-        node.undertakings.take(begun(mesh_id="m"))
 
 
 def test_a_pid_of_elsewhere_is_nobodys() -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.logs import archiving
 from monarch_nb.allocator.logs.archive import PIECE_BYTES, Archive, Archives
-from monarch_nb.allocator.logs.archiving import AT_ONCE, MOST_WAITING, NEWEST, Archiving, Outputs, put_away
-from monarch_nb.allocator.logs.limit import LogLimit
+from monarch_nb.allocator.logs.archiving import NEWEST, Archiving, Outputs, put_away
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.stored import Dropped, stored_outputs
-from monarch_nb.allocator.logs.written import MeshLogs
-from monarch_nb.allocator.state.runs import Mesh, RankSlot, Run
-from monarch_nb.config import NodePaths, archive_file
-from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.allocator.logs.stored import stored_outputs
+from monarch_nb.config import NodePaths
 from monarch_nb.proto import run_pb2
 
 TEXT = b"".join(b"line %d\n" % number for number in range(20_000))
@@ -75,28 +67,6 @@ class TestOneOutput:
         assert archived(files, again).read("out", 0, len(TEXT)) == TEXT
         again.close()
 
-    def test_what_was_dropped_stays_dropped(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7, bytes(100_000) + b"left\n"), archive)
-        files.note_dropped(Dropped(out=100_000, limit_bytes=1000))
-        before = files.read_since(run_pb2.Cursor())
-        assert put_away(files, archive, {})
-        assert archive.used_bytes == 5
-        assert files.dropped() == Dropped(out=100_000, limit_bytes=1000)
-        assert files.read("out", 99_999, 100_003) == b"\0lef"
-        assert files.read_since(run_pb2.Cursor()) == before
-
-    def test_what_is_empty_goes_and_what_is_very_much_stays(
-        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        files = archived(write(runs, 7, b""), archive)
-        with files.path("out").open("rb"):  # who reads does not matter
-            assert put_away(files, archive, {})
-        assert (files.archived(), os.listdir(runs / "7"), archive_file(runs).exists()) == (None, [], False)
-        monkeypatch.setattr(archiving, "MOST_BYTES", 10)
-        files = archived(write(runs, 8, b"x" * 11), archive)
-        assert not put_away(files, archive, {})
-        assert files.path("out").exists()
-
 
 class TestWhoeverWrites:
     def test_an_open_file_stays_with_the_others_of_its_rank(self, runs: Path, archive: Archive) -> None:
@@ -107,32 +77,6 @@ class TestWhoeverWrites:
         assert put_away(files, archive, {})
         assert files.read("err", 0, 9) == b"late\n"
 
-    def test_what_a_process_has_inherited_is_open(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7), archive)
-        code = "import sys; sys.stdin.read(); print('late')"
-        with files.path("out").open("ab") as file:
-            child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=file)
-        assert not put_away(files, archive, {})
-        child.communicate()
-        assert put_away(files, archive, {})
-        assert files.read("out", 0, 99) == b"a\nlate\n"
-
-    def test_who_opens_it_meanwhile_waits_and_ends_nobody(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 7), archive)
-        opening = "import os, sys; os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)"
-        started: list[subprocess.Popen[bytes]] = []
-        add = archive.add
-
-        def open_meanwhile(*arguments: object) -> None:
-            started.append(subprocess.Popen([sys.executable, "-c", opening, str(files.path("out"))]))
-            with pytest.raises(subprocess.TimeoutExpired):
-                started[0].wait(1.0)
-            add(*arguments)  # type: ignore[arg-type]
-
-        archive.add = open_meanwhile  # type: ignore[method-assign]
-        assert put_away(files, archive, {})
-        assert started[0].wait(60) == 0
-
 
 class Killed(BaseException):
     """The allocator ends here."""
@@ -140,26 +84,6 @@ class Killed(BaseException):
 
 class TestKilled:
     """Whoever is killed in between loses nothing and has nothing twice."""
-
-    def test_before_it_is_whole(self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-        files = archived(write(runs, 7, TEXT * 20), archive)
-        write_, written = archive._write, []
-
-        def die(statements: object) -> None:
-            written.append(statements)
-            if len(written) == 3:
-                raise Killed
-            write_(statements)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(archive, "_write", die)
-        with pytest.raises(Killed):
-            put_away(files, archive, {})
-        again = Archive(runs)
-        files = archived(files, again)
-        assert (files.archived(), files.read("out", 0, 10**9)) == (None, TEXT * 20)
-        assert put_away(files, again, {})
-        assert files.read("out", 0, 10**9) == TEXT * 20
-        again.close()
 
     @pytest.mark.parametrize("left", [0, 1, 2])
     def test_while_the_files_go(self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
@@ -202,123 +126,3 @@ class TestWhatIsArchived:
         assert [entry.output for rank in (0, 1) for entry in archive.of_rank(rank)] == [4, 1, 3, 5]
         assert [entry.output for entry in archive.of_rank(1, newest_first=True)] == [5, 3, 1]
         assert [entry.output for entry in archive.of_rank(1, 3)] == [3]
-
-    def test_in_use_is_what_runs_write_to_or_will(self, runs: Path, archive: Archive) -> None:
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot(), 1: RankSlot(untouched=3)})
-        for number, output in ((1, 0), (2, 0), (4, 3), (5, 2)):
-            mesh.add_run(
-                Run(pb.Submit(run={"run_id": f"r{number}", "number": number, "output": output}, ranks=[0]), 1.0)
-            )
-        mesh.finish(mesh.runs["r1"], run_pb2.RankResult())
-        outputs = Outputs.of(mesh, runs, archive)
-        assert outputs.busy == {0, 2, 3}
-        assert outputs.known == {(1, 0): 1, (2, 0): 5, (3, 0): 4}
-
-    async def test_it_begins_when_there_are_enough_and_at_the_start(self, runs: Path, archive: Archive) -> None:
-        archive.close()
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives, seen = Archives(), asyncio.Queue[list[int]]()
-        loop = asyncio.get_running_loop()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
-        archive_, numbers = made.archive, iter(range(1, 10_000))
-
-        def archive_and_tell(outputs: Outputs) -> int:
-            gone = archive_(outputs)
-            loop.call_soon_threadsafe(seen.put_nowait, stored_outputs(runs))
-            return gone
-
-        made.archive = archive_and_tell  # type: ignore[method-assign]
-
-        def finish(count: int) -> None:
-            for _ in range(count):
-                write(runs, next(numbers))
-                made.run_finished("m")
-
-        for _ in range(NEWEST + 3):
-            write(runs, next(numbers))
-        made.start()
-        async with asyncio.timeout(60):
-            assert len(await seen.get()) == NEWEST
-            finish(AT_ONCE - 1)
-            await asyncio.sleep(0)
-            assert seen.empty()
-            finish(1)
-            assert await seen.get() == list(range(4 + AT_ONCE, 4 + AT_ONCE + NEWEST))
-        made.close()
-        archives.close()
-
-    async def test_when_it_does_not_keep_up_runs_wait_for_it(self, runs: Path, archive: Archive) -> None:
-        archive.close()
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives = Archives()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())  # never started
-        for output in range(1, 301):
-            write(runs, output)
-            made.run_finished("m")
-        assert NEWEST < len(stored_outputs(runs)) <= NEWEST + MOST_WAITING
-        assert [files.output for _, files in MeshLogs(mesh, runs, archives.of(runs)).all([0])] == list(range(1, 301))
-        archives.close()
-
-    async def test_trouble_is_said_once_and_it_goes_on(
-        self, runs: Path, archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        mesh = Mesh(pb.SpawnRequest(mesh_id="m"), ranks={0: RankSlot()})
-        archives = Archives()
-        made = Archiving(NodePaths(runs.parents[2]), {"m": mesh}, archives, threading.Lock())
-
-        def refuse(_: int) -> bool:
-            raise OSError(95, "no leases here")
-
-        monkeypatch.setattr(archiving, "_lease", refuse)
-        for output in range(1, 201):
-            write(runs, output)
-            made.run_finished("m")
-        assert len(stored_outputs(runs)) == 200
-        assert caplog.messages == ["the output of old runs stays in its files: [Errno 95] no leases here"]
-        archives.close()
-
-
-class TestLimit:
-    LIMIT_BYTES = 1_000_000
-
-    def sweep(self, runs: Path, archive: Archive) -> int:
-        return LogLimit(NodePaths(runs), {}, Archives(), threading.Lock(), self.LIMIT_BYTES).sweep(
-            {runs: set()}, {runs: archive}
-        )
-
-    def test_the_oldest_of_all_go_first_and_the_disk_gets_its_room_back(self, runs: Path, archive: Archive) -> None:
-        text = b"x" * 99 + b"\n"
-        for output in range(1, 5):
-            files = archived(write(runs, output, text * 3_000), archive)
-            os.utime(files.path("out"), (output, output))
-            if output != 2:
-                put_away(files, archive, {})
-        assert self.sweep(runs, archive) <= self.LIMIT_BYTES
-        first, second, third, fourth = (RankFiles(runs, output, 0, archive) for output in range(1, 5))
-        assert (first.dropped().out, third.dropped().out, fourth.dropped().out) == (300_000, 0, 0)
-        assert first.size_bytes("out") == 300_000
-        assert second.path("out").exists()
-        assert archive.used_bytes == 600_000
-        write(runs, 5, text * 3_000)
-        self.sweep(runs, archive)
-        left = third.dropped().out
-        assert 0 < second.dropped().out <= 300_000
-        assert left % 100 == 0
-        assert third.read("out", left, 300_000) == text * ((300_000 - left) // 100)
-        entry = third.archived()
-        assert entry is not None
-        assert entry.out_lines == (1 if left else 0) + (300_000 - left) // 100
-        assert archive.used_bytes == 600_000 - left
-        archive.close()
-        assert archive_file(runs).stat().st_size < 600_000 - left + 100_000
-
-    def test_lines_that_were_dropped_are_one(self, runs: Path, archive: Archive) -> None:
-        files = archived(write(runs, 1, TEXT), archive)
-        put_away(files, archive, {})
-        entry = files.archived()
-        assert entry is not None
-        left = TEXT.index(b"line 15000\n")
-        noted = Dropped(out=left, limit_bytes=1).to_json()
-        assert archive.drop(entry, "out", left, noted).out_lines == 1 + 5_000
-        assert files.read("out", left, len(TEXT)) == TEXT[left:]
-        assert not files.read("out", 0, left).strip(b"\0")

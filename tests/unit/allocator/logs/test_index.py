@@ -131,30 +131,10 @@ async def test_of_a_very_long_line_the_beginning_and_its_size(writer: Writer, en
     await index.extend()
     assert await index.read(BOTH, 10, 12, 1000) == [("out", b"x" * 1000, 300_000)]
     assert digests(await index.read(BOTH, 10, 11, 100_000)) == digests(await index.read(BOTH, 10, 11, 200_000))
+    told = [digests([line]) for line in (("out", b"a", 1), ("out", b"b", 1), ("err", b"a", 1))]
+    assert len(set(told)) == 3, "they tell texts and streams apart"
     as_many_as_fit = [len(await index.read(stream, 1, 10, size)) for stream, size in ((STDOUT, 20), (BOTH, 24))]
     assert as_many_as_fit == [3, 4]
-
-
-async def test_digests_tell_texts_and_streams_apart(writer: Writer) -> None:
-    for kind, text in (("out", b"a\nb\na\n"), ("err", b"a\n"), ("out", b"loss 2.31\nloss 2.32\n\n")):
-        writer.write(kind, text)
-    index = RankIndex(writer.files, 1)
-    await index.extend()
-    packed = digests(await index.read(BOTH, 0, 9, PLENTY))
-    of_line = [packed[position : position + 8] for position in range(0, len(packed), 8)]
-    assert of_line[0] == of_line[2]
-    assert len(set(of_line)) == 6
-
-
-async def test_marks_that_can_not_be_read_cost_the_order_only(writer: Writer) -> None:
-    writer.write("out", b"a\n")
-    writer.write("err", b"b\n")
-    with writer.files.path("marks").open("ab") as file:
-        file.write(b"\xff" * 100)
-    writer.write("out", b"c\n")
-    index = RankIndex(writer.files, 1)
-    await index.extend()
-    assert sorted(text for _, text, _ in await index.read(BOTH, 0, 9, PLENTY)) == [b"a", b"b", b"c"]
 
 
 async def test_a_file_that_is_gone_or_shorter_leaves_what_was_counted(writer: Writer) -> None:

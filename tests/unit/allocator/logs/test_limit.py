@@ -82,16 +82,6 @@ class TestSweeping:
         self.write(runs, 2, b"more\n")
         assert new.read("out", MB, MB + 5) == b"more\n"
 
-    def test_what_has_gone_on_for_long_loses_its_beginning_again_and_again(self, runs: Path) -> None:
-        limit = limit_of(runs, MB)
-        left = []
-        for _ in range(5):
-            files = self.write(runs, 1, LINE * 5_000)
-            assert limit.sweep({runs: {1}}, {runs: Archive(runs)}) <= MB
-            left.append(files.dropped().out)
-        assert left == sorted(left)
-        assert left[-1] > MB
-
     def test_a_run_that_was_shortened_is_still_the_oldest(self, runs: Path) -> None:
         old, new = (self.write(runs, output, LINE * 10_000) for output in (1, 2))
         assert self.sweep(runs, 19 * MB // 10) <= 2 * MB

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.allocator.logs import output as output_module
 from monarch_nb.allocator.logs.output import FLOOD_BYTES, RankFiles
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.ground.frames import encode_frame
@@ -139,14 +138,14 @@ def joined(found: list[Piece]) -> list[Piece]:
 class TestFlood:
     def test_its_middle_is_elided_with_true_counts(self, writer: Writer) -> None:
         lines = [b"line %d\n" % number for number in range(20_000)]
-        writer.write("out", b"".join(lines))
+        writer.write("err", b"".join(lines))
         read = writer.read()
         head, elided, tail = read.items
-        shown = head.stdout.splitlines(keepends=True) + tail.stdout.splitlines(keepends=True)
-        assert shown == lines[: len(shown) - tail.stdout.count(b"\n")] + lines[-tail.stdout.count(b"\n") :]
-        assert elided.elided.lines == len(lines) - len(shown)
-        assert elided.elided.size_bytes + len(head.stdout) + len(tail.stdout) == len(b"".join(lines))
-        assert len(head.stdout) + len(tail.stdout) < FLOOD_BYTES
+        shown = head.stderr.splitlines(keepends=True) + tail.stderr.splitlines(keepends=True)
+        assert shown == lines[: len(shown) - tail.stderr.count(b"\n")] + lines[-tail.stderr.count(b"\n") :]
+        assert (elided.elided.stderr, elided.elided.lines) == (True, len(lines) - len(shown))
+        assert elided.elided.size_bytes + len(head.stderr) + len(tail.stderr) == len(b"".join(lines))
+        assert len(head.stderr) + len(tail.stderr) < FLOOD_BYTES
         assert read.cursor == writer.files.end()
 
     def test_exactly_the_limit_is_none_and_what_comes_after_one_is_whole_again(self, writer: Writer) -> None:
@@ -156,27 +155,6 @@ class TestFlood:
         read = writer.read()
         writer.write("out", b"calm\n")
         assert pieces(writer.files.read_since(read.cursor)) == [("out", b"calm\n")]
-
-    def test_one_line_of_ten_megabytes(self, writer: Writer) -> None:
-        writer.write("err", b"a" * 10_000_000)
-        read = writer.read()
-        head, elided, tail = read.items
-        assert (elided.elided.stderr, elided.elided.lines) == (True, 0)
-        assert len(head.stderr) + elided.elided.size_bytes + len(tail.stderr) == 10_000_000
-
-    def test_displays_in_it_are_kept(self, writer: Writer) -> None:
-        for number in range(3):
-            writer.write("out", b"x\n" * FLOOD_BYTES)
-            writer.show(str(number))
-        found = everything(writer.files)
-        assert [data for kind, data in found if kind == "display"] == [b"0", b"1", b"2"]
-        assert [kind for kind, _ in found][3:] == ["out", "elided", "out"]
-
-    def test_counting_works_across_chunks(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(output_module, "_COUNT_CHUNK_BYTES", 7)
-        writer.write("out", b"ab\n" * 30_000)
-        items = writer.read().items
-        assert sum(item.elided.lines + item.stdout.count(b"\n") for item in items) == 30_000
 
 
 class TestTornMarks:
@@ -207,16 +185,6 @@ class TestTornMarks:
         real = writer.files.size_bytes
         monkeypatch.setattr(RankFiles, "size_bytes", lambda files, kind: 0 if kind == "out" else real(kind))
         assert pieces(writer.files.read_since(run_pb2.Cursor())) == [("out", b"one\n"), ("display", b"{}")]
-
-
-def test_segments_are_the_order_of_writing(writer: Writer) -> None:
-    writer.write("out", b"aa")
-    writer.write("err", b"b")
-    writer.write("out", b"c")
-    pieces, end = writer.files.segments(run_pb2.Cursor())
-    assert pieces == [("out", 0, 2), ("err", 0, 1), ("out", 2, 3)]
-    writer.write("out", b"more\n")
-    assert writer.files.segments(end)[0] == [("out", 3, 8)]
 
 
 def test_the_tail_for_a_death_report(writer: Writer) -> None:

@@ -104,13 +104,3 @@ async def test_who_has_ended_since_the_reading_uses_none(nvml: FakeGpus, monkeyp
     await eventually(reader, lambda _: [user.pid for user in reader.used_by().get(3, ())] == [os.getpid()])
     monkeypatch.setattr(processes, "is_alive", lambda process: False)
     assert reader.used_by() == {}
-
-
-async def test_a_driver_that_was_loaded_again_is_opened_again(nvml: FakeGpus) -> None:
-    reader = GpuReader(discover_gpus())
-    await eventually(reader, lambda told: told[0].HasField("utilisation"))
-    nvml.set(driver=False)
-    readings = await eventually(reader, lambda told: told[0].error)
-    assert readings[0].error == "GPU 0 can not be read: error 9"
-    nvml.set()
-    await eventually(reader, lambda told: not any(each.error for each in told))

@@ -73,16 +73,12 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node()
 
 
-async def test_a_short_run_is_not_asked_about(node: Any) -> None:
+async def test_a_run_is_asked_about_when_it_lasts(node: Any) -> None:
     places = Whereabouts(node.state, node.supervisor.ranks)
     node.began(ago_s=0.1)
     await places.refresh()
     assert (node.links[0].asked, places.of(10, node.slot.running)) == (0, None)
-
-
-async def test_a_run_that_lasts_is_asked_about(node: Any) -> None:
-    places = Whereabouts(node.state, node.supervisor.ranks)
-    node.began(ago_s=5)
+    node.state.meshes["m"].runs["a"].started_at -= 5
     await places.refresh()
     where = places.of(10, node.slot.running)
     assert where is not None

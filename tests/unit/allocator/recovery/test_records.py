@@ -30,14 +30,3 @@ async def test_what_found_no_room_is_written_when_there_is(tmp_path: Path, monke
     await asyncio.wait_for(written.wait(), 10)
     assert ("lease", "r") in database._written
     await node.close(end_processes=True)
-
-
-async def test_a_gateway_finds_again_as_whom_ranks_run(tmp_path: Path) -> None:
-    node = make_node(tmp_path)
-    reserve(node)
-    node.leases.begin_in_room("r", "class")
-    await node.close(end_processes=False)
-    again = make_node(tmp_path)
-    again.records.read()
-    assert again.state.lease("r").account == "class"
-    await again.close(end_processes=True)

@@ -1,4 +1,4 @@
-"""Runs of calls: what a client calls of actors has a number, output, a death and an end, and holds nobody up."""
+"""Runs of calls: what a client calls of actors has a number, output and an end, and holds nobody up."""
 
 from __future__ import annotations
 
@@ -47,12 +47,6 @@ class TestCalls:
         assert [len(node.supervisor.ranks[MESH, rank].link.runs) for rank in (0, 1)] == [2, 1], "no rank gets the calls"
         assert (run_of(node, "calls").cell_number, run_of(node, "calls").started) == (7, {0, 1})
 
-    async def test_a_run_on_another_node_does_not_wait_until_they_come_there(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        call(node, "calls")
-        [queued] = events(submit(node, "after"), "queued")
-        assert queued.earlier == pb.EarlierRuns()
-
     async def test_their_client_ends_them_with_what_was_printed(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)
         session = call(node, "calls")
@@ -75,15 +69,6 @@ class TestCalls:
         printed.write_text("early\n")
         [output] = events(call(node, "calls"), "output")
         assert [(told.rank, told.items[0].stdout) for told in output.ranks] == [(1, b"early\n")]
-
-    async def test_a_rank_that_dies_has_its_death_as_result(self, node: NodeWithoutProcesses) -> None:
-        await spawn(node)
-        call(node, "calls")
-        node.runs.apply(node.state.rank_died(MESH, 1, run_pb2.Death(signal=9)))
-        node.runs.end_calls("calls")
-        results = run_of(node, "calls").results
-        assert [results[rank].outcome for rank in (0, 1)] == [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_DIED]
-        assert results[1].death.signal == 9
 
     async def test_an_interrupt_reaches_their_ranks_and_does_not_end_them(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

@@ -46,18 +46,6 @@ class TestRuns:
         node.records.flush()
         assert link.forgotten == ["a", "b"]
 
-    async def test_a_run_is_written_down_before_a_rank_executes_it(
-        self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else an allocator killed in between would leave output that the next one does not find."""
-        await spawn(node)
-        noted: list[str] = []
-        monkeypatch.setattr(node.records, "run_added", lambda _, run_id: noted.append(run_id))
-        seen_before: list[list[str]] = []
-        monkeypatch.setattr(node.runs, "apply", lambda _: seen_before.append(list(noted)))
-        submit(node, "a")
-        assert seen_before == [["a"]]
-
     async def test_a_full_disk_stops_no_run(self, node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
         await spawn(node)
         monkeypatch.setattr(Path, "mkdir", fails_on_disk)
@@ -89,16 +77,6 @@ class TestRuns:
             ("small", b""),
             ("", b""),
         ]
-
-    async def test_the_result_of_an_unknown_run_stays_with_its_rank(self, node: NodeWithoutProcesses) -> None:
-        """The allocator before this one was killed before it wrote the run down: its client submits it again."""
-        await spawn(node)
-        tell(node, self.result("lost"))
-        node.records.flush()
-        link = node.supervisor.ranks[MESH, 0].link
-        assert link.forgotten == []
-        submit(node, "lost", number=7)
-        assert len(link.runs) == 1, "the rank knows it and sends its result again"
 
     async def test_the_newest_run_is_remembered_though_collected(self, node: NodeWithoutProcesses) -> None:
         """So that after a restart the next one, which comes after it, does not wait for it."""

@@ -379,7 +379,3 @@ class TestWhatOthersSee:
         assert [(one.who, one.is_group) for one in seen.standings] == [("bob", False), ("vision", True)]
         for_alice = access.shown_usage(FOR_ALICE, self.usage(), ())
         assert [one.owner for one in (*for_alice.held, *for_alice.used)] == ["alice", "alice"]
-
-    @pytest.mark.parametrize("caller", [MADE_THE_POOL, NODE, LOCAL], ids=["who made the pool", "node", "local"])
-    async def test_nodes_and_who_made_the_pool_see_all_hours(self, access: Access, caller: Caller) -> None:
-        assert access.shown_usage(caller, self.usage(), ()) == self.usage()

@@ -21,7 +21,6 @@ from monarch_nb.errors import AccessDenied, MonarchNbError, UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
-from monarch_nb.rpc.callers import acting_for
 from monarch_nb.rpc.status import error_from_json, translate
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import Identity
@@ -104,42 +103,6 @@ async def test_every_method_asks_who_calls(connect: Connect) -> None:
     assert refused == {method.name for method in SERVICE.methods} - FOR_EVERYBODY
 
 
-async def test_what_is_reserved_belongs_to_the_name_of_the_certificate(
-    connect: Connect, node: NodeWithoutProcesses
-) -> None:
-    await connect("bob", "user").Reserve(pb.ReserveRequest(reservation_id="b", name="mine", owner="alice", procs=1))
-    assert node.state.leases["b"].request.owner == "bob"
-
-
-async def test_others_see_that_it_is_taken_and_by_whom(connect: Connect) -> None:
-    (seen,) = (await connect("bob", "user").Status(pb.StatusRequest())).reservations
-    assert (seen.name, seen.owner, seen.procs, list(seen.meshes)) == ("dev", "alice", 2, [])
-    (own,) = (await connect("alice", "user").Status(pb.StatusRequest())).reservations
-    assert [mesh.mesh_id for mesh in own.meshes] == [MESH]
-
-
-async def test_the_owner_reads_logs_and_a_node_does_not(connect: Connect) -> None:
-    request = pb.ReadLogsRequest(mesh_id=MESH)
-    assert await outcome(connect("alice", "user").ReadLogs(request)) is None
-    assert isinstance(await outcome(connect("host2", "node").ReadLogs(request)), AccessDenied)
-
-
-async def test_a_node_may_do_for_a_person_what_that_one_may_do(connect: Connect) -> None:
-    host = connect("host2", "node")
-    assert await outcome(host.Idle(pb.IdleRequest(reservation_id="r"), metadata=acting_for("alice"))) is None
-    denied = await outcome(host.Idle(pb.IdleRequest(reservation_id="r"), metadata=acting_for("bob")))
-    assert isinstance(denied, AccessDenied)
-
-
-async def test_who_made_the_pool_may_release_what_others_hold_and_not_read_it(
-    connect: Connect, node: NodeWithoutProcesses
-) -> None:
-    carol = connect("carol", "admin")
-    assert isinstance(await outcome(carol.ReadLogs(pb.ReadLogsRequest(mesh_id=MESH))), AccessDenied)
-    assert await outcome(carol.Release(pb.ReleaseRequest(reservation_id="r"))) is None
-    assert not node.state.leases
-
-
 class Stream:
     """A client's session."""
 
@@ -156,8 +119,8 @@ class Stream:
                 self._events += (await self._call.read()).events
         return self._events.pop(0)
 
-    async def opened(self, mailbox: str = "") -> Stream:
-        await self.send(open=pb.Open(protocol=config.PROTOCOL, mailbox=mailbox))
+    async def opened(self) -> Stream:
+        await self.send(open=pb.Open(protocol=config.PROTOCOL))
         assert (await self.next()).HasField("opened")
         return self
 
@@ -197,13 +160,6 @@ async def test_who_comes_over_the_network_is_not_told_of_doors_where_nobody_asks
     assert (event.opened.mail_socket, event.opened.mail_directory) == ("", "")
 
 
-async def test_nobody_opens_anothers_mailbox(connect: Connect) -> None:
-    await Stream(connect("alice", "user")).opened("client/a")
-    bob = await Stream(connect("bob", "user")).opened("client/b")
-    await bob.send(open=pb.Open(protocol=config.PROTOCOL, mailbox="client/a"))
-    assert (await bob.next()).HasField("refused")
-
-
 def share(right: pb.Right.ValueType) -> pb.ShareRequest:
     return pb.ShareRequest(reservation_id="r", to="bob", right=right)
 
@@ -228,52 +184,6 @@ class TestShares:
             "(%mesh share dev --to bob --run)"
         )
 
-    async def test_only_the_owner_shares(self, connect: Connect) -> None:
-        alice = connect("alice", "user")
-        await alice.Share(share(pb.RIGHT_RUN))
-        for name, role in (("bob", "user"), ("carol", "admin"), ("host2", "node")):
-            assert isinstance(await outcome(connect(name, role).Share(share(pb.RIGHT_RUN))), AccessDenied)
-        herself = pb.ShareRequest(reservation_id="r", to="alice", right=pb.RIGHT_READ)
-        assert isinstance(await outcome(alice.Share(herself)), UsageError)
-
-    async def test_a_grant_makes_nobody_an_owner(self, connect: Connect, node: NodeWithoutProcesses) -> None:
-        await connect("alice", "user").Share(share(pb.RIGHT_OWN))
-        assert node.state.leases["r"].shares == {"bob": pb.RIGHT_RUN}
-
-    async def test_cells_queue_in_order_and_each_sees_whose_it_waits_for(
-        self, connect: Connect, node: NodeWithoutProcesses
-    ) -> None:
-        await connect("alice", "user").Share(share(pb.RIGHT_RUN))
-        bob, alice = await Stream(connect("bob", "user")).opened(), await Stream(connect("alice", "user")).opened()
-        await bob.send(submit=submit("his"))
-        assert (await bob.next()).queued.number == 1
-        await alice.send(submit=submit("hers"))
-        queued = (await alice.next()).queued
-        assert (queued.number, list(queued.ahead)) == (2, ["bob's run 1 (his())"])
-        (status,) = (await connect("alice", "user").Status(pb.StatusRequest())).reservations
-        assert [run.owner for run in status.meshes[0].runs] == ["bob", "alice"]
-
-    async def test_what_is_followed_ends_at_once_when_it_is_not_shared_any_more(
-        self, connect: Connect, node: NodeWithoutProcesses
-    ) -> None:
-        written = node.paths.runs(MESH) / "1"
-        written.mkdir()
-        (written / "0.out").write_text("a line\n")
-        alice, bob = connect("alice", "user"), connect("bob", "user")
-        await alice.Share(share(pb.RIGHT_READ))
-        read, watch = pb.ReadLogsRequest(mesh_id=MESH, follow=True), pb.WatchLogRequest(mesh_id=MESH, follow=True)
-        his = [aiter(bob.ReadLogs(read)), aiter(bob.WatchLog(watch))]
-        hers = [aiter(alice.ReadLogs(read)), aiter(alice.WatchLog(watch))]
-        async with asyncio.timeout(TIMEOUT_S):
-            for answers in (*his, *hers):
-                assert await anext(answers)
-        await alice.Share(share(pb.RIGHT_UNSPECIFIED))
-        assert [type(await outcome(answers)) for answers in his] == [AccessDenied, AccessDenied]
-        (written / "0.out").write_text("a line\nanother\n")
-        async with asyncio.timeout(TIMEOUT_S):
-            for answers in hers:
-                assert await anext(answers)
-
     async def test_what_somebody_has_queued_is_dropped_and_followed_no_more(
         self, connect: Connect, node: NodeWithoutProcesses
     ) -> None:
@@ -297,18 +207,6 @@ class TestShares:
         mesh = node.state.meshes[MESH]
         assert mesh.runs["his"].finished
         assert not mesh.runs["hers"].finished, "it runs"
-
-    async def test_who_may_only_read_from_now_on_goes_on_to_follow(
-        self, connect: Connect, node: NodeWithoutProcesses
-    ) -> None:
-        owner = connect("alice", "user")
-        await owner.Share(share(pb.RIGHT_RUN))
-        bob = await Stream(connect("bob", "user")).opened()
-        await bob.send(submit=submit("his"))
-        assert (await bob.next()).HasField("queued")
-        await owner.Share(share(pb.RIGHT_READ))
-        assert not node.state.meshes[MESH].runs["his"].finished, "it runs: its owner may interrupt it"
-        assert any("his" in session.run_ids for session in node.sessions)
 
     async def test_who_holds_slots_learns_who_waits_for_them_and_others_do_not(self, connect: Connect) -> None:
         alice, bob = connect("alice", "user"), connect("bob", "user")
@@ -335,8 +233,13 @@ class TestShares:
         assert "alice's, no longer shared with you: alice can let you" in str(await outcome(aiter(bob.ReadLogs(read))))
         assert "alice's: alice can let you" in str(await outcome(aiter(eve.ReadLogs(read))))
 
-    async def test_grants_survive_the_allocator(self, connect: Connect, node: NodeWithoutProcesses) -> None:
-        await connect("alice", "user").Share(share(pb.RIGHT_RUN))
+    async def test_a_grant_makes_nobody_an_owner_and_survives_the_allocator(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        alice = connect("alice", "user")
+        herself = pb.ShareRequest(reservation_id="r", to="alice", right=pb.RIGHT_READ)
+        assert isinstance(await outcome(alice.Share(herself)), UsageError)
+        await alice.Share(share(pb.RIGHT_OWN))
         state = NodeState(procs=4)
         read_state(node.records.database, [], state, {})
         assert state.leases["r"].shares == {"bob": pb.RIGHT_RUN}

@@ -13,7 +13,6 @@ import pytest
 
 from monarch_nb.allocator.logs.index import RankIndex
 from monarch_nb.allocator.logs.output import RankFiles
-from monarch_nb.allocator.logs.search import Lines
 from monarch_nb.allocator.logs.stored import Dropped
 from monarch_nb.allocator.serving import read_lines
 from monarch_nb.allocator.serving.read_lines import LogLines
@@ -68,7 +67,13 @@ async def told_of(node: Any, searched: str) -> tuple[Any, ...]:
     both = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows))
     digests = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, digests=True))
     stderr = await log.read(pb.ReadLinesRequest(mesh_id="m", windows=windows, stream=pb.LOG_STREAM_STDERR))
-    found = await log.search(pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched))
+    found = [
+        [list(array("Q", packed)) for packed in (await log.search(request)).windows]
+        for request in (
+            pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched),
+            pb.SearchLogRequest(mesh_id="m", windows=windows, text=searched, stream=pb.LOG_STREAM_STDERR),
+        )
+    ]
     await log.close()
     return change, both, digests, stderr, found
 
@@ -90,7 +95,7 @@ async def test_archived_lines_are_the_same(node: FakeNode, tmp_path_factory: pyt
     assert await told_of(twin, "b") == told
     assert parts(change) == [(1, 0, 2, 2), (1, 1, 20, 0), (3, 0, 2, 2), (3, 1, 11, 0)]
     assert [line.text for line in both.windows[0].lines] == [b"a", b"b", b"c", b"bd"]
-    assert [list(array("Q", packed)) for packed in found.windows] == [[1, 3], [], [1, 3], []]
+    assert found == [[[1, 3], [], [1, 3], []], [[1], [], [1], []]], "of both streams, and of stderr"
     twin.close()
 
 
@@ -170,32 +175,6 @@ class TestWatch:
                     break
         assert lines == {0: 2, 1: 1}
 
-    async def test_a_few_times_a_second_however_much_comes(self, node: FakeNode, log: LogLines) -> None:
-        node.add_run(1, [0])
-        lines = 0
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
-            assert parts(await anext(changes)) == []
-            for _ in range(5):
-                coming = asyncio.create_task(anext(changes))
-                while not coming.done():
-                    node.write(1, 0, b"line\n" * 100)
-                    lines += 100
-                    await asyncio.sleep(0.001)
-                assert 0 < coming.result().parts[0].stdout_lines <= lines
-        assert loop.time() - began_s > 4 * read_lines.FLOOD_INTERVAL_S
-
-    async def test_a_huge_log_is_told_as_it_is_counted(
-        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(read_lines, "COUNTING_S", 0.0)
-        for rank in (0, 1):
-            node.write(1, rank, b"a\n")
-        changes = [change async for change in watch(log)]
-        assert [change.complete for change in changes] == [False, False, True]
-        assert [run.number for run in changes[-1].runs] == [1]
-
     async def test_the_run_of_text_is_that_which_wrote_it_also_if_forgotten(
         self, node: FakeNode, log: LogLines
     ) -> None:
@@ -216,20 +195,6 @@ class TestWatch:
             for more in (anext(changes), read(log, (1, 0, 0, 1))):
                 with pytest.raises(MeshNotFound):
                     await more
-
-    async def test_an_index_is_kept_while_it_is_used(
-        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        node.write(1, 0, b"a\n")
-        node.write(2, 0, b"b\n")
-        await read(log, (1, 0, 0, 1), (2, 0, 0, 1))
-        known = log._indices["m"]
-        known[1, 0].used_s -= 2 * read_lines.KEPT_S
-        log._forget()
-        assert list(known) == [(2, 0)]
-        node.state.meshes.clear()
-        log._forget()
-        assert log._indices == {}
 
 
 class TestRead:
@@ -270,32 +235,3 @@ class TestRead:
         assert [len(lines) for lines in got] == [400, 2]
         if not digests:
             assert got == expected
-
-
-async def test_search_gives_the_numbers_of_the_stream_that_was_searched(
-    node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.write(1, 0, b"a\nb\na\n")
-    node.write(1, 0, b"a\n", kind="err")
-    asked: list[Lines] = []
-
-    async def search(text: str, lines: list[Lines], **options: bool) -> list[array[int]]:
-        assert (text, options) == ("a", {"regex": False, "ignore_case": True})
-        asked.extend(lines)
-        return [array("Q", [each.number]) for each in lines]
-
-    monkeypatch.setattr(log._searcher, "search", search)
-
-    async def found(stream: pb.LogStream.ValueType, *windows: dict[str, int]) -> list[list[int]]:
-        asked.clear()
-        request = pb.SearchLogRequest(mesh_id="m", stream=stream, windows=windows, text="a", ignore_case=True)
-        return [list(array("Q", packed)) for packed in (await log.search(request)).windows]
-
-    files = node.paths.runs("m") / "1"
-    assert await found(pb.LOG_STREAM_STDERR, {"number": 1, "count": 9}) == [[0]]
-    assert asked == [Lines(str(files / "0.err"), 0, 2, 0)]
-    assert await found(pb.LOG_STREAM_UNSPECIFIED, {"number": 9, "count": 9}, {"number": 1, "first": 1, "count": 9}) == [
-        [],
-        [1, 3],
-    ]
-    assert asked == [Lines(str(files / "0.out"), 2, 6, 1), Lines(str(files / "0.err"), 0, 2, 0)]

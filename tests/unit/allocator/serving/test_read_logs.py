@@ -75,14 +75,6 @@ async def test_lines_are_whole_whatever_they_hold(
             assert found == expected
 
 
-async def test_a_very_long_line_comes_in_pieces(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_logs, "_PIECE_BYTES", 10)
-    node.write(1, 0, b"x" * 95 + b"\nend\n")
-    found = [line for _, _, line in await read(node)]
-    assert "".join(found) == "x" * 95 + "\nend\n"
-    assert max(map(len, found)) <= 60
-
-
 async def test_both_streams_in_the_order_of_writing(node: FakeNode) -> None:
     node.write(1, 0, b"one\n")
     node.write(1, 0, encode_frame(run_pb2.Mark(stdout_bytes=4).SerializeToString()), "marks")
@@ -174,12 +166,6 @@ class TestFollow:
                 yield [(record.number, record.rank, record.text.decode()) for record in batch.records]
 
 
-async def test_a_mesh_that_is_gone(node: FakeNode) -> None:
-    node.state.meshes.clear()
-    with pytest.raises(MeshNotFound):
-        await read(node)
-
-
 class TestDropped:
     """What a node keeps no longer reads as one line that says so."""
 
@@ -198,14 +184,6 @@ class TestDropped:
         assert await read(node) == [(1, 0, self.SAID), *kept]
         assert await read(node, last_lines=5) == kept[-5:]
         assert await read(node, last_lines=50) == [(1, 0, self.SAID), *kept]
-
-    async def test_all_of_a_run(self, node: FakeNode) -> None:
-        for rank in (0, 1):
-            node.write(1, rank, b"x" * 799 + b"\n")
-            self.drop(node, 1, rank, 800)
-        node.write(2, 0, b"next\n")
-        for lines in (0, 9):
-            assert await read(node, last_lines=lines) == [(1, 0, self.SAID), (1, 1, self.SAID), (2, 0, "next\n")]
 
     async def test_while_somebody_reads(self, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(read_logs, "_PIECE_BYTES", 100)

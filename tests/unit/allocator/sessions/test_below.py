@@ -111,30 +111,6 @@ def stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-@pytest.mark.parametrize(("nodes", "patience_s"), [(10, 1.0), (600, 1.2), (1_000, 2.0), (5_000, 2.0)])
-async def test_results_of_more_nodes_wait_longer_for_others(
-    nodes: int, patience_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_the_clock(monkeypatch)
-    session = Session()
-    below = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in range(1, nodes)]
-    session.stand_above(pb.Branches(mesh_id="m", ranks_per_node=1, nodes=below, fan_out=2), lambda peer: Silent())
-    below_of(session).submit(pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4)))
-    first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
-    assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(patience_s, abs=0.01)
-    session.close()
-
-
-async def test_a_part_of_a_run_that_has_lasted_waits_less(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # how long it waits is the matter
-    now_s = stop_the_clock(monkeypatch)
-    below_of(session).submit(submit())
-    first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
-    for lasted_s in (0.9, 3600):
-        now_s[0] += lasted_s
-        assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(0.5, abs=0.01)
-
-
 async def test_where_ranks_are_is_told_when_all_have_said_so(session: Session) -> None:
     assert below_of(session).look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
     said = [pb.SessionEvent(seen=pb.Seen(look_id="l", places=[pb.SeenRanks(ranks=[rank])])) for rank in (4, 2, 6)]

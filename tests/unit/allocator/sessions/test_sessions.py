@@ -48,45 +48,7 @@ def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a
     return follower
 
 
-class TestWatch:
-    async def test_all_that_wait_for_a_directory_are_told_once(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        seen: list[int] = []
-        gone, other, late = (asyncio.Event() for _ in range(3))
-        assert watch.arm(tmp_path, lambda: seen.append(len(list(tmp_path.iterdir()))))
-        watch.arm(tmp_path, gone.set)
-        watch.arm(tmp_path, other.set)
-        watch.disarm(gone.set)
-        (tmp_path / "a").touch()
-        await asyncio.wait_for(other.wait(), 10)
-        watch.arm(tmp_path, late.set)
-        (tmp_path / "b").touch()
-        await asyncio.wait_for(late.wait(), 10)
-        assert (len(seen), gone.is_set()) == (1, False)
-
-    async def test_the_kernels_watch_is_given_back(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        def kernel_watches() -> int:
-            return Path(f"/proc/self/fdinfo/{watch._fd}").read_text().count("inotify wd:")
-
-        event = asyncio.Event()
-        watch.arm(tmp_path, event.set)
-        assert kernel_watches() == 1
-        watch.disarm(event.set)
-        assert kernel_watches() == 0
-        assert not watch.arm(tmp_path / "gone", event.set)
-
-
 class TestFollower:
-    async def test_what_is_there_and_what_comes_for_two_sessions(self, watch: DirectoryWatch, tmp_path: Path) -> None:
-        write(tmp_path, "one\n")
-        both = [Session(), Session()]
-        for session in both:
-            follow(session, watch, tmp_path)
-            assert await text_of(session, 4) == {"a": "one\n"}
-        for number in range(5):
-            write(tmp_path, f"{number}\n")
-            for session in both:
-                assert await text_of(session, 2) == {"a": f"{number}\n"}
-
     @pytest.mark.parametrize("how", ["left", "closed"])
     async def test_only_the_run_with_the_output_is_told(self, watch: DirectoryWatch, tmp_path: Path, how: str) -> None:
         write(tmp_path, "")

@@ -1,4 +1,4 @@
-"""Leases and meshes of one node's state: what fits, who holds what, what a release takes away."""
+"""Leases and meshes of one node's state: what fits, and who holds what."""
 
 import re
 from typing import Any
@@ -9,7 +9,6 @@ from monarch_nb.allocator.ranks.specs import gpus_of
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.errors import (
     CapacityError,
-    MeshNotFound,
     ReservationConflict,
     ReservationNotFound,
     UsageError,
@@ -119,14 +118,3 @@ class TestMeshes:
         beside = state.add_mesh(spec("b", ranks=3))
         assert [slot.gpu_indices for slot in beside.ranks.values()] == [[4], [5], [4]]
         assert gpus_of(beside, beside.ranks) == [4, 5]
-
-    def test_release_takes_the_meshes_of_the_reservation_alone(self) -> None:
-        state = NodeState(4)
-        for name in "ab":
-            state.reserve(request(name, name, procs=2))
-            state.add_mesh(spec(f"mesh-{name}", name))
-        assert state.release("a") == ["mesh-a"]
-        assert set(state.meshes) == {"mesh-b"}
-        with pytest.raises(MeshNotFound):
-            state.mesh("mesh-a")
-        assert state.release("a") == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.allocator.state.ledger import KEPT_S, Ledger, stamp
+from monarch_nb.allocator.state.ledger import Ledger, stamp
 from monarch_nb.proto import allocator_pb2 as pb
 
 HOUR_S = 3600.0
@@ -29,32 +29,3 @@ def test_hours_count_within_the_time_that_is_asked_for() -> None:
     assert used(ledger, 4, 99)["alice"].node_s == 2 * HOUR_S
     assert used(ledger, 4, 99)["alice"].idle_node_s == pytest.approx(1.5 * HOUR_S), "spread over all of it"
     assert used(ledger, 6, 99) == {}
-
-
-def test_a_reservation_comes_back_to_a_node() -> None:
-    ledger = Ledger()
-    for hour, kind in ((1, "reserved"), (2, "released"), (4, "reserved"), (4.5, "reserved"), (5, "expired")):
-        ledger.note(event(hour, kind, owner="alice"))
-    assert (used(ledger, 0, 9)["alice"].node_s, used(ledger, 0, 9)["alice"].reservations) == (2 * HOUR_S, 2)
-
-
-def test_what_a_machine_held_that_went_down_ends_when_it_was_last_known() -> None:
-    ledger = Ledger()
-    ledger.note(event(1, "reserved", owner="alice"))
-    ledger.note(event(1, "reserved", "kept", owner="bob"))
-    ledger.note(event(3, "held", busy_s=HOUR_S))
-    assert ledger.lost(["kept"]) == ["r"]
-    told = used(ledger, 0, 9)
-    assert (told["alice"].node_s, told["alice"].idle_node_s, told["bob"].node_s) == (2 * HOUR_S, HOUR_S, 8 * HOUR_S)
-
-
-def test_old_reservations_are_forgotten_and_spoilt_lines_passed_over() -> None:
-    ledger = Ledger()
-    ledger.note(event(1, "reserved", "old", owner="alice"))
-    ledger.note(event(2, "released", "old"))
-    ledger.note(event(KEPT_S / HOUR_S + 10, "reserved", owner="alice"))
-    ledger.note(event(KEPT_S / HOUR_S + 11, "released"))
-    assert used(ledger, 0, 10**5)["alice"].reservations == 1
-    for line in ({}, {"time": "yesterday", "event": "reserved"}, event(1, "reserved"), event(1, "held", busy_s="x")):
-        ledger.note(line)
-    assert used(ledger, 0, 10**5)["alice"].reservations == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_nb.allocator.state.quotas import Holdings, Quotas, check, standings
+from monarch_nb.allocator.state.quotas import Holdings, Quotas, check
 from monarch_nb.allocator.state.quotas_file import read_quotas
 from monarch_nb.errors import LimitReached
 from monarch_nb.proto import allocator_pb2 as pb
@@ -103,35 +103,9 @@ def test_a_node_that_takes_the_place_of_another_counts_once() -> None:
     assert refusal(FILE, [], both[0], both[1], coming, coming) is not None, "not twice"
 
 
-def test_hours_count_those_of_the_past_and_those_that_are_promised() -> None:
-    used = [pb.Used(owner="alice", gpu_s=80 * HOUR_S, node_s=10 * HOUR_S)]
-    assert refusal(FILE, [], part("a", "alice", gpus=10), used=used) is None
-    error = refusal(FILE, [part("dev", "alice", gpus=2)], part("a", "alice", gpus=10), used=used)
-    assert error is not None
-    assert (error.limit, error.held) == ("gpu-hours", 84)
-    assert "100 GPU-hours in 7 d" in str(error)
-    assert "a takes 20 GPU-hours" in str(error)
-    endless = refusal(FILE, [], part("a", "alice", gpus=1, ends_at=0.0), used=used)
-    assert "of which it has 20 GPU-hours left: say how long a is to be held, as in --time 4h" in str(endless)
-    assert refusal(FILE, [], part("a", "alice", gpus=0, procs=4, ends_at=0.0), used=used) is None, "it has no GPU"
-
-
 def test_a_limit_that_was_lowered_is_in_nobodys_way_who_adds_nothing() -> None:
     held = [part("dev", "bob", gpus=16)]
     assert refusal(FILE, held, part("b", "bob", gpus=0, procs=4)) is None
-
-
-def test_standings_name_people_and_groups() -> None:
-    quotas = quotas_of(FILE)
-    holdings = Holdings.told([pb.UsageReply(held=[part("dev", "bob", gpus=6)])])
-    told = {
-        (one.who, one.is_group, one.kind): (one.held, one.most, one.entry)
-        for one in standings(quotas, holdings, quotas.listed_groups, NOW, ["dave"])
-    }
-    assert told["bob", False, "gpus"] == (6, 8, "*")
-    assert told["alice", False, "gpus"] == (0, 16, "alice")
-    assert told["dave", False, "nodes"] == (0, 2, "*")
-    assert told["vision", True, "gpus"] == (6, 20, "vision")
 
 
 @pytest.mark.parametrize(
@@ -142,12 +116,9 @@ def test_standings_name_people_and_groups() -> None:
         ('[people.alice]\ngpus = -1\n', "line 2: gpus is a number of at least 0, or \"none\", not -1"),
         ('[people.alice]\nnodes = 1\n[people.bob]\nnodes = true\n', "line 4: nodes is a number"),
         ('[people."a b"]\nnodes = 1\n', "line 1: 'a b' is no name"),
-        ('[people]\nalice = 4\n', "line 2: alice is a table of limits"),
-        ('[people.alice]\nmembers = ["bob"]\n', "line 2: there is no 'members': limits are"),
         ('[groups.vision]\nmembers = "bob"\n', "line 2: members is a list of texts, not 'bob'"),
         ('window = "7 days"\n', 'line 1: window is a time such as "7d" or "24h", not \'7 days\''),
         ('[people.alice]\ngpus = = 4\n', "line 2: Invalid value"),
-        ('people.alice.gpus = "many"\n', "line 1: gpus is a number"),
         ('[people.alice]\ngpus = nan\n', "line 2: gpus is a number"),
     ],
 )  # fmt: skip

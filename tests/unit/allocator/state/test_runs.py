@@ -81,23 +81,6 @@ class TestOrder:
         assert started(finish(state, "a", 2)) == {2: "b"}
         assert started(finish(state, "a", 0)) == {0: "b"}
 
-    def test_a_rank_never_gets_a_newer_run_before_an_older_one_and_others_do_not_wait(self) -> None:
-        state = node()
-        submit(state, "a", [0, 1])
-        queued, effects = submit(state, "d", [3])
-        assert (started(effects), queued.ahead) == ({3: "d"}, [])
-        submit(state, "b", [1, 2])  # 2 runs b already, 1 waits for a
-        _, effects = submit(state, "c", [2])
-        assert started(effects) == {}
-        assert started(finish(state, "b", 2)) == {2: "c"}
-        assert started(finish(state, "a", 1)) == {1: "b"}
-
-    def test_a_rank_that_is_not_ready_gets_its_runs_when_it_is(self) -> None:
-        state = node(ready=[0, 1])
-        _, effects = submit(state, "a")
-        assert started(effects) == {0: "a", 1: "a"}
-        assert started(state.rank_ready("m", 3)) == {3: "a"}
-
     def test_unknown_meshes_and_ranks_are_refused(self) -> None:
         state = node()
         with pytest.raises(UsageError, match="rank 9 not on this node"):
@@ -111,27 +94,12 @@ class TestOrder:
 class TestGaps:
     """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
 
-    def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
-        state = node(first_rank=4, ready=[4])
-        submit(state, "second", [4], number=7, after=6)
-        assert started(state.proceed("m", "second")) == {4: "second"}
-        assert state.proceed("m", "second") == []
-        assert state.proceed("m", "unknown") == []
-
     def test_proceed_also_frees_an_older_run_whose_own_client_is_gone(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "orphan", [4], number=7, after=6)
         submit(state, "mine", [4], number=8, after=7)
         assert started(state.proceed("m", "mine")) == {4: "orphan"}
         assert started(finish(state, "orphan", 4)) == {4: "mine"}
-
-    def test_one_that_comes_late_after_all_runs_next(self) -> None:
-        state = node(first_rank=4, ready=[4])
-        submit(state, "second", [4], number=7, after=6)
-        state.proceed("m", "second")
-        _, effects = submit(state, "first", [4], number=6)
-        assert started(effects) == {}
-        assert started(finish(state, "second", 4)) == {4: "first"}
 
     def test_a_forgotten_run_has_been_here(self) -> None:
         state = node(first_rank=4, ready=[4])
@@ -181,16 +149,6 @@ class TestAgain:
         assert submit(state, "a")[1] == []
         assert mesh(state).last_number == 3
 
-    def test_one_that_has_a_number_keeps_it(self) -> None:
-        """The allocator was killed before it wrote the run down; its client still knows."""
-        state = node()
-        mesh(state).last_number = 1000
-        again, _ = state.submit(
-            pb.Submit(mesh_id="m", run={"run_id": "a", "number": 12, "output": 9}, ranks=[0], give_number=True), now=1.0
-        )
-        assert (again.number, again.output) == (12, 9)
-        assert submit(state, "b")[0].number == 1001
-
     def test_a_result_is_taken_once_and_those_of_strangers_change_nothing(self) -> None:
         state = node()
         submit(state, "a", [0])
@@ -210,12 +168,6 @@ class TestCancel:
         assert not mesh(state).runs["b"].finished
         assert started(finish(state, "a", 1)) == {}
         assert [state.cancel(run_id) for run_id in ("b", "unknown")] == [[], []], "again, or unknown"
-
-    def test_what_waited_behind_it_goes_on(self) -> None:
-        state = node(first_rank=4, ready=[4])
-        submit(state, "gap", [4], number=7, after=6)
-        submit(state, "next", [4], number=8)
-        assert started(state.cancel("gap")) == {4: "next"}
 
 
 class TestDrop:
@@ -266,13 +218,6 @@ class TestDeath:
         for mesh_id, rank in (("m", 9), ("released", 0)):
             assert state.rank_died(mesh_id, rank, self.DEATH) == [], "it is not here"
 
-    def test_a_run_for_a_dead_rank_ends_there_at_once(self) -> None:
-        state = node()
-        state.rank_died("m", 3, self.DEATH)
-        _, effects = submit(state, "a")
-        assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED}
-        assert started(effects) == {0: "a", 1: "a", 2: "a"}
-
     def test_a_restart_ends_what_was_queued_and_takes_new_runs(self) -> None:
         state = node()
         submit(state, "a")
@@ -316,23 +261,6 @@ class TestFailure:
             self.ended(state, "b", outcome)
         assert mesh(state).ranks[0].failure is None
 
-    @pytest.mark.parametrize(("done", "expected"), [(["a"], True), ([], False), (["a", "b"], False)])
-    def test_across_a_restart_of_the_allocator_if_that_process_raised(self, done: list[str], expected: bool) -> None:
-        before = self.failed()
-        self.ended(before, "b", run_pb2.OUTCOME_OK)
-        state = node(ready=[])
-        for run in mesh(before).runs.values():
-            mesh(state).add_run(Run.from_record(run.record()))
-        state.rank_adopted("m", 0, "", done)
-        assert (mesh(state).ranks[0].failure is not None) == expected
-
-    def test_also_of_a_run_that_was_not_written_down(self) -> None:
-        state = node(ready=[])
-        failure = {"name": "ValueError", "message": "bad"}
-        state.result("m", run_pb2.RankResult(run_id="lost", rank=0, outcome=run_pb2.OUTCOME_ERROR, failure=failure))
-        state.rank_adopted("m", 0, "", ["lost"])
-        assert mesh(state).ranks[0].failure == run_pb2.Failure(**failure)
-
 
 def test_a_run_began_when_its_first_rank_did() -> None:
     state = node()
@@ -352,12 +280,6 @@ class TestAdoption:
         mesh(state).add_run(Run.from_record(record))
         return state, state.rank_adopted("m", 0, running, done)
 
-    def test_a_running_run_goes_on(self) -> None:
-        state, effects = self.adopted(running="a")
-        assert started(effects) == {}
-        assert started(submit(state, "b", [0])[1]) == {}
-        assert started(finish(state, "a", 0)) == {0: "b"}
-
     def test_a_run_that_the_rank_never_got_is_sent_again_and_one_that_is_done_is_not(self) -> None:
         assert [started(self.adopted(done=done)[1]) for done in ([], ["a"])] == [{0: "a"}, {}]
 
@@ -372,20 +294,6 @@ class TestAdoption:
         effects = finish(state, "lost", 0)
         assert started(effects) == {0: "b"}
         assert ended(effects) == ({("lost", 0): run_pb2.OUTCOME_OK} if again else {})
-
-    @pytest.mark.parametrize("finished", [False, True])
-    def test_a_record_holds_everything(self, finished: bool) -> None:
-        state = node()
-        submit(state, "a", [0, 1])
-        finish(state, "a", 0)
-        if finished:
-            finish(state, "a", 1)
-            state.collected("a")
-        run = mesh(state).runs["a"]
-        again = Run.from_record(run.record())
-        for name in ("run_id", "number", "output", "ranks", "results", "started", "collected", "submitted_at"):
-            assert getattr(again, name) == getattr(run, name), name
-        assert again.finished == finished
 
 
 class TestOutput:
@@ -405,31 +313,21 @@ class TestOutput:
         runs = mesh(state).runs
         assert [mesh(state).ranks_writing(runs[run_id]) for run_id in "cd"] == [[2, 3], [0, 1]], "the newest has it"
 
-    def test_of_different_runs(self) -> None:
+    def test_not_of_different_runs_nor_while_another_waits_nor_after_a_death(self) -> None:
         state = node()
-        submit(state, "a", [0])
-        submit(state, "b", [1])
-        finish_all(state, "a", untouched=True)
-        finish_all(state, "b", untouched=True)
+        for run_id, ranks in (("a", [0]), ("b", [1])):
+            submit(state, run_id, ranks)
+            finish_all(state, run_id, untouched=True)
         submit(state, "c", [0, 1])
-        assert self.output(state, "c") == 3
-
-    def test_not_while_another_run_waits_for_the_rank(self) -> None:
-        state = node()
-        submit(state, "a", [0])
-        submit(state, "b", [0])
-        finish_all(state, "a", untouched=True)
-        submit(state, "c", [0])
-        assert [self.output(state, run_id) for run_id in "abc"] == [1, 2, 3]
-
-    def test_not_after_a_death(self) -> None:
-        state = node()
-        submit(state, "a", [0])
-        finish_all(state, "a", untouched=True)
+        submit(state, "waits", [0])
+        finish_all(state, "c", untouched=True)
+        submit(state, "d", [0])
+        finish_all(state, "waits", untouched=True)
+        finish_all(state, "d", untouched=True)
         state.rank_restarting("m", 0)
         state.rank_ready("m", 0)
-        submit(state, "b", [0])
-        assert self.output(state, "b") == 2
+        submit(state, "e", [0])
+        assert [self.output(state, run_id) for run_id in "abcde"] == [1, 2, 3, 5, 6]
 
 
 class TestForgetting:

@@ -27,12 +27,6 @@ def order(waiting: list[Waiter], held: dict[str, int], slots: int) -> list[Waite
     return sorted(waiting, key=lambda one: (given[one.key], one.key))
 
 
-def test_ten_requests_of_one_person_are_not_ten_turns() -> None:
-    alices = [Waiter(f"a{number}", "alice", 4, came=float(number)) for number in range(10)]
-    bob = Waiter("b", "bob", 4, came=60.0)
-    assert order([*alices, bob], {}, 32)[:3] == [alices[0], bob, alices[1]]
-
-
 @given(lines, sizes)
 def test_of_people_who_hold_equally_much_who_came_first_is_first(waiting: list[Waiter], slots: int) -> None:
     one_each = [replace(one, person=f"p{number}") for number, one in enumerate(waiting)]
@@ -47,14 +41,6 @@ def test_nobody_is_passed_by_who_comes_a_day_later(waiting: list[Waiter], held: 
         for other in waiting:
             if other.came > one.came + DAY_S:
                 assert given[one.key] < given[other.key]
-
-
-@given(lines, holdings, sizes)
-def test_the_requests_of_a_person_stay_in_their_order(waiting: list[Waiter], held: dict[str, int], slots: int) -> None:
-    given = tickets(waiting, held, slots)
-    for person in PEOPLE:
-        own = sorted((one for one in waiting if one.person == person), key=lambda one: (one.came, one.key))
-        assert [given[one.key] for one in own] == sorted(given[one.key] for one in own)
 
 
 @given(lines, holdings, sizes, st.sampled_from(PEOPLE), st.integers(1, 64))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.cgroups import group_of, memory_cause, numbers_of
-from monarch_nb.config import CGROUP_VARIABLE, FENCED_VARIABLE
+from monarch_nb.allocator.supervision.cgroups import group_of, memory_cause
+from monarch_nb.config import CGROUP_VARIABLE
 
 
 @pytest.fixture
@@ -31,13 +31,6 @@ def test_a_limit_that_has_killed_is_named(group: Path) -> None:
     assert death.likely_cause == cause
 
 
-def test_a_limit_that_has_killed_nobody_since_is_not(group: Path) -> None:
-    assert memory_cause(str(group), deaths_before=2) == ""
-    assert memory_cause("", deaths_before=-1) == ""
-    (group / "memory.max").write_text("max\n")
-    assert "reached their limit together" in memory_cause(str(group), deaths_before=0)
-
-
 def test_a_reservation_has_the_group_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CGROUP_VARIABLE, raising=False)
     assert group_of("1" * 32) == ""
@@ -45,10 +38,3 @@ def test_a_reservation_has_the_group_that_is_there(tmp_path: Path, monkeypatch: 
     assert group_of("1" * 32) == ""
     (tmp_path / ("1" * 32)).mkdir()
     assert group_of("1" * 32) == str(tmp_path / ("1" * 32))
-
-
-def test_who_can_open_only_the_reservations_gpus_counts_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert numbers_of([5, 2], [2, 3, 5]) == [5, 2]
-    monkeypatch.setenv(FENCED_VARIABLE, "gpus")
-    assert numbers_of([5, 2], [2, 3, 5]) == [2, 0]
-    assert numbers_of([], []) == []

@@ -148,17 +148,3 @@ async def test_so_is_the_connection_for_mail(tmp_path: Path, monkeypatch: pytest
         rank.hang_up()
         await asyncio.wait_for(rank.mail.get(), 10)
         link.close()
-
-
-async def test_a_link_that_was_closed_waits_for_nothing(tmp_path: Path) -> None:
-    rank = FakeRank(tmp_path / "rank")
-    async with rank.listening():
-        link, hellos = link_to(rank)
-        await link.connect()
-        hellos.get_nowait()
-        rank.hang_up()
-        link.close()
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert hellos.empty()
-        assert not rank.writers

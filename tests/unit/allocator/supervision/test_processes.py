@@ -56,15 +56,6 @@ class TestIdentity:
 
 
 class TestReap:
-    def test_only_what_has_ended_and_is_ours(self, child: subprocess.Popen[bytes]) -> None:
-        assert processes.reap(child.pid) is None
-        assert processes.reap(1) is None
-        child.send_signal(signal.SIGTERM)
-        wait_for_end(child.pid, 10)
-        status = processes.reap(child.pid)
-        assert status is not None
-        assert os.WTERMSIG(status) == signal.SIGTERM
-
     def test_orphans_but_nobody_that_somebody_waits_for(self) -> None:
         program = """\
 import os, subprocess

@@ -10,7 +10,7 @@ from pathlib import Path
 from monarch_nb.allocator.files.workspace.pending import Pending
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.config import NodePaths
-from monarch_nb.files.chunks import MAX_CHUNK_BYTES, cut, hash_of, pack
+from monarch_nb.files.chunks import cut, hash_of, pack
 from monarch_nb.files.tree import difference
 from monarch_nb.proto.files_pb2 import MountStatus, TreeApplied, TreeChange, TreeEntry
 
@@ -36,17 +36,6 @@ def file(data: bytes, mode: int = 0o644, modified_ns: int = 1_600_000_000_000_00
         sizes_bytes=[len(piece) for _, piece in chunks],
     )
     return Made(entry, chunks)
-
-
-def zeros(size_bytes: int) -> tuple[TreeEntry, bytes]:
-    """Return the entry of a file of zeros, and the one chunk that it is made of."""
-    chunk = bytes(MAX_CHUNK_BYTES)
-    count = size_bytes // len(chunk)
-    hashes, sizes = hash_of(chunk) * count, [len(chunk)] * count
-    entry = TreeEntry(
-        kind=TreeEntry.KIND_FILE, mode=0o644, size_bytes=size_bytes, modified_ns=1, hashes=hashes, sizes_bytes=sizes
-    )
-    return entry, chunk
 
 
 def directory(mode: int = 0o755) -> Made:

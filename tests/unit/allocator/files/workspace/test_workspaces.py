@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.allocator.files.workspace import journal
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
 from monarch_nb.errors import MonarchNbError, UsageError
 from monarch_nb.files.chunks import hash_of, pack
-from monarch_nb.proto.files_pb2 import TreeApplied, TreeChange, TreeEntry
+from monarch_nb.proto.files_pb2 import TreeChange, TreeEntry
 from unit.allocator.files.workspace.conftest import ID, listing
-from unit.allocator.files.workspace.syncing import Client, directory, file, link, node_paths, open_workspaces, zeros
+from unit.allocator.files.workspace.syncing import Client, directory, file, link, open_workspaces
 
 
 def test_a_tree_arrives_as_it_is(client: Client, tree: Path) -> None:
@@ -43,25 +42,6 @@ def test_a_tree_arrives_as_it_is(client: Client, tree: Path) -> None:
     assert sorted(os.listdir(os.fsencode(tree)))[-2:] == [b"package", b"run.sh"]
     assert (Path(os.fsdecode(os.fsencode(tree) + b"/caf\xe9"))).read_bytes() == b"2"
     assert (tree / "new\nline").read_bytes() == b"1"
-
-
-def test_only_what_changed_is_touched_and_removals_follow(client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1"), b"b": file(b"2"), b"d": directory(), b"d/c": file(b"3")})
-    before = (tree / "b").stat()
-    applied = client.sync({b"a": file(b"one"), b"b": file(b"2")})
-    assert (applied.written, applied.removed) == (1, 1)
-    assert listing(tree) == ["a", "b"]
-    assert (tree / "a").read_text() == "one"
-    assert (tree / "b").stat().st_ino == before.st_ino
-
-
-def test_mode_and_time_alone_need_no_content(client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1" * 1000, mode=0o644)})
-    before = (tree / "a").stat()
-    client.sync({b"a": file(b"1" * 1000, mode=0o755, modified_ns=42)})
-    after = (tree / "a").stat()
-    assert (after.st_ino, stat.S_IMODE(after.st_mode), after.st_mtime_ns) == (before.st_ino, 0o755, 42)
-    assert client.asked_for == [1, 0]
 
 
 def test_compiled_modules_go_with_their_source(client: Client, tree: Path) -> None:
@@ -98,17 +78,6 @@ def test_what_ranks_wrote_is_kept_and_said_once(client: Client, tree: Path) -> N
     assert list(client.status().changed) == [b"a", b"new"]
 
 
-def test_what_is_kept_differs_until_contents_agree(client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1")})
-    (tree / "a").write_text("rank")
-    client.sync({b"a": file(b"2")})
-    assert list(client.sync({b"a": file(b"3")}).kept) == []
-    assert (tree / "a").read_text() == "rank"
-    client.sync({b"a": file(b"rank", mode=0o600, modified_ns=7)})
-    facts = (tree / "a").stat()
-    assert (list(client.status().changed), facts.st_mtime_ns, stat.S_IMODE(facts.st_mode)) == ([], 7, 0o600)
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_file_of_the_ranks_that_came_back_from_the_client_stays_theirs(
     client: Client, tree: Path, tmp_path: Path, restart: bool
@@ -125,33 +94,6 @@ def test_a_file_of_the_ranks_that_came_back_from_the_client_stays_theirs(
     assert (list(applied.kept), applied.removed) == ([b"edited.pt", b"last.pt"], 1)
     assert [(tree / name).read_text() for name in ("last.pt", "edited.pt")] == ["weights", "weights"]
     assert list(client.sync({b"edited.pt": file(b"edited again")}).kept) == [], "said once"
-
-
-def test_release_keeps_a_file_of_the_ranks_that_came_back(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    (tree / "last.pt").write_text("weights")
-    client.sync({b"a": file(b"1"), b"last.pt": file(b"weights")})
-    kept = workspaces.release(ID)
-    assert kept
-    assert listing(kept.directory) == ["last.pt"]
-
-
-def test_overwrite_makes_a_file_of_the_ranks_the_clients(client: Client, tree: Path) -> None:
-    (tree / "last.pt").write_text("weights")
-    client.sync({b"last.pt": file(b"weights")})
-    applied = client.sync({b"last.pt": file(b"weights")}, overwrite=True)
-    assert (list(applied.overwritten), list(client.sync({}).kept)) == ([], [])
-    assert listing(tree) == []
-
-
-def test_what_left_the_tree_and_stays_is_the_ranks_alone(client: Client, tree: Path) -> None:
-    client.sync({b"log": file(b"1"), b"d": directory(), b"d/a": file(b"2"), b"e": directory()})
-    (tree / "log").write_text("and more")
-    (tree / "d/a").write_text("and more")
-    (tree / "e/own").write_text("rank")
-    assert list(client.sync({}).kept) == [b"d/a", b"e", b"log"], "the directory of a file that is named is not"
-    assert list(client.status().changed) == []
-    assert list(client.sync({b"x": file(b"1")}, overwrite=True).overwritten) == []
-    assert listing(tree) == ["d", "d/a", "e", "e/own", "log", "x"]
 
 
 def test_a_look_finds_what_ranks_did(client: Client, tree: Path) -> None:
@@ -176,16 +118,6 @@ def test_a_look_finds_what_ranks_did(client: Client, tree: Path) -> None:
     assert (list(found.changed), list(found.missing)) == ([], []), "nobody asked for a look"
 
 
-def test_a_kept_file_that_ranks_remove_comes_back_with_the_next_sync(client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1")})
-    (tree / "a").write_text("rank")
-    client.sync({b"a": file(b"2")})
-    (tree / "a").unlink()
-    client.sync({b"a": file(b"2"), b"b": file(b"3")})
-    assert (tree / "a").read_text() == "2"
-    assert list(client.status().changed) == []
-
-
 def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -> None:
     entries = {b"a": file(b"1"), b"b": file(b"2"), b"c": file(b"3"), b"d": directory(), b"d/e": file(b"4")}
     client.sync(entries)
@@ -203,15 +135,6 @@ def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -
     assert [(tree / name).read_text() for name in ("a", "b", "c", "d/e", "own")] == ["5", "2", "3", "4", "rank"]
 
 
-def test_a_touched_file_is_not_a_changed_one(client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1"), b"b": file(b"2")})
-    for name in ("a", "b"):
-        os.utime(tree / name, ns=(5, 5))
-    applied = client.sync({b"a": file(b"changed")})
-    assert list(applied.kept) == []
-    assert listing(tree) == ["a"]
-
-
 def test_a_file_that_changes_between_prepare_and_commit_is_kept(client: Client, tree: Path) -> None:
     client.sync({b"a": file(b"1"), b"b": file(b"2")})
     pending = client.prepare({b"a": file(b"changed"), b"b": file(b"2", mode=0o600), b"c": file(b"3")})
@@ -219,26 +142,6 @@ def test_a_file_that_changes_between_prepare_and_commit_is_kept(client: Client, 
         (tree / name).write_text("rank")
     assert list(pending.commit().kept) == [b"a", b"b", b"c"]
     assert {(tree / name).read_text() for name in "abc"} == {"rank"}
-
-
-def test_directories_that_ranks_made_are_joined(client: Client, tree: Path) -> None:
-    (tree / "out/deep").mkdir(parents=True)
-    (tree / "out/log").write_text("rank")
-    (tree / "out/deep/same").write_text("same")
-    applied = client.sync(
-        {
-            b"out": directory(mode=0o750),
-            b"out/a": file(b"1"),
-            b"out/log": file(b"2"),
-            b"out/deep": directory(),
-            b"out/deep/same": file(b"same"),
-            b"out/deep/er": directory(),
-            b"out/deep/er/b": file(b"3"),
-        }
-    )
-    assert list(applied.kept) == [b"out/log"]
-    assert [(tree / "out" / name).read_text() for name in ("a", "log", "deep/er/b")] == ["1", "rank", "3"]
-    assert stat.S_IMODE((tree / "out").stat().st_mode) == 0o750
 
 
 def test_links_that_ranks_made_are_not_followed(client: Client, tree: Path, tmp_path: Path) -> None:
@@ -279,96 +182,6 @@ def test_a_mount_whose_directory_became_a_link_is_refused(workspaces: Workspaces
 # Content
 
 
-def test_content_that_the_node_has_is_not_asked_for(workspaces: Workspaces, client: Client) -> None:
-    big = os.urandom(3 << 20)
-    client.sync({b"a": file(b"1"), b"big": file(big)})
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"d": directory(), b"d/copy": file(big), b"a": file(b"1")})
-    assert other.asked_for == [0]
-    assert (workspaces.directory("reservation-2") / "d/copy").read_bytes() == big
-    other.sync({b"d": directory(), b"d/copy": file(big[:1000] + b"a line" + big[1000:])})
-    assert other.asked_for[-1] <= 2, "a line that was put in changes the chunk around it"
-
-
-def test_damaged_content_is_not_used(workspaces: Workspaces, client: Client, tree: Path, tmp_path: Path) -> None:
-    client.sync({b"a": file(b"first"), b"b": file(b"kept in the workspace")})
-    client.sync({b"b": file(b"kept in the workspace")})
-    (cached,) = [path for path in node_paths(tmp_path).content.iterdir() if path.name != "index"]
-    cached.write_text("FIRST")
-    (tree / "b").write_text("KEPT IN THE WORKSPACE")
-    other = Client(workspaces, "reservation-2")
-    other.sync({b"a": file(b"first"), b"b": file(b"kept in the workspace")})
-    assert other.asked_for == [2]
-    assert (workspaces.directory("reservation-2") / "a").read_text() == "first"
-    assert not cached.exists()
-
-
-def test_what_is_replaced_comes_back_from_the_cache_also_after_a_restart(client: Client, tmp_path: Path) -> None:
-    client.sync({b"a": file(b"first"), b"d": directory(), b"d/b": file(b"second")})
-    client.sync({b"a": file(b"third")})
-    again = Client(open_workspaces(tmp_path), ID, like=client)
-    again.sync({b"a": file(b"second"), b"c": file(b"first")})
-    assert again.asked_for == [0]
-
-
-def test_what_is_known_of_content_does_not_grow_with_every_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "SLACK_BYTES", 1000)
-    workspaces = open_workspaces(tmp_path, cache_limit_bytes=64 << 10)
-    client = Client(workspaces, ID)
-    for number in range(100):
-        client.sync({b"a": file(b"%d" % number), b"same": file(b"same")})
-    assert len(workspaces._content._placed) == 2
-    assert (node_paths(tmp_path).content / "index").stat().st_size < 10_000
-    other = Client(open_workspaces(tmp_path, cache_limit_bytes=64 << 10), "reservation-2")
-    other.sync({b"a": file(b"99"), b"b": file(b"98"), b"same": file(b"same")})
-    assert other.asked_for == [0], "what is left is the newest"
-
-
-def test_the_cache_is_bounded(tmp_path: Path) -> None:
-    workspaces = open_workspaces(tmp_path, cache_limit_bytes=64 << 10)
-    client = Client(workspaces, ID)
-    for number in range(10):
-        client.sync({b"a": file(bytes([number]) * 16_000), b"huge": file(bytes([number]) * 100_000)})
-    assert workspaces.status(ID).cache_bytes <= 64 << 10
-    stored = sum(path.stat().st_size for path in node_paths(tmp_path).content.iterdir() if path.name != "index")
-    assert 32_000 <= stored <= 64 << 10
-    client.sync({b"a": file(bytes([8]) * 16_000)})
-    client.sync({b"a": file(bytes([0]) * 16_000)})
-    assert client.asked_for[-2:] == [0, 1], "the newest is there, the oldest is not"
-    assert open_workspaces(tmp_path, cache_limit_bytes=0).status(ID).cache_bytes == 0
-
-
-def test_a_sparse_file_takes_no_room(workspaces: Workspaces, tree: Path, client: Client) -> None:
-    entry, chunk = zeros(2 << 30)
-    pending = workspaces.begin(ID, client.change({b"sparse": entry}, []))
-    assert pending
-    assert pending.prepare() == [hash_of(chunk)]
-    pending.add(pack([(hash_of(chunk), chunk)]))
-    assert pending.prepare() == []
-    pending.commit()
-    facts = (tree / "sparse").stat()
-    assert facts.st_size == 2 << 30
-    assert facts.st_blocks * 512 < 1 << 20
-
-
-def test_chunks_that_nobody_needs_are_ignored_and_chunks_come_in_any_order(
-    workspaces: Workspaces, client: Client
-) -> None:
-    data = os.urandom(2 << 20)
-    made = file(data)
-    pending = workspaces.begin(ID, client.change({b"a": made.entry}, []))
-    assert pending
-    assert pending.add(pack([(hash_of(b"foreign"), b"foreign")])) == 0
-    for chunk in reversed(made.chunks):
-        assert pending.add(pack([chunk])) == len(chunk[1])
-        assert pending.add(pack([chunk])) == 0
-    assert pending.prepare() == []
-    pending.commit()
-    assert (workspaces.directory(ID) / "a").read_bytes() == data
-
-
 # Mounts, bases, versions
 
 
@@ -387,15 +200,6 @@ def test_mounts_do_not_touch_each_other(workspaces: Workspaces, client: Client, 
         Client(workspaces, ID, mount="b").sync({b"a": file(b"1")})
 
 
-def test_another_base_needs_the_whole_tree(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1"), b"b": file(b"2")})
-    assert workspaces.begin(ID, TreeChange(source=client.source, version="v", base="another")) is None
-    again = Client(workspaces, ID)  # a new kernel, the same directory
-    again.sync({b"b": file(b"2"), b"c": file(b"3")}, whole=True)
-    assert again.asked_for == [1]
-    assert listing(tree) == ["b", "c"]
-
-
 def test_another_notebooks_files_are_not_replaced_silently(workspaces: Workspaces, client: Client, tree: Path) -> None:
     client.sync({b"a": file(b"1")})
     other = Client(workspaces, ID, source="laptop:/elsewhere")
@@ -404,35 +208,6 @@ def test_another_notebooks_files_are_not_replaced_silently(workspaces: Workspace
     assert listing(tree) == ["a"]
     other.sync({b"b": file(b"2")}, whole=True, overwrite=True)
     assert listing(tree) == ["b"]
-
-
-def test_a_change_goes_on_where_it_was_and_is_applied_once(workspaces: Workspaces, client: Client) -> None:
-    made = file(b"1")
-    change = client.change({b"a": made.entry}, [])
-    pending = workspaces.begin(ID, change)
-    assert pending
-    assert workspaces.begin(ID, change) is pending
-    assert workspaces.resume(ID, "", change.version) is pending
-    assert workspaces.resume(ID, "", "unknown") is None
-    pending.add(pack(made.chunks))
-    assert pending.prepare() == []
-    applied = pending.commit()
-    assert pending.commit() == applied
-    repeated = workspaces.begin(ID, change)
-    assert repeated
-    assert (repeated.prepare(), repeated.commit()) == ([], applied)
-
-
-def test_a_new_change_takes_the_place_of_an_unfinished_one(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    first = workspaces.begin(ID, client.change({b"a": file(b"1").entry}, []))
-    assert first
-    first.prepare()
-    client.sync({b"a": file(b"2")}, whole=True)
-    for use in (first.prepare, first.commit, lambda: first.add(pack(file(b"1").chunks))):
-        with pytest.raises(MonarchNbError, match="sync again"):
-            use()
-    assert (tree / "a").read_text() == "2"
-    assert os.listdir(tree.parent / "staging") == []
 
 
 # Hostile clients
@@ -513,16 +288,6 @@ def test_paths_may_be_deep(client: Client, tree: Path) -> None:
     client.sync({name: directory() for name in names} | {names[-1] + b"/f": file(b"1")})
     applied = client.sync({})
     assert (applied.removed, listing(tree)) == (1, [])
-
-
-def test_status_says_what_is_there(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"12"), b"d": directory(), b"d/b": file(b"345"), b"l": link(b"a")})
-    client.sync({b"a": file(b"1234"), b"d": directory(), b"d/b": file(b"345")})
-    status = workspaces.status(ID)
-    assert status.directory == str(tree)
-    (mount,) = status.mounts
-    assert (mount.source, mount.version, mount.files, mount.size_bytes) == (client.source, client.version, 2, 7)
-    assert isinstance(client.sync({}), TreeApplied)
 
 
 def test_a_look_names_what_ranks_wrote_and_what_waits(workspaces: Workspaces, client: Client, tree: Path) -> None:

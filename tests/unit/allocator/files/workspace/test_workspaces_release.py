@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from monarch_nb.allocator.files.workspace.workspaces import Workspaces
-from monarch_nb.errors import ReservationNotFound
 from unit.allocator.files.workspace.conftest import ID, listing
 from unit.allocator.files.workspace.syncing import Client, directory, file, node_paths, open_workspaces
 
@@ -56,17 +53,6 @@ def test_release_keeps_what_ranks_wrote(workspaces: Workspaces, client: Client, 
     again = workspaces.release("reservation-2", "train")
     assert again
     assert again.directory != kept.directory
-
-
-def test_what_comes_after_the_release_makes_no_workspace(workspaces: Workspaces, client: Client, tree: Path) -> None:
-    client.sync({b"a": file(b"1")})
-    workspaces.release(ID, "train")
-    assert workspaces.resume(ID, "", client.version) is None
-    with pytest.raises(ReservationNotFound, match="it was released"):
-        client.sync({b"a": file(b"2")})
-    assert not tree.parent.exists()
-    assert workspaces.resume("never-there", "", "1") is None
-    assert workspaces.reservations() == []
 
 
 def test_a_release_that_was_cut_short_is_finished_at_the_next_start(client: Client, tree: Path, tmp_path: Path) -> None:
