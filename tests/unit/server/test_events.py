@@ -10,10 +10,9 @@ import pytest
 from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketClientConnection
 
-from monarch_nb.client.connections.bridge import post
 from monarch_nb.server.handlers import run_on
 from unit.panel.fake_pool import FakePool, panel_on
-from unit.panel.replies import hold, node
+from unit.panel.replies import node
 from unit.server.conftest import TOKEN, Client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,15 +56,6 @@ async def test_another_site_is_refused(client: Client) -> None:
     (await client.connect(token=None, Cookie=cookie, Origin=f"http://127.0.0.1:{client.port}")).close()
 
 
-async def test_the_view_comes_first_and_then_what_changes(client: Client, pool: FakePool) -> None:
-    socket = await client.connect(Origin=f"http://127.0.0.1:{client.port}")
-    assert set((await event(socket))["view"]["nodes"]) == {"node0", "node1"}
-    hold([pool.fakes[0].reply], procs=2)
-    post(client.panel.live.wake)
-    assert list((await event(socket))["reservations"]) == ["id-dev"]
-    socket.close()
-
-
 async def test_another_pool_is_heard_by_its_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     other = panel_on(FakePool(node("far")), monkeypatch)
     monkeypatch.setitem(client.extension.panels._panels, "lab", other)
@@ -100,23 +90,3 @@ async def test_nonsense_ends_the_connection(client: Client) -> None:
         while await asyncio.wait_for(socket.read_message(), 10) is not None:
             pass
         assert socket.close_code == 1003, message
-
-
-async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
-    socket = await client.connect()
-    await event(socket)
-    socket.close()
-    while client.panel.live._subscriptions:
-        await asyncio.sleep(0.001)
-
-
-async def test_pings_are_sent_as_the_server_is_configured(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(client.app.web_app.settings, "ws_ping_interval", 20)
-    pings: list[bytes] = []
-    socket = await client.connect()
-    assert socket.protocol is not None
-    handle = socket.protocol._handle_message
-    socket.protocol._handle_message = lambda opcode, data: (opcode == 9 and pings.append(data)) or handle(opcode, data)
-    while not pings:
-        await asyncio.sleep(0.001)
-    socket.close()
