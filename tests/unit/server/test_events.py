@@ -90,3 +90,23 @@ async def test_nonsense_ends_the_connection(client: Client) -> None:
         while await asyncio.wait_for(socket.read_message(), 10) is not None:
             pass
         assert socket.close_code == 1003, message
+
+
+async def test_a_browser_that_has_left_is_forgotten(client: Client) -> None:
+    socket = await client.connect()
+    await event(socket)
+    socket.close()
+    while client.panel.live._subscriptions:
+        await asyncio.sleep(0.001)
+
+
+async def test_pings_are_sent_as_the_server_is_configured(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(client.app.web_app.settings, "ws_ping_interval", 20)
+    pings: list[bytes] = []
+    socket = await client.connect()
+    assert socket.protocol is not None
+    handle = socket.protocol._handle_message
+    socket.protocol._handle_message = lambda opcode, data: (opcode == 9 and pings.append(data)) or handle(opcode, data)
+    while not pings:
+        await asyncio.sleep(0.001)
+    socket.close()
