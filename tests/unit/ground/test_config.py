@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monarch_nb import config
-from monarch_nb.config import HOME_VARIABLE, NodePaths, home_directory, private_directory
+from monarch_nb.config import HOME_VARIABLE, NodePaths, home_directory, pool_directory, private_directory
 from monarch_nb.errors import PoolError
 
 
@@ -62,6 +62,13 @@ class TestPrivateDirectory:
 
 
 class TestHome:
+    def test_as_chosen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for chosen in (str(tmp_path / "home"), "~/home"):
+            monkeypatch.setenv(HOME_VARIABLE, chosen)
+            assert home_directory() == tmp_path / "home"
+            assert pool_directory() == tmp_path / "home" / "local"
+
     def test_by_default_one_per_user_and_host(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(HOME_VARIABLE, raising=False)
         monkeypatch.setattr(config, "_temporary_root", lambda: tmp_path / "monarch-nb-1000")

@@ -68,6 +68,12 @@ def test_an_error_of_a_newer_version_is_still_an_error() -> None:
     assert known.node == "n"
 
 
+def test_every_class_has_a_base_that_people_catch() -> None:
+    assert issubclass(errors.TargetError, ValueError)
+    assert issubclass(errors.ProcessGroupAborted, RuntimeError)
+    assert not issubclass(RunFailed, TimeoutError)
+
+
 class TestRunFailed:
     def failed(self) -> RunFailed:
         same = [RankFailure(r, f"node{r // 4}", "error", "KeyError", "'x'", "the traceback") for r in (6, 0, 1, 2)]

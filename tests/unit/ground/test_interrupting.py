@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from monarch_nb.client.connections.bridge import call
-from monarch_nb.ground.interrupting import Interrupt, interruptible
+from monarch_nb.ground.interrupting import Interrupt, current, interruptible
 
 
 def test_it_wakes_a_selector_and_interrupts_once() -> None:
@@ -27,6 +27,14 @@ def test_it_wakes_a_selector_and_interrupts_once() -> None:
     interrupt.close()
     interrupt.set()
     interrupt.check()  # it has ended
+
+
+def test_it_covers_only_its_block() -> None:
+    interrupt = Interrupt()
+    with interruptible(interrupt):
+        assert current() is interrupt
+    assert current() is None
+    interrupt.close()
 
 
 def test_a_call_that_waits_is_cancelled_and_has_cleaned_up() -> None:

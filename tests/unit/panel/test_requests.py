@@ -92,6 +92,11 @@ def test_without_a_pool_a_local_one_would_be_started_and_there_are_no_gpus(panel
     assert "the pool is no longer up" in gone["message"]
 
 
+def test_a_form_that_was_opened_while_there_were_gpus_still_reserves(panel: Panel) -> None:
+    told = ask(panel, "check", action="reserve", values=VALUES | {"force_busy": True})
+    assert told["ok"]
+
+
 # ---- jobs ----
 
 

@@ -54,6 +54,22 @@ def test_ranks_that_do_the_same_are_one_and_trouble_comes_first() -> None:
     assert (idle["state"], idle["ranks"], idle["waiting"], idle["running_s"]) == ("idle", "6", 2, None)
 
 
+def test_a_rank_whose_actors_work_is_not_idle() -> None:
+    reply = node()
+    [mesh] = hold([reply], procs=4)
+    add(mesh.ranks[0], **runs("t.py:1"))
+    add(mesh.ranks[1], **runs("t.py:1", COLLECTIVE))
+    add(mesh.ranks[2], failure="ValueError: no model")
+    (reservation,) = view_of(reply)["reservations"].values()
+    told = [(rank["state"], rank["detail"]) for rank in reservation["meshes"][0]["ranks"]]
+    assert told == [
+        ("running", "trainers.step"),
+        ("waiting", "waits in all_reduce at t.py:1 (trainers.step)"),
+        ("idle", ""),
+        ("idle", ""),
+    ]
+
+
 def test_of_128_ranks_that_all_differ_little_is_shown() -> None:
     replies = [node(f"node{index}", procs=8) for index in range(16)]
     ranks = [rank for mesh in hold(replies, procs=8) for rank in mesh.ranks]

@@ -209,6 +209,18 @@ def test_runs_of_all_nodes() -> None:
     assert queued["state"] == "queued"
 
 
+def test_readings_of_a_node_and_its_gpus_are_rounded() -> None:
+    reply = node(gpus=1)
+    hold([reply], gpus=1)
+    gpu = pb.GpuReading(index=0, utilisation=0.931, temperature_c=54.4, power_w=311.7)
+    memory = {"memory_used_bytes": 10_010_000_000, "memory_total_bytes": 32_000_000_000}
+    reply.readings.CopyFrom(pb.NodeReadings(cpu=0.4218, gpus=[gpu], **memory))
+    shown = view_of(reply)["nodes"]["node0"]
+    assert (shown["cpu"], shown["memory"]) == (0.42, {"used": 10_000_000_000, "total": 32_000_000_000})
+    slot = shown["slots"][0]
+    assert (slot["rank"], slot["utilisation"], slot["temperature_c"], slot["power_w"]) == (0, 0.93, 54, 312)
+
+
 def test_gpus_that_others_hold_are_not_drawn_as_free() -> None:
     reply = node(gpus=3)
     hold([reply], gpus=2, owner="bob")
@@ -218,6 +230,15 @@ def test_gpus_that_others_hold_are_not_drawn_as_free() -> None:
     slots = view_of(reply)["nodes"]["node0"]["slots"][:3]
     assert [slot["reservation"] for slot in slots] == ["id-dev", None, "id-dev"]
     assert {slot["rank"] for slot in slots} == {None}
+
+
+def test_cpu_slots_show_the_ranks_in_them() -> None:
+    reply = node(procs=3)
+    (mesh,) = hold([reply], procs=2)
+    mesh.ranks[1].cpu, mesh.ranks[1].memory_bytes = 0.987, 18_400_000
+    slots = view_of(reply)["nodes"]["node0"]["slots"]
+    assert [(slot["reservation"], slot["rank"]) for slot in slots] == [("id-dev", 0), ("id-dev", 1), (None, None)]
+    assert (slots[1]["utilisation"], slots[1]["memory"]) == (0.99, {"used": 18_000_000, "total": None})
 
 
 def test_slots_of_others_stay_where_they_are_when_a_reservation_goes() -> None:
