@@ -33,8 +33,6 @@ class FakeLines:
         """By run."""
         self.away: set[str] = set()
         """Nodes, each of one rank, that do not answer."""
-        self.hung: set[str] = set()
-        """Nodes that never say anything."""
         self.asked: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
         """Called while lines are read."""
@@ -57,8 +55,6 @@ class FakeLines:
         return [each for each in lines if streams == "both" or each.startswith("!") == (streams == "stderr")]
 
     async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncGenerator[LogChange, None]:
-        if self.hung & {self.node_of(rank) for rank in ranks}:
-            await asyncio.Event().wait()
         while True:
             change = await self.changes.get()
             if isinstance(change, MonarchNbError):
