@@ -60,26 +60,17 @@ def test_equal_output_folds_to_one_set(
 @settings(deadline=None)
 @given(st.integers(2, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_matter(ranks: int, steps: int, order: random.Random) -> None:
-    def output(rank: int) -> list[str]:
-        return [
-            line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss {order_free(rank, step)}")
-        ]
-
-    def order_free(rank: int, step: int) -> str:
-        return f"2.{rank * 31 + step}"
-
-    outputs = [output(rank) for rank in range(ranks)]
-    by_rank = fold_of(
-        ranks, *(Text(rank, "stdout", f"{line}\n") for rank, lines in enumerate(outputs) for line in lines)
-    )
-    mixed = fold_of(ranks, *(Text(rank, "stdout", f"{line}\n") for rank, line in _interleaved(outputs, order)))
-    assert shown_of(by_rank.rows()) == shown_of(mixed.rows())
+    outputs = [
+        [line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss 2.{31 * rank + step}")]
+        for rank in range(ranks)
+    ]
+    fold = fold_of(ranks, *(Text(rank, "stdout", f"{line}\n") for rank, line in _interleaved(outputs, order)))
     everyone = ",".join(map(str, range(ranks)))
     expected = []
     for step in range(steps):
         expected += [(everyone, f"step {step}")]
-        expected += [(str(rank), f"rank {rank} loss {order_free(rank, step)}") for rank in range(ranks)]
-    assert shown_of(mixed.rows()) == expected
+        expected += [(str(rank), f"rank {rank} loss 2.{31 * rank + step}") for rank in range(ranks)]
+    assert shown_of(fold.rows()) == expected
 
 
 @settings(deadline=None)
