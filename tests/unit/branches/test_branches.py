@@ -25,6 +25,7 @@ class FakeStream:
         self.sent: list[pb.SessionRequest] = []
         self.changed = asyncio.Event()
         self._coming: asyncio.Queue[object] = asyncio.Queue()
+        self.ended = asyncio.Event()
 
     async def write(self, request: pb.SessionRequest) -> None:
         self.sent.append(request)
@@ -36,7 +37,7 @@ class FakeStream:
         return come
 
     def cancel(self) -> None:
-        """It ends."""
+        self.ended.set()
 
     def say(self, *events: pb.SessionEvent) -> None:
         self._coming.put_nowait(pb.SessionEvents(events=events))
@@ -140,6 +141,14 @@ async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) ->
     await tree.hears(lambda event: event.HasField("rank_died"))
     died = [event.rank_died.rank for event in tree.came if event.HasField("rank_died")]
     assert died == [2], "deaths of other meshes are not passed on"
+
+
+async def test_sessions_with_those_that_were_adopted_end_when_their_head_is_back(tree: Tree) -> None:
+    tree.nodes.refusing["n1"] = CertificateRefused("not yet")
+    (await tree.nodes.opened("n1")).refuse(tree.nodes.refusing["n1"])
+    adopted = await tree.nodes.opened("n2")
+    tree.nodes.refusing.clear()
+    await asyncio.wait_for(adopted.ended.wait(), 20)
 
 
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:

@@ -65,6 +65,7 @@ def test_a_notebook_uses_what_somebody_shares_with_it(monkeypatch: pytest.Monkey
     hold([reply], "dev", procs=1, owner="anna", right=pb.RIGHT_READ)
     view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
     assert the_only(view)["used_by"] == ["a.ipynb"]
+    assert the_only(view)["refusals"].keys() == {"restart", "resize"}, "which are anna's to do"
     monkeypatch.setenv(POOL_VARIABLE, "lab")  # which a notebook means that names none
     view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
     assert the_only(view)["used_by"] == []
