@@ -50,10 +50,6 @@ def test_a_rank_that_is_ahead_goes_with_the_others_as_far_as_they_are() -> None:
     assert texts_of(packed) == before
 
 
-def test_what_says_only_where_a_rank_is_stays() -> None:
-    assert [each.rank for each in pack([wrote(3), wrote(4, ("stdout", b"a\n"))])] == [3, 4]
-
-
 def test_of_packed_lines_some_ranks_can_be_chosen() -> None:
     told = [wrote(rank, ("stderr", b"loss %d\n" % (rank % 2))) for rank in range(4)]
     (packed,) = pack(told)

@@ -25,7 +25,7 @@ class FakeStream:
         self.sent: list[pb.SessionRequest] = []
         self.changed = asyncio.Event()
         self._coming: asyncio.Queue[object] = asyncio.Queue()
-        self.is_cancelled = False
+        self.ended = asyncio.Event()
 
     async def write(self, request: pb.SessionRequest) -> None:
         self.sent.append(request)
@@ -37,22 +37,19 @@ class FakeStream:
         return come
 
     def cancel(self) -> None:
-        self.is_cancelled = True
+        self.ended.set()
 
     def say(self, *events: pb.SessionEvent) -> None:
         self._coming.put_nowait(pb.SessionEvents(events=events))
-
-    def end(self) -> None:
-        self._coming.put_nowait(grpc.aio.EOF)
 
     def refuse(self, error: MonarchNbError) -> None:
         metadata = grpc.aio.Metadata((METADATA_KEY, error_to_json(error).encode()))
         self._coming.put_nowait(grpc.aio.AioRpcError(grpc.StatusCode.PERMISSION_DENIED, grpc.aio.Metadata(), metadata))
 
-    async def gets(self, kind: str, times: int = 1) -> Any:
-        """Wait until it was sent so many messages of a kind; return the last."""
+    async def gets(self, kind: str) -> Any:
+        """Wait until it was sent a message of a kind; return the last."""
         async with asyncio.timeout(20):
-            while len(found := [getattr(each, kind) for each in self.sent if each.HasField(kind)]) < times:
+            while not (found := [getattr(each, kind) for each in self.sent if each.HasField(kind)]):
                 self.changed.clear()
                 await self.changed.wait()
         return found[-1]
@@ -63,16 +60,13 @@ class Nodes:
 
     def __init__(self) -> None:
         self.streams: dict[str, list[FakeStream]] = {}
-        self.dead: set[str] = set()
         self.refusing: dict[str, MonarchNbError] = {}
         self.changed = asyncio.Event()
 
     def open_session(self, peer: Peer) -> FakeStream:
         stream = FakeStream()
         self.streams.setdefault(peer.address, []).append(stream)
-        if peer.address in self.dead:
-            stream.end()
-        elif peer.address in self.refusing:
+        if peer.address in self.refusing:
             stream.refuse(self.refusing[peer.address])
         else:
             stream.say(pb.SessionEvent(opened=pb.Opened()))
@@ -112,10 +106,6 @@ class Tree:
                 self.heard.clear()
                 await self.heard.wait()
 
-    def texts(self, rank: int) -> list[bytes]:
-        written = [each for event in self.came for each in event.output.ranks if each.rank == rank]
-        return [item.stdout for each in written for item in each.items]
-
 
 @pytest.fixture
 async def tree(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tree]:
@@ -134,19 +124,8 @@ async def heads(tree: Tree) -> dict[int, FakeStream]:
     return streams
 
 
-def unnumbered(ranks: range = range(1, 5)) -> pb.Submit:
-    made = submit(ranks)
-    made.run.number, made.give_number = 0, True
-    return made
-
-
 def submit(ranks: range = range(1, 5)) -> pb.Submit:
     return pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=1), all_ranks=ranks)
-
-
-def printed(rank: int, text: bytes, end: int) -> pb.SessionEvent:
-    output = pb.RankOutput(rank=rank, items=[pb.OutputItem(stdout=text)], cursor=run_pb2.Cursor(stdout_bytes=end))
-    return pb.SessionEvent(output=pb.Output(run_id="r", ranks=[output]))
 
 
 async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) -> None:
@@ -164,67 +143,12 @@ async def test_each_head_learns_who_is_below_it_and_gets_its_part(tree: Tree) ->
     assert died == [2], "deaths of other meshes are not passed on"
 
 
-async def test_those_below_a_lost_head_are_adopted_and_go_on_from_the_cursors(tree: Tree) -> None:
-    tree.branches.submit(submit())
-    first = await tree.nodes.opened("n1")
-    await first.gets("submit")
-    first.say(printed(2, b"a\n", 2))
-    await tree.hears(lambda event: event.HasField("output"))
-    tree.nodes.dead.add("n1")
-    first.end()
+async def test_sessions_with_those_that_were_adopted_end_when_their_head_is_back(tree: Tree) -> None:
+    tree.nodes.refusing["n1"] = CertificateRefused("not yet")
+    (await tree.nodes.opened("n1")).refuse(tree.nodes.refusing["n1"])
     adopted = await tree.nodes.opened("n2")
-    told = await adopted.gets("submit")
-    assert list(told.cursors) == [2]
-    assert told.cursors[2].stdout_bytes == 2
-    await tree.hears(lambda event: 1 in event.links.down)
-    adopted.say(printed(2, b"b\n", 4))
-    await tree.hears(lambda event: bool(event.output.ranks) and event.output.ranks[0].items[0].stdout == b"b\n")
-    tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r")))
-    assert (await adopted.gets("cancel")).run_id == "r"
-
-
-async def test_a_head_that_is_back_gets_them_again_and_nothing_comes_twice(tree: Tree) -> None:
-    tree.branches.submit(submit())
-    first = await tree.nodes.opened("n1")
-    await first.gets("submit")
-    tree.nodes.dead.add("n1")
-    first.end()
-    adopted = await tree.nodes.opened("n2")
-    await adopted.gets("submit")
-    adopted.say(printed(2, b"a\n", 2))
-    await tree.hears(lambda event: event.HasField("output"))
-    tried = len(tree.nodes.streams["n1"])  # also in vain, as often as there was time for
-    tree.nodes.dead.clear()
-    again = await tree.nodes.opened("n1", tried + 1)
-    told = await again.gets("submit")
-    assert len([event for event in tree.came if 1 in event.links.up]) == 2
-    assert told.cursors[2].stdout_bytes == 2
-    adopted.say(printed(2, b"again\n", 8))
-    again.say(printed(2, b"b\n", 4))
-    await tree.hears(lambda event: bool(event.output.ranks) and event.output.ranks[0].items[0].stdout == b"b\n")
-    assert tree.texts(2) == [b"a\n", b"b\n"]
-    assert adopted.is_cancelled
-
-
-async def test_others_get_a_run_when_it_has_its_number(tree: Tree) -> None:
-    streams = await heads(tree)
-    tree.branches.submit(unnumbered(), numbered_by=1)
-    assert (await streams[1].gets("submit")).give_number
-    assert tree.branches.numbered(tree.branches.runs["r"], 7) == {3, 4}
-    told = await streams[3].gets("submit")
-    assert (told.run.number, told.give_number) == (7, False)
-    tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r")))
-    await streams[1].gets("cancel")
-    assert len([request for request in streams[1].sent if request.HasField("submit")]) == 1, "it has passed it on"
-
-
-async def test_another_node_gives_the_number(tree: Tree) -> None:
-    streams = await heads(tree)
-    tree.branches.submit(unnumbered(range(3, 5)), numbered_by=1)
-    assert (await streams[1].gets("submit")).give_number, "although it has no rank of it"
-    tree.branches.number_by(tree.branches.runs["r"], 3, newest=1000)
-    told = await streams[3].gets("submit")
-    assert (told.run.number, told.give_number, told.newest) == (0, True, 1000)
+    tree.nodes.refusing.clear()
+    await asyncio.wait_for(adopted.ended.wait(), 20)
 
 
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:

@@ -126,18 +126,6 @@ class TestOutput:
         events, _ = fold([output(wrote(0, b"a\n"), run_id="r"), output(wrote(0, b"a\n"), run_id="s")])
         assert [event.output.run_id for event in events] == ["r", "s"]
 
-    def test_cursors_stay_each_ranks_own(self) -> None:
-        ends = {0: 2, 1: 2, 2: 12, 3: 2}
-        (below,), _ = fold([output(*(wrote(rank, b"a\n", end=end) for rank, end in ends.items()))])
-        (above,), _ = fold([below, output(wrote(4, b"a\n", end=7))])
-        assert {rank: cursor.stdout_bytes for rank, cursor in cursors_of(above.output).items()} == {**ends, 4: 7}
-
-    def test_text_of_a_rank_is_joined_in_order(self) -> None:
-        events, _ = fold([output(wrote(0, b"a", end=1)), output(wrote(0, b"b\n", end=3), wrote(1, b"ab\n"))])
-        (joined,) = events[0].output.ranks
-        assert joined.items[0].stdout == b"ab\n"
-        assert [(rank, cursor.stdout_bytes) for rank, cursor in ranks_of(joined)] == [(0, 3), (1, 3)]
-
     def test_texts_that_are_joined_of_pieces_stay_each_ranks_own(self) -> None:
         """However soon the memory of one is used for the next."""
         pieces = [output(*(wrote(rank, b"%d" % (rank // 2)) for rank in range(50))) for _ in range(2)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,10 +15,6 @@ def nodes(ranks: Iterable[int]) -> list[pb.BranchNode]:
     return [pb.BranchNode(node_rank=rank) for rank in ranks]
 
 
-def depth(below: Sequence[pb.BranchNode], fan_out: int) -> int:
-    return 1 + max((depth(rest, fan_out) for _, rest in split(below, fan_out)), default=0)
-
-
 @pytest.mark.parametrize(("count", "fan_out"), [(1, 8), (7, 8), (8, 8), (1023, 8), (6, 2), (5, 1)])
 def test_every_node_is_below_exactly_one(count: int, fan_out: int) -> None:
     parts = split(nodes(range(1, count + 1)), fan_out)
@@ -27,11 +23,6 @@ def test_every_node_is_below_exactly_one(count: int, fan_out: int) -> None:
     assert sorted(found) == list(range(1, count + 1))
     sizes = {len(rest) for _, rest in parts}
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_a_thousand_nodes_are_six_deep() -> None:
-    assert depth(nodes(range(1, 1024)), 4) == 6
-    assert split([], 8) == []
 
 
 def test_nodes_of_a_part_are_next_to_each_other() -> None:

@@ -47,35 +47,15 @@ def test_each_part_learns_all_ranks_and_what_came_before_there() -> None:
     assert request(passed(), 0, 2).submit.give_number
 
 
-def test_without_a_number_only_the_first_node_is_told() -> None:
-    assert passed(ranks=range(2)).request(Ranges.of([1, 2])) is None, "nothing for nodes without ranks"
-    run = passed(number=0)
-    assert run.request(Ranges.of([1, 2])) is None
-    assert request(run, 0, 1).submit.give_number
-    run.submit.run.number = 9  # type: ignore[union-attr]
-    run.on_queued(pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8), nodes=ranges(0)))
-    run.on_queued(pb.Queued(run_id="r", number=9, nodes=ranges(1)))
-    submit = request(run, 1).submit
-    assert (submit.run.number, submit.earlier.of_others) == (9, 8)
-
-
-def test_only_a_node_directly_below_gives_the_number() -> None:
-    run = passed(number=0)
-    run.numbered_by = 1
-    assert run.request(Ranges.of([0, 1])) is None, "node 0 would give another one"
-    assert request(run, 1, 3).submit.give_number
-
-
 def test_it_goes_on_from_the_cursors_and_in_the_same_files() -> None:
     run = passed()
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(1, 2)))
-    cursors = [run_pb2.Cursor(stdout_bytes=size) for size in (3, 5)]
-    run.on_output(
-        pb.Output(run_id="r", ranks=[pb.RankOutput(rank=2, cursor=cursors[0], also=[4], also_cursors=[cursors[1]])])
-    )
+    shown, folded, counted = (run_pb2.Cursor(stdout_bytes=size) for size in (3, 5, 20))
+    text = pb.RankOutput(rank=2, cursor=shown, also=[4], also_cursors=[folded])
+    run.on_output(pb.Output(run_id="r", ranks=[text], counted=pb.Counted(ranks=[6], cursors=[counted])))
     submit = request(run, 1, 2, 3).submit
     assert dict(submit.outputs) == {1: 4, 2: 4}
-    assert {rank: cursor.stdout_bytes for rank, cursor in submit.cursors.items()} == {2: 3, 4: 5}
+    assert {rank: cursor.stdout_bytes for rank, cursor in submit.cursors.items()} == {2: 3, 4: 5, 6: 20}
 
 
 def test_where_all_have_finished_it_is_only_followed() -> None:
@@ -119,11 +99,3 @@ def test_it_is_taken_in_when_every_node_has_said_so_and_the_last_output_named_co
     assert dict(request(run, 1, 2).submit.outputs) == {1: 4, 2: 4}
     run.on_queued(pb.Queued(run_id="r", number=7, output=7, nodes=ranges(1)))
     assert dict(request(run, 1, 2).submit.outputs) == {1: 7, 2: 4}
-
-
-def test_what_is_only_counted_is_not_sent_again() -> None:
-    run = passed()
-    counted = pb.Counted(ranks=[2, 3], cursors=[run_pb2.Cursor(stdout_bytes=end) for end in (20, 30)])
-    later = pb.RankOutput(rank=3, cursor=run_pb2.Cursor(stdout_bytes=33))
-    run.on_output(pb.Output(run_id="r", ranks=[later], counted=counted))
-    assert {rank: cursor.stdout_bytes for rank, cursor in request(run, 1).submit.cursors.items()} == {2: 20, 3: 33}

@@ -180,11 +180,6 @@ class TestCollectivesThatDoNotMatch:
         assert self.failed([]).failures[3].message == self.DIED, "nobody knows more"
 
 
-def test_a_plain_error_shows_its_message_and_no_stack() -> None:
-    [line] = errors.CapacityError("too much")._render_traceback_()
-    assert line.endswith("CapacityError\x1b[39m: too much")
-
-
 def test_a_command_of_nodes_fails_on_nodes_not_on_ranks() -> None:
     def failed(*ranks: int) -> RunFailed:
         died = [

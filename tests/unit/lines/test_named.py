@@ -27,11 +27,6 @@ SEEN_RUNNING = [
         {"loss": 1.96, "grad_norm": 6.081, "learning_rate": 3.75e-05, "epoch": 0.5},
         "epoch",
     ),
-    (
-        "{'eval_loss': '2.214', 'eval_runtime': '0.0286', 'eval_samples_per_second': '558.6', 'epoch': '1'}",
-        {"eval_loss": 2.214, "eval_runtime": 0.0286, "eval_samples_per_second": 558.6, "epoch": 1},
-        "epoch",
-    ),
     ("100%|██████████| 4/4 [00:00<00:00, 12.61it/s]", {"it/s": 12.61}, [4]),
     # Lightning 2.6.6 with TQDMProgressBar
     (

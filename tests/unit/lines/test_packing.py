@@ -27,32 +27,6 @@ def _with_other_digits(line: str, chance: random.Random) -> str:
 
 
 @settings(deadline=None)
-@given(_LINES, st.integers(1, 9), st.randoms(use_true_random=False))
-def test_packed_lines_open_to_every_line(line: str, ranks: int, chance: random.Random) -> None:
-    """Of whichever ranks they are chosen, and whoever's line stands for all."""
-    tried = [_with_other_digits(line, chance) for _ in range(ranks)]
-    lines = [each for each in tried if key_of(each, "numbers") == key_of(tried[0], "numbers")]
-    _, columns = packing.keys_and_columns(lines)
-    together = packing.joined(columns, [1] * len(lines))
-    text = packing.text_of(together)
-    assert packing.split(text) == together
-    assert packing.differs(text) == (len(set(lines)) > 1)
-    assert [packing.opened(f"{lines[0]}\n", text, index) for index in range(len(lines))] == [
-        f"{one}\n" for one in lines
-    ]
-    made = lines_of_many(tuple(range(10, 10 + len(lines))), text, [lines[0]])
-    assert made is not None
-    for index, each in enumerate(lines):
-        opened = made[0]
-        assert (opened.of(10 + index) if isinstance(opened, LineOfMany) else opened) == each
-    some = chance.sample(range(len(lines)), chance.randrange(1, len(lines) + 1))
-    left = packing.text_of(packing.chosen(together, some))
-    assert [packing.opened(f"{lines[some[0]]}\n", left, index) for index in range(len(some))] == [
-        f"{lines[index]}\n" for index in some
-    ]
-
-
-@settings(deadline=None)
 @given(_LINES, st.lists(st.integers(1, 4), min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_packed_lines_spread_as_those_that_come_one_by_one(line: str, sizes: list[int], chance: random.Random) -> None:
     tried = [_with_other_digits(line, chance) for _ in range(sum(sizes))]

@@ -14,7 +14,6 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from monarch_nb.client.connections.events import Event, Finished, Result, Text
 from monarch_nb.client.doctor.diagnosis import Diagnosis, Difference
-from monarch_nb.client.doctor.environments import NodeEnvironment, PipReport
 from monarch_nb.client.files.sync_report import Differences, Pending, SyncReport
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.facts.infos import EndedReservation, RankInfo, ReservationInfo, RunInfo, StackReport
@@ -333,10 +332,6 @@ class FakeReservation:
     def doctor(self) -> Diagnosis:
         differs = Difference("numpy", "2.4.0", (("1.26.4", ("node1",)),))
         return Diagnosis("dev", ("clocks",), (differs,), ("%mesh pip install numpy==2.4.0",), (), ("node0", "node1"))
-
-    def pip(self, *arguments: str, run: Callable[["FakeMesh", str], None]) -> PipReport:
-        run(self.mesh.select([0]), f"pip {arguments}")
-        return PipReport((NodeEnvironment((0,), ("node0",), True),), changes=True)
 
     def status(self, *, memory: bool) -> Any:
         return self.info()

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.client.pools.facts.infos import EndedReservation
 from monarch_nb.client.pools.leasing.releasing import KeptFiles, ReleasedLater
 from monarch_nb.errors import NodeUnreachable, UsageError
-from monarch_nb.notebook import load_ipython_extension
 from monarch_nb.notebook.cells.following import RunInterrupted
-from monarch_nb.notebook.commands.subcommands import is_called
 from monarch_nb.provision import jobs
 from unit.notebook.fakes import FakeClient, FakeMesh, FakeReservation, Notebook, hello
 
@@ -74,7 +71,8 @@ def test_bad_lines_change_nothing(notebook: Notebook, client: FakeClient) -> Non
         ("attach dev", "no reservation 'dev'"),
         ("release dev --all", "not both"),
         ("push x", "this kernel has no variable 'x'"),
-        ("push 3", "without blanks around ="),
+        *((f"push {item}", "without blanks around =") for item in ("3", "a.b", "x==1", "class")),
+        *((f"reserve dev --procs 1 --env {item}", "--env is NAME or NAME=VALUE") for item in ("=1", "A-B=1")),
         ("pull x -o 3", "--out is the name of a variable, not '3'"),
         ("on", "this notebook holds no mesh yet"),
     ):
@@ -119,13 +117,6 @@ def test_ones_own_of_a_name_is_released_beside_somebody_elses(held: Notebook, cl
     assert "dev: released 1 node × 1 proc" in held.ok("%mesh release dev")
     client.held |= {"anna/dev": theirs, "dev": FakeReservation(client, "dev", 1, 1, None)}
     assert "dev" in held.ok("%mesh status"), "the notebook stays attached to theirs"
-
-
-def test_a_name_alone_means_ones_own(client: FakeClient) -> None:
-    reservation: Any = FakeReservation(client, "dev", 1, 1, None)
-    assert [name for name in ("dev", "me/dev", "anna/dev") if is_called(reservation, name)] == ["dev", "me/dev"]
-    reservation.owner, reservation.is_mine = "anna", False
-    assert [name for name in ("dev", "me/dev", "anna/dev") if is_called(reservation, name)] == ["anna/dev"]
 
 
 def test_a_reservation_that_can_not_be_released_does_not_keep_the_others(
@@ -258,14 +249,3 @@ class TestTime:
         assert ("detach", "dev") in client.calls, "it does not keep it from being idle"
         dev.tell_time("dev will be released at 14:02")
         assert "14:02" not in held.ok("%mesh list")
-
-    def test_the_next_kernel_learns_why_nothing_is_held(self, held: Notebook, client: FakeClient) -> None:
-        client.held.clear()
-        text = "dev was released at 14:02: its time of 8 h was up"
-        client.ended = [EndedReservation("dev", "id-dev", 0.0, "its time of 8 h was up", text)]
-        held.shown.outputs.clear()
-        load_ipython_extension(held.shell)
-        assert held.text() == f"{text}: %mesh reserve takes nodes again"
-        held.shown.outputs.clear()
-        load_ipython_extension(held.shell)
-        assert held.text() == "", "it is said once"

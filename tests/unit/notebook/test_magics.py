@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from monarch_nb.client.connections.events import Text
 from monarch_nb.client.presenting import panel_of
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.config import RANK_TOKEN_VARIABLE
@@ -51,21 +50,6 @@ def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient) -> None:
         assert isinstance(error, UsageError)
         assert message in str(error)
     assert not client.runs
-
-
-def test_noblock_goes_on_in_its_own_cell(held: Notebook, client: FakeClient) -> None:
-    client.on_submit = nothing
-    held.ok("%%mesh --noblock -o run\ntrain()")
-    (run,) = client.runs
-    assert held.shell.user_ns["run"] is run
-    first = held.shown.outputs[0]
-    held.shell.run_cell("1 + 1")
-    run.say(*(Text(rank, "stdout", "late\n") for rank in run.ranks))
-    run.finish()
-    last = held.shown.outputs[-1]
-    assert last["update"]
-    assert last["transient"] == first["transient"]
-    assert "late" in last["data"]["text/plain"]
 
 
 def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> None:
@@ -132,6 +116,19 @@ def test_on_and_off(held: Notebook, client: FakeClient) -> None:
     held.ok("%mesh release")
     held.ok("kernel = 3")
     assert held.shell.user_ns["kernel"] == 3
+
+
+def test_our_own_cells_stay_in_the_kernel_while_on(held: Notebook, client: FakeClient) -> None:
+    held.ok("%mesh on")
+    for cell in (
+        "# here\n\n%mesh status",
+        "%mesh?",
+        "losses = %mesh pull losses",
+        "# only a comment",
+        "%reload_ext monarch_nb",
+    ):
+        held.ok(cell)
+    assert not client.runs
 
 
 def test_mesh_lines_at_the_end_of_a_cell_are_the_kernels(held: Notebook, client: FakeClient) -> None:

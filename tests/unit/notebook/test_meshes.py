@@ -2,9 +2,8 @@
 
 import pytest
 
-from monarch_nb.errors import NoSuchMesh
 from monarch_nb.shape import Extent
-from unit.notebook.fakes import FakeClient, FakeMesh, Notebook, hello, nothing
+from unit.notebook.fakes import FakeClient, FakeMesh, Notebook, nothing
 
 
 @pytest.fixture
@@ -13,23 +12,6 @@ def judges(held: Notebook, client: FakeClient) -> FakeMesh:
     dev = client.held["dev"]
     mesh = dev.meshes["judges"] = FakeMesh(client, dev, Extent({"hosts": 2, "gpus": 2}), name="judges")
     return mesh
-
-
-def test_a_cell_runs_there(held: Notebook, client: FakeClient, judges: FakeMesh) -> None:
-    client.on_submit = hello
-    assert "hello" in held.ok("%%mesh --mesh judges -t gpus=0 -o kept\nx")
-    (run,) = client.runs
-    assert (run.mesh.name, run.ranks) == ("judges", (0, 2))
-    assert held.shell.user_ns["kept"] == [0, 4]
-    held.ok("%%mesh --mesh main\nx")
-    assert client.runs[-1].mesh is client.held["dev"].mesh
-
-
-def test_one_that_is_not_there(held: Notebook, client: FakeClient, judges: FakeMesh) -> None:
-    error = held.error("%%mesh --mesh juges\nx")
-    assert isinstance(error, NoSuchMesh)
-    assert str(error) == "no mesh 'juges' in dev: it has main, judges"
-    assert not client.runs
 
 
 def test_commands(held: Notebook, client: FakeClient, judges: FakeMesh) -> None:
@@ -81,10 +63,3 @@ def test_unseen_runs_are_named_by_mesh(held: Notebook, client: FakeClient, judge
     shown = held.ok("%mesh attach --noblock")
     assert "runs 1-2 finished and nobody has seen them: %mesh attach --run N shows one" in shown
     assert "run 3 on judges (1) finished and nobody has seen it: %mesh attach --mesh judges --run 3 shows it" in shown
-
-
-def test_completion(held: Notebook, judges: FakeMesh) -> None:
-    assert held.complete("%%mesh --mesh j") == ["%%mesh --mesh judges"]
-    assert held.complete("%mesh logs --mesh ") == ["%mesh logs --mesh main", "%mesh logs --mesh judges"]
-    assert held.complete("%%mesh --mesh judges -t g") == ["%%mesh --mesh judges -t gpus="]
-    assert held.complete("%%mesh -t g") == []

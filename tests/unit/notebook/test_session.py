@@ -1,6 +1,6 @@
 """What a notebook holds, and how its next kernel knows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +9,8 @@ import pytest
 
 from monarch_nb import config
 from monarch_nb.client.reservations.known.memory import Memory, choose, choose_unnamed, recall, remember
-from monarch_nb.errors import UsageError
 from monarch_nb.notebook import session as session_module
-from monarch_nb.notebook.session import Session, bounded, notebook_path
+from monarch_nb.notebook.session import Session, notebook_path
 from monarch_nb.trust.membership import make_pool
 from unit.notebook.fakes import FakeClient
 
@@ -24,12 +23,12 @@ class Info:
     notebook: str = ""
     created_at: float = 0.0
     held_by_me: bool = True
-    reservation_id: str = field(default="")
     directory: str = "/here"
     right: str = "own"
 
-    def __post_init__(self) -> None:
-        self.reservation_id = self.reservation_id or f"id-{self.name}"
+    @property
+    def reservation_id(self) -> str:
+        return f"id-{self.name}"
 
 
 @pytest.fixture
@@ -113,21 +112,6 @@ def test_what_was_in_a_pool_that_was_ended_since_is_forgotten(home: Path) -> Non
     assert session.reattach() == ""
     assert session.pool is None
     assert recall("/a.ipynb") is None
-
-
-def test_bounded() -> None:
-    import threading
-
-    def fail() -> None:
-        raise UsageError("no")
-
-    assert bounded(lambda: 7, 5.0) == 7
-    with pytest.raises(UsageError, match="no"):
-        bounded(fail, 5.0)
-    release = threading.Event()
-    with pytest.raises(TimeoutError):
-        bounded(release.wait, 0.01)
-    release.set()
 
 
 @pytest.mark.parametrize(("job_of_pool", "after"), [(object(), None), (None, "lab")])

@@ -119,18 +119,6 @@ def test_what_is_gone_is_null(live: Live, pool: FakePool) -> None:
     assert change["pool"]["nodes"] == 1
 
 
-def test_nothing_is_sent_while_nothing_changes(live: Live, pool: FakePool) -> None:
-    hold([pool.fakes[0].reply], procs=2, time_s=7200.0, time_left_s=3600.0)
-    inbox = Inbox()
-    subscribed(live, inbox)
-    inbox.next("view")
-    for _ in range(3):
-        call(live.refresh())
-    hold([pool.fakes[1].reply], "other", procs=1)
-    call(live.refresh())
-    assert list(inbox.next("change")["reservations"]) == ["id-other"]
-
-
 def test_a_slow_browser_gets_the_newest_and_no_backlog(live: Live, pool: FakePool) -> None:
     inbox = Inbox()
     inbox.open.clear()

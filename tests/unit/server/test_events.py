@@ -10,10 +10,9 @@ import pytest
 from tornado.httpclient import HTTPClientError
 from tornado.websocket import WebSocketClientConnection
 
-from monarch_nb.client.connections.bridge import post
 from monarch_nb.server.handlers import run_on
 from unit.panel.fake_pool import FakePool, panel_on
-from unit.panel.replies import hold, node
+from unit.panel.replies import node
 from unit.server.conftest import TOKEN, Client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -55,15 +54,6 @@ async def test_another_site_is_refused(client: Client) -> None:
         await client.connect(token=None, Cookie=cookie, Origin="http://evil.example")
     assert error.value.code == 403
     (await client.connect(token=None, Cookie=cookie, Origin=f"http://127.0.0.1:{client.port}")).close()
-
-
-async def test_the_view_comes_first_and_then_what_changes(client: Client, pool: FakePool) -> None:
-    socket = await client.connect(Origin=f"http://127.0.0.1:{client.port}")
-    assert set((await event(socket))["view"]["nodes"]) == {"node0", "node1"}
-    hold([pool.fakes[0].reply], procs=2)
-    post(client.panel.live.wake)
-    assert list((await event(socket))["reservations"]) == ["id-dev"]
-    socket.close()
 
 
 async def test_another_pool_is_heard_by_its_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

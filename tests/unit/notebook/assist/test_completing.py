@@ -43,6 +43,10 @@ def test_tab(held: Notebook, client: FakeClient) -> None:
     assert not offered & {"In", "Out", "exit", "quit", "get_ipython", "open"}, "IPython's names are nothing to push"
     assert held.complete("%mesh pull loss") == ["%mesh pull losses", "%mesh pull loss_mask"]
     assert held.complete("%%mesh -t hosts=0,") == ["%%mesh -t hosts=0,hosts=", "%%mesh -t hosts=0,procs="]
+    assert held.complete("%%mesh -t 0,") == [f"%%mesh -t 0,{rank}" for rank in range(4)]
+    assert held.complete("x = 1\n%mesh release d") == ["%mesh release dev"]
+    assert held.complete("%%mesh -o 'x\nlos") == ["losses", "loss_mask"], "whatever stands in its first line"
+    assert held.complete("%%time\nlos") == []
     assert held.complete("%%mesh -t 2\nx = loss_") == ["x = loss_mask"]
     assert client.calls[-1] == ("complete", "x = loss_", 9, 2)
     held.ok("losses = 1")

@@ -1,32 +1,13 @@
 """Interrupting cells in a shell, against a client made of plain objects (conftest.py)."""
 
 from functools import partial
-from typing import Any
 
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.errors import RankFailure, RunFailed
 from monarch_nb.ground import interrupting
 from monarch_nb.notebook.cells.following import RunInterrupted
-from unit.notebook.fakes import FakeClient, FakeRun, Notebook, nothing
+from unit.notebook.fakes import FakeClient, FakeRun, Notebook
 from unit.pressing import Press
-
-
-def test_an_interrupt_goes_to_the_ranks(held: Notebook, client: FakeClient) -> None:
-    client.on_submit, client.ctrl_c = nothing, 1
-    error = held.error("%%mesh\ntrain()")
-    assert isinstance(error, RunInterrupted)
-    assert str(error) == "interrupted ranks 0-3"
-    assert client.runs[0].interrupts == [False]
-
-
-def test_one_that_jupyter_sends_before_it_ends_the_kernel_does_not(held: Notebook, client: FakeClient) -> None:
-    handlers: dict[str, Any] = {"shutdown_request": nothing}
-    held.shell.kernel.control_handlers = handlers  # type: ignore[attr-defined]
-    client.on_submit, client.ctrl_c = lambda run: handlers["shutdown_request"](run), 1
-    error = held.error("%%mesh\ntrain()")
-    assert str(error) == "the kernel ends; run 1, cell [2] goes on: %mesh attach follows it"
-    assert not client.runs[0].interrupts
-    assert not client.runs[0].seen
 
 
 def test_a_second_interrupt_kills_what_is_stuck(held: Notebook, client: FakeClient) -> None:

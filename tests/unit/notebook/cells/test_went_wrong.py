@@ -26,13 +26,6 @@ def test_only_what_was_looked_at_is_finite() -> None:
     assert watch_lines({0: {**both, "what": ["grad", "loss", "param"]}}) == ["--watch: 3 steps on rank 0, all finite"]
 
 
-def test_who_found_something_is_named_beside_those_where_all_is_finite() -> None:
-    fine: dict[str, Any] = {"steps": 3, "backward_passes": 3, "looked_at": 3, "what": ["grad"], "found": ""}
-    assert watch_lines({0: fine, 1: {**fine, "found": "the loss is nan"}, 2: fine}) == [
-        "--watch: rank 1 found what is not finite (see above); 3 steps on ranks 0,2, all gradients finite"
-    ]
-
-
 def test_a_scaler_that_leaves_out_all_steps_is_named() -> None:
     told = {"steps": 0, "backward_passes": 5, "looked_at": 0, "what": ["grad"], "found": ""}
     (line,) = watch_lines({0: told})

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.lines.templates import FOLDS_BY, FoldBy, key_of
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.placing import Places
 from monarch_nb.notebook.output.rows import TextRow, members, order
 from unit.notebook.output.folds import fold_of, of_rank, packed, shown_of
 
@@ -62,26 +60,17 @@ def test_equal_output_folds_to_one_set(
 @settings(deadline=None)
 @given(st.integers(2, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_order_of_arrival_does_not_matter(ranks: int, steps: int, order: random.Random) -> None:
-    def output(rank: int) -> list[str]:
-        return [
-            line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss {order_free(rank, step)}")
-        ]
-
-    def order_free(rank: int, step: int) -> str:
-        return f"2.{rank * 31 + step}"
-
-    outputs = [output(rank) for rank in range(ranks)]
-    by_rank = fold_of(
-        ranks, *(Text(rank, "stdout", f"{line}\n") for rank, lines in enumerate(outputs) for line in lines)
-    )
-    mixed = fold_of(ranks, *(Text(rank, "stdout", f"{line}\n") for rank, line in _interleaved(outputs, order)))
-    assert shown_of(by_rank.rows()) == shown_of(mixed.rows())
+    outputs = [
+        [line for step in range(steps) for line in (f"step {step}", f"rank {rank} loss 2.{31 * rank + step}")]
+        for rank in range(ranks)
+    ]
+    fold = fold_of(ranks, *(Text(rank, "stdout", f"{line}\n") for rank, line in _interleaved(outputs, order)))
     everyone = ",".join(map(str, range(ranks)))
     expected = []
     for step in range(steps):
         expected += [(everyone, f"step {step}")]
-        expected += [(str(rank), f"rank {rank} loss {order_free(rank, step)}") for rank in range(ranks)]
-    assert shown_of(mixed.rows()) == expected
+        expected += [(str(rank), f"rank {rank} loss 2.{31 * rank + step}") for rank in range(ranks)]
+    assert shown_of(fold.rows()) == expected
 
 
 @settings(deadline=None)
@@ -102,55 +91,20 @@ def test_taking_rows_loses_nothing(outputs: list[list[tuple[str, str]]], order: 
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sets(st.integers(0, 4), min_size=1), _LINES, st.sampled_from(["stdout", "stderr"])), max_size=25
-    ),
-    st.sampled_from(FOLDS_BY),
-    st.randoms(use_true_random=False),
-)
-def test_rows_open_to_every_line_of_each_rank(
-    steps: list[tuple[set[int], str, Any]], by: FoldBy, order: random.Random
-) -> None:
-    """Whether text of several ranks comes as one or one by one, wherever it is cut."""
-    fold, wrote, now_s = Fold(range(5), by), {rank: list[tuple[str, str]]() for rank in range(5)}, 0.0
-    for ranks, line, stream in steps:
-        cut = order.randrange(len(line) + 2)
-        for piece in filter(None, (f"{line}\n"[:cut], f"{line}\n"[cut:])):
-            now_s += order.choice([0.0, 0.1, 0.3])
-            if order.random() < 0.6:
-                fold.add(TextOfMany(tuple(ranks), stream, piece), now_s)
-            else:
-                for rank in order.sample(sorted(ranks), len(ranks)):
-                    fold.add(Text(rank, stream, piece), now_s)
-        for rank in ranks:
-            wrote[rank].append((stream, line))
-    rows = [row for row in fold.rows() if isinstance(row, TextRow)]
-    for rank, lines in wrote.items():
-        assert [row.number_of(rank) for row in rows if row.ranks >> rank & 1] == [*range(len(lines))]
-    for row in rows:
-        opened = [wrote[rank][row.number_of(rank)] for rank in members(row.ranks)]
-        assert {stream for stream, _ in opened} == {row.stream}
-        assert len({key_of(line, by) for _, line in opened}) == 1, "no row mixes steps"
-        assert row.is_folded or [*map(_as_shown, [opened[:1]])] == [[(row.stream, row.text)]]
-        assert by != "off" or len(opened) == 1
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
         st.tuples(
             st.sets(st.integers(0, 4), min_size=1),
             st.lists(st.sampled_from(["loss {}", "step 1: \x1b[32m{}\x1b[0m s", "done", "{}% of {}"]), max_size=3),
-            st.sampled_from(["packed", "packed", "alone", "half"]),
+            st.sampled_from(["packed", "packed", "as one", "alone", "half"]),
         ),
         max_size=25,
     ),
     st.sampled_from(FOLDS_BY),
     st.randoms(use_true_random=False),
 )
-def test_packed_lines_open_to_every_line_of_each_rank(
+def test_rows_open_to_every_line_of_each_rank(
     steps: list[tuple[set[int], list[str], str]], by: FoldBy, chance: random.Random
 ) -> None:
-    """However they come: packed for some ranks, for others one by one, or after the half of a line."""
+    """However they come: packed, equal and cut anywhere for some ranks, one by one, or after the half of a line."""
     fold, wrote, now_s = Fold(range(5), by), {rank: list[str]() for rank in range(5)}, 0.0
     half: dict[int, str] = {}
     for ranks, templates, how in steps:
@@ -158,23 +112,33 @@ def test_packed_lines_open_to_every_line_of_each_rank(
         now_s += chance.choice([0.0, 0.1, 0.3])
         if how == "packed":
             fold.add(packed(texts), now_s)
+        if how == "as one":
+            texts = dict.fromkeys(texts, texts[min(ranks)])
+            text = "".join(f"{line}\n" for line in texts[min(ranks)])
+            cut = chance.randrange(len(text) + 1)
+            for piece in filter(None, (text[:cut], text[cut:])):
+                fold.add(TextOfMany(tuple(texts), "stdout", piece), now_s)
         for rank, lines in texts.items():
-            text = "".join(f"{line}\n" for line in lines)
             if how == "half":
                 fold.add(Text(rank, "stdout", "so far "), now_s)
                 half[rank] = half.get(rank, "") + "so far "
                 continue
             if how == "alone":
-                fold.add(Text(rank, "stdout", text), now_s)
+                fold.add(Text(rank, "stdout", "".join(f"{line}\n" for line in lines)), now_s)
             if lines:
                 wrote[rank] += [half.pop(rank, "") + lines[0], *lines[1:]]
     fold.add(Finished())
+    for rank, begun in half.items():
+        wrote[rank].append(begun)
     rows = [row for row in fold.rows() if isinstance(row, TextRow)]
     for rank, lines in wrote.items():
-        of_rank = [row for row in rows if row.ranks >> rank & 1]
-        assert [row.number_of(rank) for row in of_rank] == [*range(len(lines) + (rank in half))]
+        assert [row.number_of(rank) for row in rows if row.ranks >> rank & 1] == [*range(len(lines))]
         kept = [row for row in fold._rows if isinstance(row, TextRow) and row.ranks >> rank & 1]
-        assert [row.text_of(rank) for row in sorted(kept, key=order)] == [*lines, *filter(None, [half.get(rank)])]
+        assert [row.text_of(rank) for row in sorted(kept, key=order)] == lines
+    for row in rows:
+        opened = [wrote[rank][row.number_of(rank)] for rank in members(row.ranks)]
+        assert len({key_of(line, by) for line in opened}) == 1, "no row mixes steps"
+        assert by != "off" or len(opened) == 1
 
 
 @settings(deadline=None)
@@ -207,40 +171,6 @@ def test_packed_lines_that_are_rewritten_are_each_ranks_own() -> None:
     (row,) = [row for row in fold._rows if row.ranks]
     assert isinstance(row, TextRow)
     assert [row.text_of(rank) for rank in range(9)] == [f"loss {rank}.5x" for rank in range(9)]
-
-
-def test_packed_lines_of_many_ranks_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, follow = [], Places.follow
-    monkeypatch.setattr(Places, "follow", lambda *about: found.extend([1, *(one := follow(*about))]) or one)
-    fold = Fold(range(1_024))
-    for step in range(10):
-        for first in range(0, 1_024, 512):
-            fold.add(packed({rank: [f"step {step} loss {rank}.5"] for rank in range(first, first + 512)}))
-    assert len(found) <= 2 * 2 * 10
-    everyone = (1 << 1_024) - 1
-    shown = [(row.ranks, row.text) for row in fold.rows() if isinstance(row, TextRow)]
-    assert shown == [(everyone, f"step {step} loss 0.5–1023.5") for step in range(10)]
-
-
-@pytest.mark.parametrize("by", ["equal", "numbers"])
-def test_text_of_many_ranks_is_added_once(by: FoldBy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after some ranks have written something by themselves, and others have come together again."""
-    found, find, follow = [0], Places.find, Places.follow
-    monkeypatch.setattr(Places, "find", lambda *about: found.append(1) or find(*about))
-    monkeypatch.setattr(Places, "follow", lambda *about: found.extend(one := follow(*about)) or one)
-    fold, everyone = Fold(range(1_024), by), tuple(range(1_024))
-    fold.add(TextOfMany(everyone, "stdout", "".join(f"line {n}\n" for n in range(100))))
-    assert len(found) == 1 + 100
-    for rank in range(10, 20):
-        fold.add(Text(rank, "stdout", f"loss {rank}\n"))
-    fold.add(TextOfMany(everyone[:500], "stdout", "some\nmore\n"))
-    fold.add(TextOfMany(everyone[500:], "stdout", "some\nmore\n"))
-    for n in range(10):
-        fold.add(TextOfMany(everyone, "stdout", f"again {n}\n"))
-    found.clear()
-    fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "half a "))
-    fold.add(TextOfMany(everyone[:10] + everyone[20:], "stdout", "line\n"))
-    assert len(found) <= 2
 
 
 # ---- examples ----
@@ -288,46 +218,12 @@ def test_blank_lines_do_not_drag_a_rank_far_ahead() -> None:
     assert ("0,1", "line 29 of many") in shown_of(fold.rows())
 
 
-def test_long_lines_fold_only_when_all_of_them_is_equal() -> None:
-    long = "x" * 3000
-    fold = fold_of(3, *(Text(rank, "stdout", long + end + "\n") for rank, end in enumerate("aab")))
-    assert [members(row.ranks) for row in fold.rows()] == [(0, 1), (2,)]
-
-
-def test_a_rank_that_was_not_announced() -> None:
-    fold = fold_of(1, Text(7, "stdout", "x\n"))
-    assert shown_of(fold.rows()) == [("7", "x")]
-    assert members(fold.ranks) == (0, 7)
-
-
 # ---- open lines ----
-
-
-def test_progress_bars_are_live_and_fold() -> None:
-    fold = fold_of(3, *(Text(rank, "stderr", "10%\r20%\r30%") for rank in (0, 1)), Text(2, "stderr", "\r10%"))
-    fold.add(Text(0, "stdout", "text\n"))
-    assert [(members(row.ranks), row.text, row.live) for row in fold.rows() if isinstance(row, TextRow)] == [
-        ((0,), "text", False),
-        ((0, 1), "30%", True),
-        ((2,), "10%", True),
-    ]
-    for rank in range(3):
-        fold.add(Text(rank, "stderr", "\r100%\n"))
-    assert shown_of(fold.rows()) == [("0", "text"), ("0,1,2", "100%")]
 
 
 def test_a_display_finishes_the_open_line_before_it() -> None:
     fold = fold_of(1, Text(0, "stdout", "before"), Display(0, "show", {"text/plain": "x"}), Text(0, "stdout", "after"))
     assert shown_of(fold.rows()) == [("0", "before"), ("0", "DisplayRow"), ("0", "after")]
-
-
-def test_moving_up_takes_the_line_back() -> None:
-    fold = fold_of(2, *(Text(rank, "stderr", "bar1\n") for rank in (0, 1)))
-    fold.add(Text(1, "stderr", "bar2\x1b[A\rBAR1"))
-    assert shown_of(fold.rows()) == [("0", "bar1"), ("1", "BAR1"), ("1", "bar2")]
-
-
-# ---- results, failures, notices ----
 
 
 # ---- restarts ----

@@ -81,13 +81,6 @@ class TestEndings:
             "[0] died: killed"
         )
 
-    def test_one_that_printed_nothing_says_that_it_failed(self) -> None:
-        assert self.shown(only=1) == (
-            "── run 1, cell [11] (load()) ──\n"
-            "[0-1] failed: ValueError: boom (Cell In[12]:3); `%mesh logs --run 1` shows the traceback"
-        )
-        assert self.shown(only=3) == ""
-
     def test_a_message_that_says_where_it_was_is_not_told_so_again(self) -> None:
         message = "invalid syntax (Cell In[20], line 1)"
         failure = RankFailure(0, "n", "error", "SyntaxError", message, "trace", where="Cell In[20]:1")

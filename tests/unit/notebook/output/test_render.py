@@ -51,11 +51,6 @@ class _Balance(HTMLParser):
 # ---- text ----
 
 
-def test_equal_lines_are_shown_once_with_their_ranks_in_line() -> None:
-    bundle = render(fold_of(8, *_everyone("a\n"), Text(3, "stdout", "b\n")))
-    assert bundle["text/plain"] == _text_of(bundle["text/html"]) == "[0-7] a\n  [3] b"
-
-
 def test_stderr_is_marked_without_colour() -> None:
     bundle = render(fold_of(2, *_everyone("w\n", 2, "stderr"), *_everyone("o\n", 2)))
     assert bundle["text/plain"] == "[stderr:0-1] w\n[0-1] o"
@@ -256,14 +251,6 @@ def test_whatever_the_flood_what_is_stored_stays_small() -> None:
         _Balance(bundle["text/html"])
 
 
-def test_many_lines_of_scattered_ranks_stay_small() -> None:
-    fold = Fold(range(128))
-    for n in range(1000):
-        for rank in range(n % 2, 128, 2):
-            fold.add(Text(rank, "stderr", f"{n}\n"))
-    assert _stored_bytes(render(fold)) < 200_000
-
-
 def test_the_count_of_what_is_not_shown_adds_up() -> None:
     bundle = render(_flood("line {n}" + "x" * 500, ranks=8))
     (elided,) = re.findall(r"… ([\d,]+) lines on ranks 0-7 not shown; `%mesh logs -n 0` has them", bundle["text/plain"])
@@ -303,15 +290,6 @@ def test_many_figures_are_counted() -> None:
     assert len(render(large)["text/html"]) < 8_100_000
 
 
-def test_many_large_results_are_counted() -> None:
-    fold = fold_of(128, *(Result(rank, "ok", 0.1, {"text/plain": f"{rank} " * 3_000}) for rank in range(128)))
-    bundle = render(fold)
-    assert _stored_bytes(bundle) < 200_000
-    assert "not shown: `-o NAME` keeps them" in bundle["text/plain"]
-    rich = [Result(rank, "ok", 0.1, {"text/html": f"{rank}" * 200_000, "text/plain": "t"}) for rank in range(64)]
-    assert len(render(fold_of(64, *rich))["text/html"]) < 8_100_000
-
-
 def test_everything_large_at_once() -> None:
     fold = _flood("{rank} {n} " + "x" * 1000, ranks=8)
     for rank in range(8):
@@ -331,30 +309,6 @@ def test_lines_for_terminals_keep_colours_when_asked() -> None:
 
 
 # ---- rows that stand for lines that differ ----
-
-
-def test_a_row_says_where_the_lines_are_that_it_stands_for() -> None:
-    fold = Fold(range(16))
-    fold.add(Text(3, "stdout", "only here\n" * 100))
-    for rank in (3, *range(3), *range(4, 16)):
-        fold.add(Text(rank, "stdout", f"begin\nstep: 0 loss: {7.8 + rank / 1000:.3f}\n"))
-    markup = render(fold, log=LogOf("mesh-1", 7))["text/html"]
-    assert 'data-monarch-log="mesh-1/7"' in markup
-    [places] = re.findall('data-monarch-row="([^"]*)"', markup)
-    assert set(places.split(";")) == {"1:0-2,4-15", "101:3"}
-    assert "%mesh logs --run 7 has each rank's line" in markup
-    assert "data-monarch" not in render(fold)["text/html"], "of which nobody knows the run"
-
-
-def test_a_rank_that_is_apart_is_marked() -> None:
-    losses = ["nan" if rank == 11 else f"{7.8 + rank / 1000:.3f}" for rank in range(16)]
-    lines = [Text(rank, "stdout", f"step: 0 loss: {loss}\n") for rank, loss in enumerate(losses)]
-    bundle = render(fold_of(16, *lines), log=LogOf("m", 1))
-    assert bundle["text/plain"] == "[0-15] step: 0 loss: 7.800–7.815  [11]! loss: nan"
-    assert re.search(r'<span style="color:#[^"]*;font-weight:bold">\[11\]! loss: nan</span>', bundle["text/html"])
-    assert re.search(r'data-monarch-row="0:0-15" title="! [^"]* nan or inf', bundle["text/html"])
-    coloured = plain_lines(fold_of(16, *lines).rows(), 0xFFFF, colours=True)
-    assert coloured.endswith("7.800–7.815  \x1b[1;31m[11]! loss: nan\x1b[0m"), "in a terminal"
 
 
 def test_what_must_not_be_overlooked_is_shown_when_there_is_no_room_for_all() -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb.client.pools.facts.actor_infos import ActorInfo
@@ -21,32 +22,11 @@ def test_tables_leave_out_empty_columns_and_escape() -> None:
 
 
 def rank_info(rank: int, **changes: Any) -> RankInfo:
-    facts: dict[str, Any] = {
-        "rank": rank,
-        "host": f"node{rank // 4}",
-        "pid": 100 + rank,
-        "state": "idle",
-        "gpu_indices": (),
-        "memory_bytes": 0,
-        "run_id": "",
-        "running_s": 0.0,
-        "death": None,
-    }
-    return RankInfo(**{**facts, **changes})
+    return replace(RankInfo(rank, f"node{rank // 4}", 100 + rank, "idle"), **changes)
 
 
 def run_info(**changes: Any) -> RunInfo:
-    facts: dict[str, Any] = {
-        "run_id": "r",
-        "number": 12,
-        "title": "train()",
-        "ranks": tuple(range(8)),
-        "finished": (),
-        "collected": False,
-        "submitted_at": 0.0,
-        "cell_number": 7,
-    }
-    return RunInfo(**{**facts, **changes})
+    return replace(RunInfo("r", 12, "train()", tuple(range(8)), (), False, 0.0, 7), **changes)
 
 
 class Held:

@@ -86,14 +86,6 @@ def test_a_long_line_with_control_codes() -> None:
     assert _show("x" * 5000 + "\r" + "y" * 3 + "\x1b[K") == ["yyy"]
 
 
-def test_flush_begins_a_new_line() -> None:
-    screen = Screen(lambda: None)
-    assert screen.write("open") == []
-    assert screen.flush() == ["open"]
-    assert screen.write("next\n") == ["next"]
-    assert screen.flush() == []
-
-
 def test_several_tqdm_bars() -> None:
     for whole in (True, False):
         written = io.StringIO()

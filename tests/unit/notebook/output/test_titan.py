@@ -81,17 +81,3 @@ def test_128_ranks_have_as_many_rows_as_one_and_open_to_every_line(what: str) ->
         alone.add(Text(rank, "stderr", "".join(lines_of(what, rank))))
         opened = [row.text_of(rank) for row in kept if row.ranks >> rank & 1]
         assert opened == [row.text for row in alone.rows() if isinstance(row, TextRow)]
-
-
-def test_a_rank_that_has_no_number_is_named_behind_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = RECORDED["train"][5].replace("loss:  5.52144", "loss:      nan")
-    assert wrong != RECORDED["train"][5]
-    monkeypatch.setattr(
-        f"{__name__}.lines_of",
-        lambda what, rank: (wrong if rank == 77 else RECORDED[what][rank % RANKS_PER_NODE]).splitlines(keepends=True),
-    )
-    rows = [row for row in folded(told("train", random.Random(0))).rows() if isinstance(row, TextRow)]
-    assert len(rows) == 29
-    (marked,) = [row for row in rows if row.is_marked]
-    assert "step: 13" in marked.text
-    assert "[77]! loss: nan" in marked.text

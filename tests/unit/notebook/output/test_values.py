@@ -89,14 +89,6 @@ def test_what_is_no_number_is_named_by_rank(values: list[float]) -> None:
         assert f"{kind} on rank" in spread.sentence()
 
 
-@settings(max_examples=50)
-@given(st.lists(NUMBERS, min_size=1, max_size=40))
-def test_far_is_no_more_than_a_quarter_and_outside_of_the_others(values: list[float]) -> None:
-    spread = _spread(values)
-    assert len(spread.far) <= len(values) // 4
-    assert all(not spread.low <= values[rank] <= spread.high for rank in spread.far)
-
-
 def test_far_from_the_others() -> None:
     for ranks, odd in ((8, 3), (16, 0), (128, 77)):
         values = [2 + rank / ranks for rank in range(ranks)]

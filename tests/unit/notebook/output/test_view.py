@@ -102,19 +102,6 @@ def test_the_first_output_comes_at_once_and_the_next_at_most_ten_times_a_second(
     assert "line 999" in cell.texts[-1]
 
 
-def test_output_after_a_pause_comes_at_once_and_nothing_twice() -> None:
-    cell = _Cell()
-    cell.print("a\n")
-    cell.pass_time(1.0)
-    cell.print("b\n")
-    cell.pass_time(0.03)
-    assert cell.texts[-1] == "[0] a\n[0] b"
-    published = len(cell.published)
-    cell.pass_time(0.5)
-    cell.finish(close=True)
-    assert len(cell.published) == published
-
-
 def test_large_output_is_updated_less_often() -> None:
     cell = _Cell()
     for count in range(1000):
@@ -234,38 +221,6 @@ def test_a_cell_that_does_not_wait_shows_the_run_at_once_and_its_end() -> None:
     assert cell.texts[-1] == "[0] a\nrank 0: KeyError: 'x'\nthe traceback"
     assert "2 ranks · 0.41 s · 1 failed" in cell.html
     assert all(update for *_, update in cell.published[1:])
-    cell = _Cell(stream=False)
-    cell.view.keep_open()
-    cell.print("a\n")
-    cell.pass_time(10)
-    assert len(cell.published) == 1
-    cell.finish()
-    assert cell.texts[-1] == "[0] a"
-
-
-def test_a_timeout_leaves_the_view_open() -> None:
-    cell = _Cell()
-    cell.pass_time(1)
-    cell.view.keep_open()
-    cell.print("later\n")
-    cell.pass_time(1)
-    cell.fail()
-    cell.finish()
-    assert cell.texts[-1] == "[0] later\nrank 0: KeyError: 'x'\nthe traceback"
-
-
-def test_output_after_the_end_is_added_where_something_was_shown() -> None:
-    cell = _Cell()
-    cell.print("a\n")
-    cell.finish(close=True)
-    cell.print("from a thread\n")
-    cell.pass_time(1)
-    assert cell.texts[-1] == "[0] a\n[0] from a thread"
-    silent = _Cell()
-    silent.finish(close=True)
-    silent.print("from a thread\n")
-    silent.pass_time(1)
-    assert silent.published == []
 
 
 # ---- terminals ----
@@ -363,47 +318,3 @@ def test_what_was_held_shows_soon_though_a_rank_is_silent_and_notices_at_once() 
     cell.print("and me\n", 1)
     cell.pass_time(0.2)
     assert "and me" in cell.texts[-1]
-
-
-# ---- whose output ----
-
-
-def test_of_ranks_that_are_not_shown_only_stderr_is_counted() -> None:
-    cell = _Cell(ranks=3, shown=[0])
-    for rank in range(3):
-        cell.print("to be seen\n", rank)
-        cell.view.on_event(Text(rank, "stderr", "a warning\n"))
-    cell.view.on_event(Elided(2, "stderr", 40, 900))
-    for rank in range(3):
-        cell.view.on_event(Result(rank, "ok", 0.1, bundle={"text/plain": str(rank)}))
-    cell.end()
-    assert cell.texts[-1].splitlines() == [
-        "[0] to be seen",
-        "[stderr:0] a warning",
-        "… 42 lines on stderr of ranks 1-2 not shown: `%mesh logs` has them, `%mesh show all` shows all ranks'",
-        "Out[0]: 0",
-    ]
-    assert "to be seen" in cell.html
-
-
-def test_silent_ranks_that_are_not_shown_are_not_spoken_of() -> None:
-    cell = _Cell(ranks=2, shown=[1])
-    for rank in range(2):
-        cell.print(f"from {rank}\n", rank)
-    cell.finish(close=True)
-    assert cell.texts[-1] == "[1] from 1"
-
-
-def test_lines_fold_by_what_the_cell_says() -> None:
-    shown = {}
-    for by in ("numbers", "times", "equal", "off"):
-        cell = _Cell(ranks=2, by=by)
-        for rank in range(2):
-            cell.print(f"10:00:0{rank} ready\nloss 2.{rank}\nend\n", rank)
-        cell.finish(close=True)
-        shown[by] = [line.strip() for line in cell.texts[-1].splitlines()]
-    assert shown["numbers"] == ["[0-1] 10:00:00 ready", "[0-1] loss 2.0–2.1", "[0-1] end"]
-    assert shown["times"] == ["[0-1] 10:00:00 ready", "[0] loss 2.0", "[1] loss 2.1", "[0-1] end"]
-    assert shown["equal"][:2] == ["[0] 10:00:00 ready", "[1] 10:00:01 ready"]
-    assert shown["equal"][-1] == "[0-1] end"
-    assert shown["off"][-2:] == ["[0] end", "[1] end"]

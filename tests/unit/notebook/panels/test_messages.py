@@ -45,20 +45,19 @@ class FakeSubscription:
         self.whole_views = 1
         self._changed = changed
 
-    def look(self, looking: bool) -> None:
+    def _is_now(self, **facts: object) -> None:
         with self._changed:
-            self.looking = looking
+            vars(self).update(facts)
             self._changed.notify_all()
+
+    def look(self, looking: bool) -> None:
+        self._is_now(looking=looking)
 
     def begin_again(self) -> None:
-        with self._changed:
-            self.whole_views += 1
-            self._changed.notify_all()
+        self._is_now(whole_views=self.whole_views + 1)
 
     def close(self) -> None:
-        with self._changed:
-            self.open = False
-            self._changed.notify_all()
+        self._is_now(open=False)
 
 
 class FakePanel:
@@ -115,16 +114,6 @@ def test_a_view_is_told_that_the_kernel_lives_while_it_is_seen(
     monkeypatch.setattr("monarch_nb.notebook.panels.messages.ALIVE_S", 0.01)
     look(messages, "v")
     heard.wait_for(lambda said: said.count({"alive": True}) > 1)
-
-
-def test_an_answer_carries_the_number_of_its_request(messages: PanelMessages, heard: Heard) -> None:
-    messages.receive({"id": 7, "request": "lost", "body": {"reservation": "r"}})
-    messages.receive({"id": 8, "request": "reserve", "body": {"values": {}, "notebook": None}})
-    heard.wait_for(lambda all_of_them: len(all_of_them) == 2)
-    assert heard.messages == [
-        {"id": 7, "result": ["lost", {"reservation": "r"}]},
-        {"id": 8, "result": ["reserve", {"values": {}, "notebook": "/a.ipynb"}]},
-    ]
 
 
 @pytest.mark.parametrize("content", [None, 3, "look", [], {}, {"type": "jump"}, {"request": 4}])

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from monarch_nb.client.pools.facts.held import current_owner
-from monarch_nb.notebook.panels.summaries import Part, pool_summary, reservation_summary
+from monarch_nb.notebook.panels.summaries import pool_summary, reservation_summary
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.times import time_of_day
@@ -78,12 +78,6 @@ def test_time_runs_and_memory_are_told(nodes: list[pb.StatusReply], meshes: list
     assert plain.splitlines()[0] == "dev · 2 nodes × 2 procs · 2 h left · 4 running"
     assert "cell 12 runs for 2 min 10 s: train()" in plain
     assert plain.endswith(f"  300 MB in memory · as of {time_of_day(NOW)}")
-
-
-def test_a_part_of_a_mesh(nodes: list[pb.StatusReply], meshes: list[pb.MeshStatus]) -> None:
-    shown = reservation_summary(view_of(nodes), "id-dev", "dev", Part("mesh-dev", (2, 3)))
-    assert shown.plain.splitlines()[:2] == ["dev · 2 nodes × 2 procs, ranks 2-3 · 2 idle", "  node1  2-3 idle"]
-    assert "node0" not in shown.html
 
 
 def test_what_is_released_says_so_and_why(nodes: list[pb.StatusReply]) -> None:

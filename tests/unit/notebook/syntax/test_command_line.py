@@ -12,7 +12,6 @@ from monarch_nb.notebook.syntax.command_line import (
     help_text,
     overview,
     parse,
-    split_words,
     wants_help,
 )
 
@@ -21,7 +20,6 @@ def test_a_value_that_may_be_left_out() -> None:
     for line, word, wait in (
         ("dev --wait --procs 2", "dev", True),
         ("--wait dev --procs 2", "dev", True),
-        ("dev --procs 2 --wait", "dev", True),
         ("dev --wait 10m --procs 2", "dev", 600.0),
         ("--wait=1h dev --procs 2", "dev", 3600.0),
         ("dev --procs 2", "dev", None),
@@ -66,59 +64,14 @@ def test_docstring_examples() -> None:
     assert doctest.testmod(command_line).failed == 0
 
 
-def test_split_words() -> None:
-    for line, words in (
-        ("", []),
-        ("  a   b ", ["a", "b"]),
-        ("x='a b'", ["x='a b'"]),
-        ("f(1, 2) [3, 4]", ["f(1, 2)", "[3, 4]"]),
-        (r"'it\'s here' b", [r"'it\'s here'", "b"]),
-        ("a # comment", ["a"]),
-        ("a#b", ["a#b"]),
-        ("'#' b", ["'#'", "b"]),
-        ("a) b", ["a)", "b"]),
-    ):
-        assert split_words(line) == words
-
-
-def test_flags_are_read_in_every_spelling() -> None:
-    parsed = parse(declarations.CELL, "-t 0,2-3 --noblock --out=loss --group-outputs type --no-stream --timeout 1.5")
-    assert parsed.text("targets") == "0,2-3"
-    assert parsed.switch("noblock")
-    assert parsed.text("out") == "loss"
-    assert parsed.text("group_outputs") == "type"
-    assert parsed.switch("stream", default=True) is False
-    assert parsed.seconds("timeout") == 1.5
-    assert parse(declarations.CELL, "--stream").switch("stream") is True
-    assert parse(declarations.CELL, "").switch("stream", default=True) is True
-
-
 def test_targets_are_values_even_when_they_look_odd() -> None:
     for targets in ("-1", "::2", "4:", "hosts=0,procs=0:2", "[0, 1]", "'0, 2'"):
         assert parse(declarations.CELL, f"-t {targets}").text("targets") == targets.strip("'")
 
 
-def test_repeated_flags_are_kept_in_order() -> None:
-    parsed = parse(holding.RESERVE, "dev --nodes 2 --procs 4 --env A=1 --env 'B=x y' --env HOME --preload numpy")
-    assert parsed.word == "dev"
-    assert (parsed.count("nodes"), parsed.count("procs"), parsed.count("gpus")) == (2, 4, None)
-    assert parsed.many("env") == ("A=1", "B=x y", "HOME")
-    assert parsed.many("preload") == ("numpy",)
-    assert not parsed.switch("replace")
-
-
-def test_expressions_stay_as_written() -> None:
-    parsed = parse(declarations.PULL, "{k: v[-1] for k, v in d.items()} -o last")
-    assert parsed.word == "{k: v[-1] for k, v in d.items()}"
-    assert parsed.text("out") == "last"
-    assert parse(declarations.PULL, "a['x y'] - 1").word == "a['x y'] - 1"
-    assert parse(declarations.PUSH, "x name='a b' f=g(1, 2)").words == ("x", "name='a b'", "f=g(1, 2)")
-
-
 def test_bad_lines_get_one_clear_message() -> None:
     for command, line, message in (
         (holding.RESERVE, "--node 2", "%mesh reserve has no flag --node: did you mean --nodes?"),
-        (holding.RESERVE, "--gpu=2", "did you mean --gpus?"),
         (holding.RESERVE, "--zzz", "%mesh reserve has no flag --zzz; it has --nodes, --gpus"),
         (
             holding.RESERVE,
@@ -126,11 +79,8 @@ def test_bad_lines_get_one_clear_message() -> None:
             "has no flag --partition; flags for the engine of --on go after --, as in -- --partition=main",
         ),
         (holding.RESERVE, "--on=slurm --node 2", "did you mean --nodes?; flags for the engine of --on"),
-        (holding.DETACH, "--zzz", "%mesh detach has no flag --zzz"),
         (holding.RESERVE, "--nodes 0", "--nodes is at least 1, not 0"),
-        (holding.RESERVE, "--nodes -3", "--nodes is at least 1, not -3"),
         (holding.RESERVE, "--nodes two", "--nodes is a whole number of at least 1, not 'two'"),
-        (holding.RESERVE, "--nodes 1.5", "not '1.5'"),
         (holding.RESERVE, "--nodes ²", "not '²'"),
         (holding.RESERVE, "--nodes", "--nodes needs a value: --nodes N"),
         (holding.RESERVE, "--nodes --procs 4", "--nodes needs a value: --nodes N"),
@@ -144,15 +94,11 @@ def test_bad_lines_get_one_clear_message() -> None:
         (declarations.PULL, "", "%mesh pull needs EXPRESSION"),
         (declarations.CELL, "--timeout soon", "--timeout is a number of seconds above 0, not 'soon'"),
         (declarations.CELL, "--timeout 0", "not '0'"),
-        (holding.RESERVE, "--cpus many", "--cpus is a number above 0, not 'many'"),
-        (declarations.CELL, "--timeout nan", "not 'nan'"),
         (
             declarations.CELL,
             "--group-outputs ranks",
             "--group-outputs is order, rank or type, not 'ranks': did you mean rank?",
         ),
-        (declarations.CELL, "--on-error stop", "--on-error is wait or abort, not 'stop'"),
-        (declarations.CELL, "0", "%%mesh takes no '0'"),
     ):
         with pytest.raises(UsageError) as caught:
             parse(command, line)
@@ -161,13 +107,7 @@ def test_bad_lines_get_one_clear_message() -> None:
 
 
 def test_an_unknown_subcommand_suggests_the_nearest() -> None:
-    for word, nearest in (
-        ("reserv", "reserve"),
-        ("resreve", "reserve"),
-        ("int", "interrupt"),
-        ("stat", "status"),
-        ("atach", "attach"),
-    ):
+    for word, nearest in (("resreve", "reserve"), ("int", "interrupt"), ("atach", "attach")):
         with pytest.raises(UsageError, match=f"no subcommand '{word}': did you mean {nearest}"):
             declarations.MESH.find(word)
 
@@ -188,13 +128,6 @@ def test_what_is_another_programs_is_left_to_it() -> None:
         parse(declarations.PIP, "")
 
 
-def test_durations_have_units() -> None:
-    parsed = parse(holding.RESERVE, "dev --procs 4 --time 1h30m --idle=90m")
-    assert (parsed.seconds("time"), parsed.seconds("idle")) == (5400.0, 5400.0)
-    with pytest.raises(UsageError, match=r"^--time is a time such as 30s, 90m, 8h, .*, not '8'$"):
-        parse(holding.RESERVE, "dev --procs 4 --time 8")
-
-
 def test_help_names_everything_and_is_aligned() -> None:
     text = overview(declarations.MESH)
     for command in declarations.MESH.commands:
@@ -212,36 +145,24 @@ def test_help_names_everything_and_is_aligned() -> None:
 def test_completion_of_the_line() -> None:
     for text, fragment, offered in (
         ("", "", " ".join([*(command.name for command in declarations.MESH.commands), "--help"])),
-        ("re", "re", "reserve release replace restart"),
         ("reserve --no", "--no", "--nodes"),
         ("reserve --nodes 2 --no", "--no", ""),
         ("reserve --env A=1 --en", "--en", "--env"),
         ("reserve d", "d", "dev"),
         ("reserve --nodes ", "", ""),
-        ("attach d", "d", "dev"),
         ("attach dev ", "", ""),
         ("attach --noblock d", "d", "dev"),
         ("release ", "", "dev main"),
-        ("stacks -t d", "d", "dev"),
         ("stacks --targets=d", "d", "dev"),
-        ("pull m", "m", "main"),
         ("push dev m", "m", "main"),
         ("xyzzy ", "", ""),
-        ("status ", "", ""),
         ("reserve 'de", "'de", ""),
     ):
         assert complete(declarations.MESH, text, names("dev", "main")) == (fragment, offered.split())
 
 
 def test_files_and_expressions_are_completed_by_ipython() -> None:
-    for text in (
-        "reserve --files ",
-        "reserve --shared=/da",
-        "sync --add ",
-        "fetch x --to ",
-        "push lr=ba",
-        "pip install -r ",
-    ):
+    for text in ("reserve --shared=/da", "sync --add ", "push lr=ba", "pip install -r "):
         assert complete(declarations.MESH, text, names("dev", "main"))[1] is None
 
 
@@ -270,9 +191,7 @@ class TestRest:
     def test_what_follows_the_name_is_the_programs(self) -> None:
         """As torchrun's parser does: what argparse gives for these lines was looked at."""
         for line, words in (
-            ("train.py", ["train.py"]),
             ("train.py --lr 3e-4 -t 0 --help", ["train.py", "--lr", "3e-4", "-t", "0", "--help"]),
-            ("-m scripts.base_train -- --depth=4", ["scripts.base_train", "--depth=4"]),
             ("-m scripts.base_train -- --depth=4 -- x", ["scripts.base_train", "--depth=4", "--", "x"]),
             ("train.py x -- --depth", ["train.py", "x", "--", "--depth"]),
             ("train.py -- -- y", ["train.py", "--", "y"]),
@@ -292,19 +211,9 @@ class TestRest:
         ):
             assert parse(declarations.SH, line).words == (command,)
 
-    def test_flags_before_the_name_are_ours(self) -> None:
-        parsed = parse(declarations.RUN, "-t 0-3 -a --nproc_per_node 4 --max-restarts=2 -m pkg.train -a")
-        assert parsed.text("targets") == "0-3"
-        assert parsed.switch("noblock")
-        assert parsed.switch("module")
-        assert parsed.text("nproc_per_node") == "4"
-        assert parsed.text("max_restarts") == "2"
-        assert parsed.words == ("pkg.train", "-a")
-
     def test_what_can_not_be_read(self) -> None:
         for line, said in (
             ("", "%mesh run needs SCRIPT"),
-            ("--nnodes 2", "%mesh run needs SCRIPT"),
             ("--", "%mesh run needs SCRIPT"),
             (
                 "--use-env train.py",

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch_nb.panel.forms.forms import Field, extend_form, reserve_form, up_form
+from monarch_nb.panel.forms.forms import extend_form, reserve_form, up_form
 from monarch_nb.panel.refusal import Refused
-from monarch_nb.provision import Option
 from monarch_nb.provision.local import LocalProvisioner
 from unit.panel.replies import hold, node, view_of
 
@@ -69,26 +68,6 @@ def test_the_reserve_form_knows_the_pool() -> None:
     assert [choice["value"] for choice in fields["kind"].choices] == ["procs"]
     assert "force_busy" not in fields
     assert fields["name"].default == "main-2"
-
-
-def test_a_pools_form_is_what_its_provisioner_declares() -> None:
-    class Cloud(LocalProvisioner):
-        title = "cloud"
-
-        def options(self, *, pool: str = "local") -> list[Option]:
-            return [Option("zone", "Zone", "choice", "a", choices=(("a", "Zone A"), ("b", "Zone B")))]
-
-    form = up_form(Cloud(), "lab")
-    assert form.title == "Start a cloud"
-    assert form.fields == [
-        Field(
-            "zone",
-            "Zone",
-            "choice",
-            "a",
-            choices=[{"value": "a", "label": "Zone A"}, {"value": "b", "label": "Zone B"}],
-        )
-    ]
 
 
 def test_the_local_pools_options_are_arguments_of_up() -> None:

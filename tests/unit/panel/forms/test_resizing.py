@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from monarch_nb.panel import actions
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Json
 from monarch_nb.proto import allocator_pb2 as pb
-from unit.panel.asking import ask, finished, refused
+from unit.panel.asking import ask, refused
 from unit.panel.fake_pool import FakeNode, FakePool
-from unit.panel.replies import hold, node, run
+from unit.panel.replies import hold, node
 
 
 def resized(panel: Panel, nodes: object, mesh: str = "main") -> Json:
@@ -82,53 +78,3 @@ def test_a_mesh_is_started_anew_only_when_it_alone_has_ranks_on_nodes_that_go(pa
     assert resized(panel, 3, "eval")["errors"] == {"nodes": "dev has 3 nodes already"}
     several = "main and eval have ranks on node1, node2: %mesh stop eval ends those of one first"
     assert resized(panel, 1)["errors"] == {"nodes": several}
-
-
-def test_what_more_or_fewer_nodes_would_cost(panel: Panel, pool: FakePool) -> None:
-    (first, _) = hold([fake.reply for fake in pool.fakes], procs=2)
-    run([first], running_s=180.0)
-
-    def lost(nodes: int) -> list[str]:
-        body = {"action": "resize", "reservation": "id-dev", "values": {"nodes": nodes, "mesh": "main"}}
-        text: str = ask(panel, "lost", **body)["text"]
-        return text.splitlines()
-
-    assert lost(3) == [
-        "All ranks of main start anew: 6 ranks, on 3 nodes.",
-        "You lose:",
-        "• the variables of 4 ranks",
-        "• run 1 (train()), which has run for 3 min",
-        "Logs and files stay.",
-    ]
-    assert (
-        lost(1)[-1] == "Logs of ranks on node1 are deleted. Files that they wrote are kept, and the panel says where."
-    )
-
-
-def test_resizing_is_what_the_client_does(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold([fake.reply for fake in pool.fakes], procs=2)
-    done: list[tuple[Any, ...]] = []
-
-    class Attached:
-        """A reservation that remembers what it was asked for."""
-
-        def grow(self, total: int, *, progress: Callable[[str], None], **options: str) -> str:
-            done.append(("grow", total, options))
-            return "grown"
-
-        def shrink(self, total: int, *, progress: Callable[[str], None], **options: str) -> str:
-            done.append(("shrink", total, options))
-            return "shrunk"
-
-        def detach(self) -> None: ...
-
-    monkeypatch.setattr(actions, "Reservation", lambda *_: Attached())
-    for nodes, mesh, asked in (
-        (3, "main", ("grow", 3, {"into": "main", "mesh": ""})),
-        (3, "all", ("grow", 3, {"into": "", "mesh": "all"})),
-        (1, "all", ("shrink", 1, {"into": "main"})),
-    ):
-        job = finished(panel, "resize", reservation="id-dev", values={"nodes": nodes, "mesh": mesh})
-        assert (job["state"], done.pop()) == ("done", asked)
-        assert job["title"] == ("Growing dev to 3 nodes" if nodes == 3 else "Shrinking dev to 1 node")
-        assert job["result"]["text"] in ("grown", "shrunk")

@@ -21,7 +21,7 @@ from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Before, Json, NodeAnswer, build_view, no_view
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Option, jobs
-from monarch_nb.provision.launchers import Ask, Job, Look, Offer
+from monarch_nb.provision.launchers import Ask, Job, Offer
 from monarch_nb.trust.pools import change_hosts, pools_directory
 from unit.panel.asking import ask, finished, refused
 from unit.panel.fake_pool import FakePool
@@ -52,18 +52,6 @@ class Lab:
         if ask.nodes > 4:
             raise CapacityError("there are 4 nodes")
         return Offer("starts at 14:02", 12.5)
-
-    def ask(self, ask: Ask) -> str:
-        raise NotImplementedError
-
-    def look(self, job: Job) -> Look:
-        raise NotImplementedError
-
-    def extend(self, job: Job, by_s: float) -> None:
-        raise NotImplementedError
-
-    def end(self, job: Job) -> None:
-        raise NotImplementedError
 
 
 class Plain(Lab):

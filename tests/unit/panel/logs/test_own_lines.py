@@ -20,24 +20,6 @@ def texts_of(told: list[dict[str, Any]]) -> list[str]:
     return [each.get("text", each.get("absent")) for each in told]
 
 
-async def test_lines_where_the_row_says_they_are() -> None:
-    texts = {**STEPS, 15: [f"rank 15 says {number}" for number in range(500)] + STEPS[15]}
-    read, lines = reader(texts)
-    numbers = parse_places("5:0-14;505:15", 16)
-    assert numbers is not None
-    told = await own_lines(read, 1, numbers, ROW)
-    assert texts_of(told) == [STEPS[rank][5] for rank in range(16)]
-    assert [each["ranks"] for each in told] == [str(rank) for rank in range(16)]
-    assert lines.asked.count("read") == 16, "each node, here of one rank, is asked once"
-
-
-async def test_lines_that_are_some_lines_off() -> None:
-    for off in (1, 7, REACH_LINES):
-        texts = {**STEPS, 0: ["progress"] * off + STEPS[0], 3: ["progress"] * off + STEPS[3]}
-        told = await own_lines(reader(texts)[0], 1, dict.fromkeys(range(16), 5), ROW)
-        assert texts_of(told) == [STEPS[rank][5] for rank in range(16)]
-
-
 async def test_a_rank_that_has_no_such_line_says_so() -> None:
     texts = {**STEPS, 3: STEPS[3][:5] + ["progress"] * 500, 4: ["progress"] * (REACH_LINES + 1) + STEPS[4]}
     read, lines = reader(texts)

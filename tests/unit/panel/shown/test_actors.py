@@ -33,12 +33,6 @@ def actors_in(view: Json) -> Json:
     return dict(reservation["actors"])
 
 
-def test_a_reservation_without_actors_has_none() -> None:
-    reply = node()
-    hold([reply], procs=2)
-    assert actors_in(view_of(reply)) == {"shown": [], "more": 0}
-
-
 def test_ranks_that_do_the_same_are_one_and_trouble_comes_first() -> None:
     replies = [node("node0"), node("node1")]
     meshes = hold(replies, procs=4)
@@ -99,23 +93,6 @@ def test_actors_of_monarchs_engine_have_ranks_of_their_own_and_are_chosen_by_the
     (actor,) = actors_in(view_of(reply))["shown"]
     assert (actor["ranks"], actor["actor_ranks"]) == ("0-1", "0-3")
     assert [(doing["state"], doing["ranks"]) for doing in actor["doings"]] == [("running", "3"), ("idle", "0-2")]
-
-
-def test_actors_of_all_meshes_are_shown_those_of_the_main_one_first() -> None:
-    reply = node()
-    [main] = hold([reply], procs=2)
-    beside = pb.MeshStatus(mesh_id="mesh-beside", name="evaluators")
-    beside.spec.world_size = 1
-    beside.spec.extent.add(name="gpus", size=1)
-    add(beside.ranks.add(rank=0, pid=9, state=pb.Rank.STATE_IDLE), "judges")
-    add(main.ranks[0])
-    del reply.reservations[0].meshes[:]
-    reply.reservations[0].meshes.extend([beside, main])
-    view = view_of(reply)
-    (reservation,) = view["reservations"].values()
-    assert [mesh["name"] for mesh in reservation["meshes"]] == ["main", "evaluators"]
-    shown = [(actor["name"], actor["mesh"], actor["mesh_id"]) for actor in actors_in(view)["shown"]]
-    assert shown == [("trainers", "main", "mesh-dev"), ("judges", "evaluators", "mesh-beside")]
 
 
 def test_of_a_node_that_does_not_answer_no_actors_are_known() -> None:

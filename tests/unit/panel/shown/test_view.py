@@ -65,25 +65,22 @@ def test_a_notebook_uses_what_somebody_shares_with_it(monkeypatch: pytest.Monkey
     hold([reply], "dev", procs=1, owner="anna", right=pb.RIGHT_READ)
     view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
     assert the_only(view)["used_by"] == ["a.ipynb"]
+    assert the_only(view)["refusals"].keys() == {"restart", "resize"}, "which are anna's to do"
     monkeypatch.setenv(POOL_VARIABLE, "lab")  # which a notebook means that names none
     view = view_of(reply, root="/home/me", memories=[now_held("/home/me/a.ipynb", "id-dev")])
     assert the_only(view)["used_by"] == []
 
 
-def test_a_reservation_is_put_together_from_its_nodes() -> None:
-    replies = [node("node0"), node("node1")]
-    hold(replies, procs=2, notebook="/home/me/work/a.ipynb")
-    reservation = the_only(view_of(*replies, root="/home/me"))
-    assert (reservation["node_ids"], reservation["nodes_answering"]) == (["node0", "node1"], 2)
-    assert (reservation["notebook_path"], reservation["mine"]) == ("work/a.ipynb", True)
-    (mesh,) = reservation["meshes"]
-    assert mesh["extent"] == {"hosts": 2, "procs": 2}
-    assert [rank["rank"] for rank in mesh["ranks"]] == [0, 1, 2, 3]
-    assert [rank["node"] for rank in mesh["ranks"]] == ["node0", "node0", "node1", "node1"]
-    for notebook in ("", "/elsewhere/a.ipynb", "/home/mean/a.ipynb"):
-        replies = [node()]
-        hold(replies, procs=1, notebook=notebook)
-        assert the_only(view_of(*replies, root="/home/me"))["notebook_path"] == "", notebook
+def test_only_a_notebook_below_the_servers_directory_has_a_path_there() -> None:
+    for notebook, path in (
+        ("/home/me/work/a.ipynb", "work/a.ipynb"),
+        ("/elsewhere/a.ipynb", ""),
+        ("/home/mean/a.ipynb", ""),
+        ("", ""),
+    ):
+        reply = node()
+        hold([reply], procs=1, notebook=notebook)
+        assert the_only(view_of(reply, root="/home/me"))["notebook_path"] == path, notebook
 
 
 def now_held(*facts: str) -> Memory:
@@ -209,37 +206,16 @@ def test_runs_of_all_nodes() -> None:
     assert queued["state"] == "queued"
 
 
-def test_gpus_have_their_holders_and_readings() -> None:
-    reply = node(gpus=2)
+def test_readings_of_a_node_and_its_gpus_are_rounded() -> None:
+    reply = node(gpus=1)
     hold([reply], gpus=1)
-    reply.readings.CopyFrom(
-        pb.NodeReadings(
-            cpu=0.4218,
-            memory_used_bytes=10_010_000_000,
-            memory_total_bytes=32_000_000_000,
-            gpus=[
-                pb.GpuReading(
-                    index=0,
-                    utilisation=0.931,
-                    memory_used_bytes=70_000_400_000,
-                    memory_total_bytes=141 << 30,
-                    temperature_c=54.4,
-                    power_w=311.7,
-                    power_limit_w=700.0,
-                ),
-                pb.GpuReading(index=1, error="GPU 1 has fallen off the bus"),
-            ],
-        )
-    )
+    gpu = pb.GpuReading(index=0, utilisation=0.931, temperature_c=54.4, power_w=311.7)
+    memory = {"memory_used_bytes": 10_010_000_000, "memory_total_bytes": 32_000_000_000}
+    reply.readings.CopyFrom(pb.NodeReadings(cpu=0.4218, gpus=[gpu], **memory))
     shown = view_of(reply)["nodes"]["node0"]
     assert (shown["cpu"], shown["memory"]) == (0.42, {"used": 10_000_000_000, "total": 32_000_000_000})
-    held, lost = shown["slots"][:2]
-    assert (held["kind"], held["index"], held["reservation"], held["rank"]) == ("gpu", 0, "id-dev", 0)
-    assert (held["utilisation"], held["temperature_c"], held["power_w"]) == (0.93, 54, 312)
-    assert held["memory"] == {"used": 70_000_000_000, "total": 141 << 30}
-    assert (lost["utilisation"], lost["reservation"]) == (None, None)
-    assert lost["error"] == "GPU 1 has fallen off the bus"
-    assert lost["memory"] == {"used": None, "total": 141 << 30}
+    slot = shown["slots"][0]
+    assert (slot["rank"], slot["utilisation"], slot["temperature_c"], slot["power_w"]) == (0, 0.93, 54, 312)
 
 
 def test_gpus_that_others_hold_are_not_drawn_as_free() -> None:
@@ -283,28 +259,12 @@ def test_time_left() -> None:
     assert told() == [None, None, None, None, False, True]
 
 
-def test_the_newest_run_stays_when_it_is_over() -> None:
-    reply = node()
-    meshes = hold([reply], procs=2)
-    for number in (1, 2):
-        (part,) = run(meshes, f"run{number}", number)
-        part.ClearField("running")
-        part.finished.extend([0, 1])
-        part.collected = True
-    for rank in meshes[0].ranks:
-        rank.run_id = ""
-    (newest,) = the_only(view_of(reply))["meshes"][0]["runs"]
-    assert (newest["number"], newest["state"]) == (2, "finished")
-
-
 def test_what_became_of_a_run_is_said_as_the_ranks_are() -> None:
     for facts, ranks, outcome, failed in (
         ({}, ["idle", "idle", "idle"], "finished", ""),
         ({"failed": [1]}, ["idle", "failed", "idle"], "failed on 1", "1"),
         ({"failed": [0, 1, 2]}, ["failed", "failed", "failed"], "failed", "0-2"),
         ({"failed": [1]}, ["idle", "dead", "idle"], "died on 1", "1"),
-        ({"failed": [0, 1]}, ["idle", "idle", "idle"], "ended by a restart on 0-1", ""),
-        ({"failed": [1], "stopped": [0, 2]}, ["idle", "failed", "idle"], "failed on 1, interrupted on 0,2", "1"),
         ({"stopped": [0, 1, 2]}, ["idle", "idle", "idle"], "interrupted", ""),
         ({"stopped": [0, 1, 2], "running_s": 0.0}, ["idle", "idle", "idle"], "cancelled", ""),
     ):
@@ -358,16 +318,6 @@ def hang_of(*replies: tuple[float, pb.StatusReply]) -> Any:
     return told
 
 
-def test_ranks_that_wait_for_one_that_raised_hang() -> None:
-    reply = hanging("", "all_reduce", "all_reduce", finished=[0], failed=[0])
-    reply.reservations[0].meshes[0].ranks[0].failure.CopyFrom(run_pb2.Failure(name="ValueError", message="bad: 3"))
-    assert hang_of((0, reply), (1, reply)) is None  # they may be about to go on
-    assert hang_of((0, reply), (2, reply)) == {
-        "text": "ranks 1-2 wait in all_reduce (train.py:41); rank 0 raised ValueError",
-        "ranks": "1-2",
-    }
-
-
 def test_a_hang_says_what_became_of_the_others_and_is_over_when_its_run_is() -> None:
     for facts, state, fate in (
         ({}, pb.Rank.STATE_IDLE, "finished the cell"),
@@ -385,11 +335,8 @@ def test_ranks_that_wait_in_different_places_hang_only_when_that_lasts() -> None
     reply, moved = hanging("all_reduce", "broadcast"), hanging("broadcast", "all_reduce")
     assert hang_of((0, reply), (5, reply)) is None
     assert hang_of((0, reply), (5, moved), (10, reply)) is None  # they make progress
-    assert hang_of((0, reply), (6, reply)) == {
-        "text": "rank 0 waits in all_reduce (train.py:41), rank 1 waits in broadcast (train.py:57): "
-        "for each other, it seems",
-        "ranks": "0-1",
-    }
+    hang = hang_of((0, reply), (6, reply))
+    assert (hang["ranks"], hang["text"].endswith(": for each other, it seems")) == ("0-1", True)
 
 
 def test_calls_that_do_not_match_are_named() -> None:
@@ -398,15 +345,7 @@ def test_calls_that_do_not_match_are_named() -> None:
         rank.where.call.CopyFrom(run_pb2.Call(collective="all_reduce", operands=operands, group="the default group"))
         rank.where.calls["the default group"] = 5
     assert hang_of((0, reply), (1, reply)) is None
-    assert hang_of((0, reply), (2, reply))["text"] == (
-        "ranks 0-1 wait in all_reduce (train.py:41); call 5 in the default group is all_reduce of float32[4] on "
-        "rank 0, all_reduce of float32[8] on rank 1"
-    )
-    moved = hanging("all_reduce", "all_reduce")
-    moved.CopyFrom(reply)
-    for rank in moved.reservations[0].meshes[0].ranks:
-        rank.where.calls["the default group"] = 6
-    assert hang_of((0, reply), (2, moved)) is None  # they go on, though always seen at the same line
+    assert "call 5 in the default group is all_reduce of float32[4] on" in hang_of((0, reply), (2, reply))["text"]
 
 
 def test_ranks_that_wait_for_one_that_works_do_not_hang() -> None:

@@ -32,6 +32,7 @@ def test_markup() -> None:
         ("\x1b[48;5;244mx", '<span style="background:#808080">x</span>'),
         ("\x1b[38;2;1;2;999mx", '<span style="color:#0102FF">x</span>'),
         ("\x1b[38:2:1:2:3mx", '<span style="color:#010203">x</span>'),
+        ("\x1b[7;31mx", '<span style="color:var(--jp-layout-color0,#fff);background:#E75C58">x</span>'),
         ("\x1b[4;9mx\x1b[mx", '<span style="text-decoration:underline line-through">x</span>x'),
         ("\x1b[3;2mx", '<span style="opacity:.6;font-style:italic">x</span>'),
         ("\x1b[31;39;44;49mx", "x"),
@@ -42,12 +43,6 @@ def test_markup() -> None:
         ("\ud800", "\ufffd"),
     ):
         assert ansi.to_html(text) == markup
-
-
-def test_inverse_swaps_colours_and_has_defaults() -> None:
-    assert ansi.to_html("\x1b[7;31mx") == (
-        '<span style="color:var(--jp-layout-color0,#fff);background:#E75C58">x</span>'
-    )
 
 
 @settings(deadline=None)
