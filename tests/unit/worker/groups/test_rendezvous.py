@@ -127,16 +127,6 @@ def run_world(size: int, deaths: dict[int, tuple[int, bool]]) -> list[int]:
         return list(pool.map(lambda rank: world.live(rank, *deaths.get(rank, (0, False))), range(size)))
 
 
-def test_all_agree_and_every_group_is_new() -> None:
-    store, numbers = MemoryStore(), []
-    for _ in range(20):
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(functools.partial(agree, store, world_size=4), range(4)))
-        assert len(set(results)) == 1
-        numbers.append(results[0])
-    assert len(set(numbers)) == 20
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_dies_at_any_call_spoils_nothing(rank: int) -> None:
     for call, afterwards in itertools.product(range(1, 9), (False, True)):

@@ -28,14 +28,6 @@ def pair() -> Any:
     theirs.close()
 
 
-def test_a_peer_that_hung_up_costs_nothing(pair: Pair) -> None:
-    results = Results(rank=0)
-    results.attach(pair[0])
-    pair[1].close()
-    results.finish(RankResult(run_id="a"))
-    assert results.knows("a")
-
-
 def test_a_peer_that_does_not_read_is_given_up(pair: Pair) -> None:
     """Also above descriptor 1023, which `select` does not know: user code may have opened as many files."""
     with socket.socket(fileno=fcntl.fcntl(pair[0], fcntl.F_DUPFD, 1024)) as high, pytest.raises(TimeoutError):
