@@ -82,11 +82,14 @@ def test_the_certificate_is_not_in_the_command() -> None:
     assert words[-2:] == ["--gpus", "visible"]
 
 
-def test_a_node_that_ray_has_given_for_a_failed_one_is_free_for_further_ones() -> None:
+def test_further_nodes_are_none_of_those_on_which_actors_of_the_reservation_live() -> None:
     helper = pytest.importorskip("monarch_nb.provision.ray.helper")
+    assert helper._elsewhere([], 2) == {}
+    assert helper._elsewhere(["a", "b"], 2) == {"bundle_label_selector": [{"ray.io/node-id": "!in(a,b)"}] * 2}
     named = [("dev-1f-node0", "ALIVE"), ("dev-1f-node1", "DEAD"), ("dev-2a-node0", "ALIVE"), ("dev-1f2-node0", "ALIVE")]
     actors = [{"Name": name, "State": state, "Address": {"NodeID": f"id-{name}"}} for name, state in named]
     state = SimpleNamespace(actor_table=lambda _: dict(enumerate(actors)))
+    # Ray has given another node for the one that failed.
     assert helper._taken(state, ["dev-1f", "dev-2a"]) == ["id-dev-1f-node0", "id-dev-2a-node0"]
     assert helper._taken(state, []) == []
 

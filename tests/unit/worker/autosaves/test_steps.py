@@ -76,3 +76,17 @@ def test_without_a_module_it_is_the_next_step(watch: Watch) -> None:
     optimizer.step()
     optimizer.step()
     assert called == [0.0], "before it changes anything"
+
+
+def test_a_step_that_a_scaler_skips_is_none(watch: Watch) -> None:
+    stepped: list[object] = []
+    watch._stepped = stepped.append
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert len(stepped) == 2
