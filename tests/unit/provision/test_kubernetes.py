@@ -192,22 +192,22 @@ class TestPods:
         assert (pod.state, pod.words, pod.address, pod.since) == ("running", "", address, 1795395600.0)
 
     @pytest.mark.parametrize(
-        ("state", "conditions", "words"),
+        ("reason", "conditions", "words", "hopeless"),
         [
-            (None, [], "waits: ContainerCreating"),
-            (None, condition("PodScheduled", "False", "Unschedulable", "0/3."), "waits: Unschedulable: 0/3"),
-            ({"waiting": {"reason": "ErrImagePull", "message": "x"}}, [], "waits: ErrImagePull: x"),
+            ("", [], "waits: ContainerCreating", False),
+            ("", condition("PodScheduled", "False", "Unschedulable", "0/3."), "waits: Unschedulable: 0/3", False),
+            ("ErrImagePull", [], "waits: ErrImagePull: said", False),
+            ("ImagePullBackOff", [], "(ImagePullBackOff: said)", True),
+            ("CreateContainerConfigError", [], "(CreateContainerConfigError: said)", True),
         ],
     )
-    def test_one_that_waits(self, state: Manifest | None, conditions: list[Manifest], words: str) -> None:
+    def test_one_that_waits_and_one_that_waits_in_vain(
+        self, reason: str, conditions: list[Manifest], words: str, hopeless: bool
+    ) -> None:
+        state = {"waiting": {"reason": reason, "message": "said"}} if reason else None
         read = read_pod(told("Pending", state, conditions=conditions))
-        assert (read.state, read.words, read.hopeless) == ("waiting", words, False)
-
-    def test_one_that_waits_in_vain(self) -> None:
-        for reason in ("ImagePullBackOff", "CreateContainerConfigError"):
-            read = read_pod(told("Pending", {"waiting": {"reason": reason, "message": "said"}}))
-            assert (read.state, read.hopeless) == ("waiting", True)
-            assert f"({reason}: said)" in read.words
+        assert (read.state, read.hopeless) == ("waiting", hopeless)
+        assert words in read.words
 
     @pytest.mark.parametrize(
         ("phase", "state", "status", "words"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,25 +120,6 @@ def test_a_process_that_does_not_answer_hides_no_other(
         silent.bind(f"{short}/1")
         silent.listen()
         assert [state.pid for state in held.actors()] == [os.getpid()]
-
-
-def test_all_that_a_message_executes_is_in_what_surrounds_it(handler: type[Handler]) -> None:
-    log: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        log.append("begin")
-        yield
-        log.append("end")
-
-    async def body() -> None:
-        log.append("async")
-
-    known = census.Census(around)
-    known.watch(handler)
-    handler().handle_sync(*messages(), lambda: log.append("sync"))
-    asyncio.run(handler().handle(*messages(), body))
-    assert log == ["begin", "sync", "end", "begin", "async", "end"]
 
 
 def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handler: type[Handler]) -> None:
