@@ -171,12 +171,18 @@ class Activities:
                 breaking.forget_groups()
 
     def break_groups(
-        self, reason: str, last_run: int = 0, *, freed: Activity | None = None, collective: str = ""
+        self,
+        reason: str,
+        last_run: int = 0,
+        *,
+        follows: bool = False,
+        freed: Activity | None = None,
+        collective: str = "",
     ) -> None:
         """Break this rank's process groups, but none that a run after `last_run` made. On the control thread.
 
         Args:
-            reason: as `breaking.break_groups` takes it.
+            reason, follows: as `breaking.break_groups` takes them.
             freed: who hangs in them, and is marked, as are all that can be seen to.
             collective: in which.
         """
@@ -198,7 +204,7 @@ class Activities:
                             each.poke()
 
             threads = [each.thread for each in waiting]
-            if breaking.break_groups(reason, last_run, threads=threads, prepare=stop_others):
+            if breaking.break_groups(reason, last_run, follows=follows, threads=threads, prepare=stop_others):
                 for each, name in waiting.items():
                     each.group_aborted = True
                     each.collective = each.collective or name

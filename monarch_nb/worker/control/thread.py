@@ -320,7 +320,8 @@ class ControlThread(threading.Thread):
             case "abort_groups":
                 abort = request.abort_groups
                 if not abort.if_torn or breaking.is_torn(peer_died=abort.peer_died):
-                    self._abort_groups(abort.reason, abort.last_run)
+                    follows = abort.if_torn and not abort.peer_died
+                    self._abort_groups(abort.reason, abort.last_run, follows=follows)
             case "exit":
                 pass
             case _:
@@ -329,8 +330,8 @@ class ControlThread(threading.Thread):
     def _press_soon(self) -> None:
         self._press_at = time.monotonic() + PRESS_INTERVAL_S
 
-    def _abort_groups(self, reason: str, last_run: int) -> None:
-        self._activities.break_groups(reason, last_run, freed=self._interrupter.active)
+    def _abort_groups(self, reason: str, last_run: int, *, follows: bool) -> None:
+        self._activities.break_groups(reason, last_run, follows=follows, freed=self._interrupter.active)
         self._press_soon()
         self._on_abort()
 

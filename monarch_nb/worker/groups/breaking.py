@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -34,10 +34,20 @@ _SWEEP_S = cadence(0.05)
 
 @dataclass(frozen=True)
 class _Break:
-    """Why groups were broken, and what the thread was in that was to be freed."""
+    """Why groups were broken, and what the thread was in that was to be freed.
+
+    Attributes:
+        follows: the reason only follows from another one, which may still be heard of.
+    """
 
     reason: str = ""
     collective: str | None = None
+    follows: bool = False
+
+    def then(self, told: _Break) -> _Break:
+        """Return why they were, now that another reason is told: the first counts, unless it follows from that one."""
+        is_cause = self.follows and not told.follows
+        return replace(told, collective=told.collective or self.collective) if is_cause else self
 
     def error(self, cause: BaseException | None = None) -> ProcessGroupAborted:
         """Return what user code should have seen in place of `cause`."""
@@ -101,6 +111,7 @@ def break_groups(
     reason: str,
     last_run: int = 0,
     *,
+    follows: bool = False,
     threads: Collection[int] | None = None,
     prepare: Callable[[], None] = lambda: None,
 ) -> bool:
@@ -112,6 +123,7 @@ def break_groups(
     Args:
         reason: shown to the user: "interrupted", or a clause such as "rank 3 was restarted".
         last_run: spare groups that runs after this one made; 0 spares none.
+        follows: the reason is that peers lost the group: what they lost it of takes its place when it is told.
         threads: the idents of those that are to be freed, besides all that can be seen to be in a collective; the main
             thread when it is not given.
         prepare: called before anything is broken, if something is.
@@ -131,7 +143,8 @@ def break_groups(
                 state.forgotten = _Break(reason)  # as its peers call it
             return False
         prepare()
-        state.broken = state.broken or _Break(reason, where)
+        told = _Break(reason, where, follows)
+        state.broken = state.broken.then(told) if state.broken else told
         state.hush.begin()
         breaker = state.breaker
         if breaker is None or not breaker.is_alive() or breaker.cause is not state.broken:

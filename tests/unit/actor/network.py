@@ -49,7 +49,6 @@ class Wire:
         self.told_runs: list[Runs] = []
         self.started: queue.SimpleQueue[Execution] = queue.SimpleQueue()
         self.sent = 0
-        self.sent_bytes = 0
         self.tag_given = FakeTag()
 
     def home(self, node: str) -> Address:
@@ -66,7 +65,6 @@ class Wire:
     ) -> None:
         body = b"".join(pieces)
         self.sent += 1
-        self.sent_bytes += len(body)
         self.network.carry(self.home(node), node, processes, body, call, answers)
 
     @contextlib.contextmanager

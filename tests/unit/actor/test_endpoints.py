@@ -235,11 +235,7 @@ class TestRefused:
             (lambda: notes.note.call_one(1), ValueError, "call_one requires exactly 1 actor, but mesh has 2"),
             (lambda: notes.note.call(threading.Lock()), TypeError, r"^notes\.note: argument 1, .*cannot pickle"),
             (lambda: notes.nope, AttributeError, "no endpoint 'nope'"),
-            (
-                lambda: notes.load("a"),
-                AttributeError,
-                r"\.actors\['notes'\]\.load\(DIRECTORY\) loads what",
-            ),
+            (lambda: notes.load("a"), AttributeError, r"\.actors\['notes'\]\.load\(DIRECTORY\) loads what"),
         ]
         for call, error, said in wrong:
             with pytest.raises(error, match=said):
@@ -264,14 +260,8 @@ class TestRefused:
             (Mixed, r"mixes both async and sync endpoints.*sync: \['x'\] async: \['y'\]"),
             (Collides, "collides with an endpoint name: attribute=stop"),
             (int, r"<class 'int'> must subclass monarch_nb\.actor\.Actor to spawn it here$"),
-            (
-                type("Trainer", (theirs,), {}),
-                r"Trainer'> must subclass .*: this is an Actor of torchmonarch's, which",
-            ),
-            (
-                type("Half", (Actor,), {"step": theirs()}),
-                r"Half\.step is an endpoint of torchmonarch's: from mon",
-            ),
+            (type("Trainer", (theirs,), {}), r"Trainer'> must subclass .*: this is an Actor of torchmonarch's, "),
+            (type("Half", (Actor,), {"step": theirs()}), r"Half\.step is an endpoint of torchmonarch's: from mon"),
         ):
             with pytest.raises(ValueError, match=said):
                 network.mesh(gpus=1).spawn("none", kind)

@@ -10,7 +10,6 @@ import pytest
 import monarch_nb.actor
 from monarch_nb.actor import Actor, MeshFailure, current_rank, endpoint
 from monarch_nb.actor.engine import calls, mailbox, runner
-from monarch_nb.actor.engine.process import Address
 from monarch_nb.errors import GROUP_ABORTED, ActorError, ProcessGroupAborted, SupervisionError
 from monarch_nb.ground.interrupting import Interrupt, interruptible
 from unit.actor.network import TIMEOUT_S, FakeTag, Network
@@ -276,15 +275,6 @@ class TestDeath:
         with pytest.raises(SupervisionError, match="node1 does not answer"):
             call.get(TIMEOUT_S)
         held.set()
-
-    def test_an_actor_that_its_process_does_not_know(self, network: Network, at_once: None) -> None:
-        mesh = network.mesh(gpus=1)
-        fragile = mesh.spawn("fragile", Fragile)
-        fragile.initialized.get(TIMEOUT_S)
-        address: Address = mesh.places()[0]
-        network.processes[address] = type(network.client)(network.processes[address].outside, "another life")
-        with pytest.raises(SupervisionError, match="was restarted"):
-            fragile.fail_on.call(-1).get(TIMEOUT_S)
 
 
 class TestStop:

@@ -1,12 +1,8 @@
 """The names of Monarch: each is either here or explained, and the docs say which."""
 
-import importlib
 import pickle
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -40,18 +36,6 @@ MESHES_OF_MONARCH_0_7 = {
 """What their objects have in public."""
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A package that says what it leaves out."""
-    (tmp_path / "leaving_out").mkdir()
-    (tmp_path / "leaving_out" / "__init__.py").write_text(
-        "from monarch_nb.actor.left_out import missing\n\n\ndef __getattr__(name):\n    raise missing(name)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("leaving_out")
-    del sys.modules["leaving_out"]
-
-
 def documented(section: str, names: str = r"`(\w+)`") -> list[str]:
     """The names in the first column of a section's table."""
     (text,) = (part for part in DOCS.read_text().split("\n## ") if part.startswith(f"{section}\n"))
@@ -82,22 +66,15 @@ def test_a_mesh_has_what_one_of_monarch_has_or_says_what_to_use_instead() -> Non
     assert pickle.loads(pickle.dumps(hosts)).extent == hosts.extent
 
 
-def test_the_package_has_what_it_says_and_explains_the_rest() -> None:
+def test_imports_and_attributes_are_told_what_to_use_instead() -> None:
     for name in monarch_nb.actor.__all__:
-        assert getattr(monarch_nb.actor, name) is not None
-    lacking = set(MONARCH_0_7) - set(monarch_nb.actor.__all__) - set(LEFT_OUT)
-    assert not lacking
-    with pytest.raises(ImportError, match=r"leaves enable_transport out"):
-        exec("from monarch_nb.actor import enable_transport")
-
-
-def test_imports_and_attributes_are_told_what_to_use_instead(package: ModuleType) -> None:
+        assert hasattr(monarch_nb.actor, name)
+    assert set(MONARCH_0_7) <= {*monarch_nb.actor.__all__, *LEFT_OUT}
     with pytest.raises(ImportError, match=r"leaves enable_transport out: messages go through the allocators"):
-        exec("from leaving_out import enable_transport")
+        exec("from monarch_nb.actor import enable_transport")
     with pytest.raises(ImportError, match="cannot import name 'Aktor'"):
-        exec("from leaving_out import Aktor")
+        exec("from monarch_nb.actor import Aktor")
     with pytest.raises(AttributeError, match=r"leaves enable_transport out"):
-        package.enable_transport  # noqa: B018
+        monarch_nb.actor.enable_transport  # noqa: B018
     with pytest.raises(AttributeError, match="has no attribute 'Aktor'"):
-        package.Aktor  # noqa: B018
-    assert not hasattr(package, "span")
+        monarch_nb.actor.Aktor  # noqa: B018

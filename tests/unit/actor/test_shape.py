@@ -117,11 +117,9 @@ class TestOperations:
         [
             (lambda: GPUS.slice(gpus=True), {}, [1]),
             (lambda: GPUS.slice(gpus=slice(-2, None)), {"gpus": 2}, [2, 3]),
-            (lambda: GPUS.slice(gpus=slice(1, 100)), {"gpus": 3}, [1, 2, 3]),
             (lambda: GPUS.slice(gpus=slice(-10, 2)), {"gpus": 2}, [0, 1]),
             (lambda: MESH.slice(gpus=slice(0, 2), hosts=slice(1, 2)), {"hosts": 1, "gpus": 2}, [4, 5]),
             (lambda: MESH.slice(**Point(5, HOSTS_GPUS)), {}, [5]),
-            (lambda: MESH.rename(gpus="g"), {"hosts": 2, "g": 4}, [*range(8)]),
             (lambda: MESH.rename(gpus="hosts", hosts="gpus"), {"gpus": 2, "hosts": 4}, [*range(8)]),
             (
                 lambda: MESH.split(hosts=("dp", "pp"), gpus=("tp", "cp"), pp=2, cp=2),
@@ -143,32 +141,20 @@ class TestOperations:
             (lambda: GPUS.slice(gpus=-1), IndexError, "index out of range"),
             (lambda: GPUS.slice(gpus=4), IndexError, "index out of range"),
             (lambda: GPUS.slice(gpus=slice(2, 2)), ValueError, "empty range 2:2:1"),
-            (lambda: GPUS.slice(gpus=slice(3, 1)), ValueError, "empty range 3:1:1"),
-            (lambda: GPUS.slice(gpus=slice(5, 7)), ValueError, "4:4:1"),
             (lambda: GPUS.slice(gpus=slice(3, 0, -1)), ValueError, "backwards"),
-            (lambda: GPUS.slice(gpus=slice(0, 4, 0)), ValueError, "slice step cannot be zero"),
             (lambda: MESH.slice(hosts=1).slice(hosts=1), TypeError, "Shape does not have dimension labeled 'hosts'"),
-            (lambda: GPUS.slice(gpus="a"), TypeError, "'str'"),
-            (lambda: GPUS.slice(gpus=None), TypeError, "'NoneType'"),
             (lambda: GPUS.slice(gpus=1.5), TypeError, "'float' object cannot be interpreted as an integer"),
             (lambda: MESH.slice(gpus=EVEN).flatten("x"), ValueError, "sparse mesh: ndslice.strides=[4, 2] != dense"),
             (lambda: MESH.rename(q="g"), ValueError, "'q' is not an existing dim. Expected an integer size constraint"),
             (lambda: MESH.rename(gpus="hosts"), ValueError, "Duplicate dimension name 'hosts'"),
-            (lambda: MESH.rename(gpus=3), ValueError, "not 3"),
             (lambda: MESH.split(gpus=("a", "b")), ValueError, "both b and a have unknown size. Specify at least one"),
             (lambda: MESH.split(gpus=("a", "b"), a=3), ValueError, f"{UNEVEN} ('a', 'b') with sizes (3, '?')"),
-            (lambda: MESH.split(gpus=("a", "b"), a=3, b=2), ValueError, f"{UNEVEN} ('a', 'b') with sizes (3, 2)"),
             (lambda: MESH.split(gpus=("a", "b"), a=2, b=1), ValueError, f"{UNEVEN} ('a', 'b') with sizes (2, 1)"),
-            (lambda: MESH.split(gpus=()), ValueError, f"{UNEVEN} () with sizes ()"),
             (lambda: MESH.split(gpus="ab"), ValueError, "expected a sequence of dimensions, but got 'ab'"),
-            (lambda: MESH.split(gpus=3), ValueError, "expected a sequence of dimensions, but got 3"),
             (lambda: MESH.split(gpus=("a", "a"), a=2), ValueError, "Duplicate dimension name 'a'"),
             (lambda: MESH.split(gpus=("x", "y"), x=2, z=3), ValueError, "unused size constraints: ('z',)"),
-            (lambda: MESH.split(z=3), ValueError, "unused size constraints: ('z',)"),
             (lambda: MESH.split(gpus=("a", "b"), a=0), ValueError, "a=0"),
-            (lambda: MESH.split(gpus=("a", "b"), a=-2), ValueError, "a=-2"),
             (lambda: MESH.size("z"), KeyError, "does not have dimension 'z'"),
-            (lambda: MESH.size(("hosts", "z")), KeyError, "does not have dimension 'z'"),
             (lambda: MESH.region.point_of(8), ValueError, "rank 8 is not part of"),
         ],
     )
@@ -191,10 +177,7 @@ class TestExtent:
         assert extent.nelements == extent.size == 8
         assert Extent(["gpus", "hosts"], [4, 2]) != extent, "the order of dimensions matters"
 
-    def test_without_dimensions_it_is_one_rank(self) -> None:
-        extent = Extent([], [])
-        assert (extent.size, len(extent), repr(extent), str(extent)) == (1, 0, "{}", "1 rank")
-        assert dict(extent.point(0)) == {}
+        assert (Extent([], []).size, str(Extent([], []))) == (1, "1 rank")
 
     @pytest.mark.parametrize("error", [KeyError, ValueError])
     @pytest.mark.parametrize("mapping", [HOSTS_GPUS, HOSTS_GPUS.point(3)])
@@ -208,9 +191,6 @@ class TestExtent:
         for labels, sizes in ((["a"], [2, 3]), (["a", "a"], [2, 3]), (["a"], [-1])):
             with pytest.raises(ValueError):  # noqa: PT011 -- each says something else
                 Extent(labels, sizes)
-        for wrong in ([1.5], None):
-            with pytest.raises(TypeError):
-                Extent(["a"], wrong)  # type: ignore[arg-type]
 
 
 class TestPoint:

@@ -138,13 +138,6 @@ class TestMeshes:
         assert get_or_spawn_controller("one", Counter, 0).get(TIMEOUT_S).add.call_one(1).get(TIMEOUT_S) == 103
 
 
-class AsksHost(Actor):
-    @endpoint
-    def ask(self) -> tuple[str, str]:
-        host = this_host()
-        return host._python, host._hosts[0]
-
-
 class TestHosts:
     async def test_processes_of_any_shape_also_as_first_releases_made_them(self, network: Network) -> None:
         mesh = this_host().spawn_procs({"a": 2, "b": 2})
@@ -162,16 +155,6 @@ class TestHosts:
             this_host().spawn_procs({"a": 1}, proc_bind=[{}])
         with pytest.raises(UsageError, match="the path of a Python on the hosts"):
             this_host().with_python_executable("")
-
-    def test_processes_with_another_python_start_others_with_it(self, network: Network) -> None:
-        hosts = this_host().with_python_executable("/envs/eval/bin/python")
-        assert repr(hosts) == "<HostMesh 1 host with /envs/eval/bin/python>"
-        mesh = pickle.loads(pickle.dumps(hosts)).spawn_procs({"a": 2}).slice(a=1)
-        rank = network.ranks(mesh)[0]
-        assert network.wire(rank).python == "/envs/eval/bin/python"
-        assert mesh.host_mesh._python == "/envs/eval/bin/python"
-        assert mesh.spawn("asks", AsksHost).ask.call_one().get(TIMEOUT_S) == ("/envs/eval/bin/python", "node0")
-        assert network.wire(network.ranks(this_host().spawn_procs())[0]).python == "", "the hosts are as they were"
 
 
 class TestChannels:
@@ -249,15 +232,8 @@ class TestContent:
             "OFFSET = 40\n"
             "class Cell(Actor):\n"
             "    @endpoint\n"
-            "    def answer(self):\n"
-            "        return OFFSET + 2\n"
-            "    @endpoint\n"
             "    def fail(self):\n"
             "        raise ValueError(OFFSET)  # of the cell\n"
-            "    @endpoint\n"
-            "    def source(self):\n"
-            "        import inspect\n"
-            "        return inspect.getsource(type(self).fail.method)\n"
         )
         linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
         namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -272,7 +248,7 @@ class TestContent:
             patch.setattr(network, "carry", forget_and_carry)
             cell = network.mesh(gpus=1).spawn("cell", namespace["Cell"]).slice(gpus=0)
         cell.initialized.get(TIMEOUT_S)
-        assert "raise ValueError(OFFSET)  # of the cell" in str(cell.fail.call_one().exception(TIMEOUT_S))
-        assert "def fail(self):" in cell.source.call_one().get(TIMEOUT_S)
-        assert cell.answer.call_one().get(TIMEOUT_S) == 42
+        said = str(cell.fail.call_one().exception(TIMEOUT_S))
+        assert "raise ValueError(OFFSET)  # of the cell" in said
+        assert "ValueError: 40" in said
         del linecache.cache[name]

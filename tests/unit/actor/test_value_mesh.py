@@ -32,8 +32,6 @@ class TestAccess:
             ({"hosts": 0}, KeyError, "'gpus'"),
             ({"hosts": 0, "gpus": 0, "x": 1}, KeyError, "item has extra dimensions: ['x']"),
             ({"hosts": 0, "gpus": 2}, IndexError, "gpus=2"),
-            ({"hosts": 0, "gpus": -1}, IndexError, "gpus=-1"),
-            ({"hosts": 0, "gpus": slice(1)}, TypeError, "'slice' object cannot be interpreted as an integer"),
         ],
     )
     def test_places_that_do_not_exist(
@@ -85,15 +83,9 @@ class TestText:
         mesh = ValueMesh(Extent({"gpus": 2}), [numpy.eye(2)] * 2)
         assert repr(mesh) == "ValueMesh({gpus: 2}):\n  ranks 0-1:\n    array([[1., 0.],\n           [0., 1.]])"
 
-    @pytest.mark.parametrize(
-        "value",
-        ["x" * 10_000, list(range(100_000)), [["x" * 100] * 100] * 100, {n: n for n in range(10_000)}, 10**5000],
-        ids=["text", "list", "nested", "dict", "number"],
-    )
-    def test_long_values_are_cut(self, value: object) -> None:
-        assert len(repr(ValueMesh(Extent({"gpus": 1}), [value]))) < 1100
-
-    def test_many_values_and_many_ranks_are_cut(self) -> None:
+    def test_long_values_many_values_and_many_ranks_are_cut(self) -> None:
+        for value in ("x" * 10_000, [["x" * 100] * 100] * 100, {n: n for n in range(10_000)}, 10**5000):
+            assert len(repr(ValueMesh(Extent({"gpus": 1}), [value]))) < 1100
         lines = repr(ValueMesh(Extent({"gpus": 4096}), list(range(4096)))).splitlines()
         assert (len(lines), lines[-1]) == (18, "  … and 4080 ranks with other values")
         text = repr(ValueMesh(Extent({"gpus": 4096}), [rank % 2 for rank in range(4096)]))

@@ -31,6 +31,11 @@ def test_one_that_is_ending_is_followed_by_another(tmp_path: Path) -> None:
     helper._end()
 
 
+def test_one_that_can_not_start_says_why() -> None:
+    with pytest.raises(PoolError, match="the process that talks to Ray has ended with 3: ray is broken"):
+        Helper("Ray", lambda: ["sh", "-c", "echo ray is broken >&2; exit 3"]).call({})
+
+
 def test_one_that_does_not_end_is_killed_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(helpers, "END_S", 0.0)
     helper = Helper("Sky", lambda: [sys.executable, "-c", FIRST_ENDS, str(tmp_path / "first")])

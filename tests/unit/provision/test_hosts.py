@@ -48,14 +48,11 @@ def test_nobody_starts_or_ends_other_peoples_machines(lab: Callable[..., None]) 
         HostsProvisioner().down(pool="lab")
 
 
-def test_a_list(lab: Callable[..., None]) -> None:
+def test_a_list_and_with_a_directory_one_pool(lab: Callable[..., None], tmp_path: Path) -> None:
     lab(nodes=("host1:7878", "host2:7878", "host2:7879"))
     nodes = HostsProvisioner().nodes(pool="lab")
     assert [node.node_id for node in nodes] == ["host1", "host2:7878", "host2:7879"], "each has a name of its own"
     assert all(node.alive and node.identity and node.identity.name == "alice" for node in nodes)
-
-
-def test_a_directory_and_a_list_are_one_pool(lab: Callable[..., None], tmp_path: Path) -> None:
     for name in ("host1", "host3"):
         publish(tmp_path, Published(name, f"{name}:7878", "0.1.0", [], 4, heartbeat=0.0))
     lab(nodes=("host1:7878", "host2:7878"), directory=str(tmp_path))

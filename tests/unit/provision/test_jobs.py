@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -117,19 +116,19 @@ def test_a_job_has_a_pool_of_its_own(engine: Engine) -> None:
     assert oct(job.paths.directory.stat().st_mode & 0o777) == "0o700"
 
 
-def test_what_was_asked_is_remembered_as_it_was_typed(engine: Engine) -> None:
+def test_what_was_asked_is_remembered_as_it_was_typed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = obtain("engine:lab", ask(), "engine-lab-dev", None, lambda _: None)
     assert (engine.asked[0].target, job.on) == ("lab", "engine:lab")
-    assert job_of("dev") == job
-    engine.ended.append(job.id)
-    assert jobs.trouble(job.pool).endswith(": %mesh reserve dev --on engine:lab asks for another")
-
-
-def test_a_later_process_finds_it(engine: Engine) -> None:
-    first, _ = have()
-    assert job_of("dev") == job_of_pool("engine-dev") == first
-    assert have() == (first, False)
+    assert job_of("dev") == job_of_pool("engine-lab-dev") == job
+    assert obtain("engine:lab", ask(), "engine-lab-dev", None, print) == (job, False), "a later process finds it"
     assert len(engine.asked) == 1
+    assert (jobs.title_of_pool(job.pool), jobs.title_of_pool("local")) == ("engine job 1", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "launcher", busy)
+        assert jobs.title_of_pool(job.pool) == "engine:lab 1", "it is not installed any more"
+    jobs.remember(replace(job, id=""))  # by a process that died before it had asked
+    assert job_of("dev") is None
+    assert obtain("engine:lab", ask(), "engine-lab-dev", None, print)[0].id == "2"
 
 
 def test_one_whose_client_died_in_the_queue_is_for_the_next(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +163,7 @@ def interrupted_in_the_queue(engine: Engine) -> str:
     return str(caught.value)
 
 
-def busy(_: Job) -> NoReturn:
+def busy(_: object) -> NoReturn:
     raise PoolError("busy")
 
 
@@ -181,16 +180,6 @@ def test_ctrl_c_ends_the_job_or_says_that_it_could_not_be_ended(engine: Engine) 
     engine.looks = [RUNNING]
     again, _ = have()
     assert (again.id, again.unwanted) == ("2", False), "who asks again wants it after all"
-
-
-def test_what_could_not_be_ended_is_said_with_what_ends_it(engine: Engine) -> None:
-    job, _ = have()
-    engine.is_busy = True
-    with pytest.raises(PoolError, match=r"^engine job 1 could not be ended \(busy\): %mesh release dev again ends"):
-        jobs.end_all(job.pool)
-    engine.is_busy = False
-    jobs.end_all(job.pool)
-    assert nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -252,57 +241,32 @@ def test_a_request_that_is_refused_leaves_nothing(engine: Engine) -> None:
     assert nothing_is_left()
 
 
-def test_what_a_dead_process_left_half_made_is_removed(engine: Engine) -> None:
-    job, _ = have()
-    jobs.remember(replace(job, id=""))
-    assert job_of("dev") is None
-    again, _ = have()
-    assert again.id == "2"
-
-
 @pytest.mark.parametrize("place", ["jobs", "jobs/1", "jobs/1/.job.json.0123"], ids=["no job", "no file", "half a file"])
 def test_what_a_process_left_that_had_not_written_down_what_it_asks_for_is_removed(engine: Engine, place: str) -> None:
     make_pool("lab", "alice")
+    other, _ = obtain("engine", ask(), "engine-other", None, print)
     (pools_directory() / "engine-dev" / place).mkdir(parents=True, mode=0o700)
+    (other.paths.directory.parent / "2").mkdir()
     jobs.sweep()
-    assert [path.name for path in pools_directory().iterdir()] == ["lab"], "what people made stays"
+    assert sorted(path.name for path in pools_directory().iterdir()) == ["engine-other", "lab"]
+    assert [path.name for path in other.paths.directory.parent.iterdir()] == ["1"]
 
 
-def test_a_further_job_that_was_never_written_down_is_removed_and_the_others_stay(engine: Engine) -> None:
-    job, _ = have()
-    (job.paths.directory.parent / "2").mkdir(mode=0o700)
-    jobs.sweep()
-    assert [path.name for path in job.paths.directory.parent.iterdir()] == ["1"]
-    assert is_pool(job.pool)
-
-
-def test_a_job_that_begins_anew_has_lost_its_ranks(engine: Engine) -> None:
+def test_what_became_of_a_job(engine: Engine) -> None:
     job, _ = have()
     engine.looks[:] = [Look("waiting", "engine job 1 waits again", begins_anew=True)]
     said = "engine job 1 waits again: %mesh reserve dev --on engine waits for it"
-    assert jobs.what_became(job.pool) == (said, True)
-
-
-def test_a_job_whose_pool_is_not_there_has_ended(engine: Engine) -> None:
-    """Its last allocator has ended as it should."""
-    job, _ = have()
-    shutil.rmtree(job.paths.directory.parents[1])
-    said, is_over = jobs.what_became(job.pool)
-    assert (said.partition(":")[0], is_over) == (
-        f"all nodes of the pool {job.pool!r} have ended, and their job with them",
-        True,
-    )
-    assert jobs.what_became("local") == ("", False)
-
-
-def test_the_pool_of_a_job_that_has_ended_is_removed(engine: Engine) -> None:
-    job, _ = have()
+    assert jobs.what_became(job.pool) == (said, True), "its ranks are lost"
     engine.ended.append(job.id)
     said = "engine job 1 has ended: %mesh reserve dev --on engine asks for another"
     assert jobs.what_became(job.pool) == (said, True)
     assert job.paths.identity.exists(), "what has become of it can be asked"
     jobs.sweep()
     assert nothing_is_left()
+    said, is_over = jobs.what_became(job.pool)  # as also when its last allocator has ended as it should
+    assert said.startswith(f"all nodes of the pool {job.pool!r} have ended, and their job with them: ")
+    assert is_over
+    assert jobs.what_became("local") == ("", False)
 
 
 def test_a_pool_that_somebody_made_is_never_taken(engine: Engine) -> None:
@@ -330,35 +294,6 @@ def test_nodes_that_could_not_be_told_are_named_as_a_job_ends(engine: Engine, mo
     monkeypatch.setattr(engine, "end", lambda job: engine.ended.append(job.id) or ("n2",))
     assert jobs.end_all(job.pool) == ["n2"]
     assert nothing_is_left()
-
-
-def test_a_reservation_ends_before_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, _ = have()
-    monkeypatch.setattr(jobs.time, "time", lambda: 1000.0)
-    assert jobs.time_left_s(job.pool) == 0.0
-    engine.looks = [replace(RUNNING, ends_at=1000.0 + 3600.0)]
-    assert jobs.time_left_s(job.pool) == 3600.0 - jobs.SOONER_S
-
-
-def test_what_a_job_costs_is_remembered_when_the_engine_says_it(engine: Engine) -> None:
-    job, _ = have()
-    assert jobs.price_per_hour(job.pool, job.reservation) == 0.0
-    engine.looks = [replace(RUNNING, price_per_hour=12.4)]
-    jobs.time_left_s(job.pool)
-    assert jobs.price_per_hour(job.pool, job.reservation) == 12.4
-    assert jobs.price_per_hour(job.pool, "another in the same pool") == 0.0
-    assert jobs.price_per_hour("local", job.reservation) == 0.0
-
-
-def test_a_pool_has_the_title_of_its_job(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, _ = have()
-    assert (jobs.title_of_pool(job.pool), jobs.title_of_pool("local")) == ("engine job 1", "")
-
-    def not_installed(on: str) -> NoReturn:
-        raise UsageError(f"--on {on}: there is no such engine")
-
-    monkeypatch.setattr(jobs, "launcher", not_installed)
-    assert jobs.title_of_pool(job.pool) == "engine 1"
 
 
 class TestFurtherJobs:
@@ -430,7 +365,7 @@ class TestFurtherJobs:
         second, end = self.more(first), engine.end
         with monkeypatch.context() as patch:
             patch.setattr(engine, "end", lambda job: busy(job) if job == second else end(job))
-            with pytest.raises(PoolError, match="busy"):
+            with pytest.raises(PoolError, match=r"^engine job 2 could not be ended \(busy\): %mesh release dev again"):
                 jobs.end_all(POOL)
         assert jobs.jobs() == [replace(second, unwanted=True)]
         jobs.end_all(POOL)
@@ -450,27 +385,24 @@ class TestFurtherJobs:
         jobs.sweep()
         assert nothing_is_left()
 
-    def test_one_that_has_ended_costs_nothing(self, engine: Engine, first: Job) -> None:
+    def test_what_they_cost_is_remembered_and_one_that_has_ended_costs_nothing(
+        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert jobs.price_per_hour(POOL, "dev") == jobs.price_per_hour("local", "dev") == 0.0
         engine.looks = [replace(RUNNING, price_per_hour=12.4)]
         second = self.more(first)
         jobs.time_left_s(POOL)  # by which the price of the first is learnt as well
-        assert jobs.ended_in(POOL) == frozenset()
         assert jobs.price_per_hour(POOL, "dev", jobs.ended_in(POOL)) == 24.8
+        assert jobs.price_per_hour(POOL, "another in the same pool") == 0.0
         engine.ended.append(second.id)
         assert jobs.price_per_hour(POOL, "dev", jobs.ended_in(POOL)) == 12.4
-
-    def test_one_costs_as_before_while_its_engine_does_not_answer(
-        self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def be_away(_: Job) -> NoReturn:
-            raise PoolError("it does not answer")
-
-        monkeypatch.setattr(engine, "look", be_away)
-        assert jobs.ended_in(POOL) == frozenset()
+        monkeypatch.setattr(engine, "look", busy)
+        assert jobs.ended_in(POOL) == frozenset(), "the engine does not answer"
 
     def test_the_first_end_counts(self, engine: Engine, first: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         second, extended = self.more(first), []
         monkeypatch.setattr(jobs.time, "time", lambda: 1000.0)
+        assert jobs.time_left_s(POOL) == 0.0, "no limit is known"
         ends_at = {first.id: 8200.0, second.id: 4600.0}
         monkeypatch.setattr(engine, "look", lambda job: replace(RUNNING, ends_at=ends_at[job.id]))
         monkeypatch.setattr(engine, "extend", lambda job, by_s: extended.append((job.id, by_s)))

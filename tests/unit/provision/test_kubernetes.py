@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +88,6 @@ class TestManifests:
             for version in VERSIONS:
                 kubernetes_validate.validate(each, version, strict=True)
 
-    def test_the_key_is_for_its_user_alone_and_in_the_secret_alone(self) -> None:
-        job, *others = manifests(wanted())
-        assert pod_of(job)["spec"]["volumes"][1]["secret"] == {"secretName": "k8s-dev-1f2e", "defaultMode": 0o400}
-        assert secret(wanted(), b"key")["data"] == {"node.pem": "a2V5"}
-        assert "a2V5" not in json.dumps([job, *others])
-
     def test_cpu_ranks_ask_for_a_cpu_each_and_may_have_more(self) -> None:
         job, *_ = manifests(wanted("--kind=PyTorchJob", "--image=x", gpus=0, procs=4, nodes=1))
         assert pod_of(job)["spec"]["containers"][0]["resources"] == {"requests": {"cpu": "4"}}
@@ -106,12 +99,9 @@ class TestManifests:
             ("--imagine=x", "unrecognized arguments: --imagine=x; Kubernetes takes --kind, --namespace"),
             ("--kind=Deployment", "it is Job, TrainJob or PyTorchJob"),
             ("--kind=Job", "which image do pods run"),
-            ("--node-selector=a100", "--node-selector a100: it is KEY=VALUE"),
             ("--toleration=gpu:Never", "where EFFECT is NoSchedule"),
             ("--volume=data", "as in --volume team-data:/data"),
             ("--memory=64GB", "--memory 64GB: it is a size .* 64Gi"),
-            ("--memory=64", "with its unit"),
-            ("--memory=512m", "or 512Mi"),
             ("--cpu=many", "--cpu many: it is a number of CPUs"),
             ("--runtime=x", "only a TrainJob has one: --kind TrainJob"),
             ("--user=me", "invalid int value: 'me'"),
@@ -139,12 +129,6 @@ class TestCommand:
         text = self.text("lab", "--nodes", "2", "--procs", "1", "--image", "x", "--kind", "PyTorchJob")
         assert "pool add lab lab-master-0:7878 lab-worker-0:7878" in text
 
-    def test_a_script_has_no_certificate(self) -> None:
-        text = self.text("train", "--nodes", "2", "--procs", "2", "--image", "x", "--command", "torchrun train.py -v")
-        *_, job = yaml.safe_load_all(text)
-        assert pod_of(job)["spec"]["containers"][0]["command"] == ["torchrun", "train.py", "-v"]
-        assert "secret" not in text
-
     def test_a_script_for_a_shell_is_run_by_bash_which_makes_way(self, tmp_path: Path) -> None:
         script = f"cd {tmp_path} && exec sh -c 'pwd; echo $$'"
         *_, job = yaml.safe_load_all(self.text("train", "--procs", "1", "--image", "x", "--command", script))
@@ -153,10 +137,12 @@ class TestCommand:
             said, _ = process.communicate()
         assert said == f"{tmp_path}\n{process.pid}\n"
 
-    def test_pods_of_a_script_stay_with_their_logs(self) -> None:
+    def test_a_script_has_no_certificate_and_its_pods_stay_with_their_logs(self) -> None:
         for kind, policy in {"Job": {}, "PyTorchJob": {"cleanPodPolicy": "Running"}}.items():
-            text = self.text("t", "--procs", "1", "--image", "x", "--kind", kind, "--command", "torchrun train.py")
+            text = self.text("t", "--procs", "1", "--image", "x", "--kind", kind, "--command", "torchrun train.py -v")
             *_, job = yaml.safe_load_all(text)
+            assert pod_of(job)["spec"]["containers"][0]["command"] == ["torchrun", "train.py", "-v"]
+            assert "secret" not in text
             facts = job["spec"].get("runPolicy", job["spec"])
             assert "ttlSecondsAfterFinished" not in facts
             assert facts.items() >= policy.items()
@@ -206,38 +192,28 @@ class TestPods:
         assert (pod.state, pod.words, pod.address, pod.since) == ("running", "", address, 1795395600.0)
 
     @pytest.mark.parametrize(
-        ("state", "conditions", "words"),
+        ("reason", "conditions", "words", "hopeless"),
         [
-            (None, [], "waits: ContainerCreating"),
-            (
-                None,
-                condition("PodScheduled", "False", "Unschedulable", "0/3 nodes."),
-                "waits: Unschedulable: 0/3 nodes",
-            ),
-            ({"waiting": {"reason": "ErrImagePull", "message": "x"}}, [], "waits: ErrImagePull: x"),
-            (
-                None,
-                condition("PodScheduled", "False", "SchedulingGated", "by Kueue"),
-                "waits: SchedulingGated: by Kueue",
-            ),
+            ("", [], "waits: ContainerCreating", False),
+            ("", condition("PodScheduled", "False", "Unschedulable", "0/3."), "waits: Unschedulable: 0/3", False),
+            ("ErrImagePull", [], "waits: ErrImagePull: said", False),
+            ("ImagePullBackOff", [], "(ImagePullBackOff: said)", True),
+            ("CreateContainerConfigError", [], "(CreateContainerConfigError: said)", True),
         ],
     )
-    def test_one_that_waits(self, state: Manifest | None, conditions: list[Manifest], words: str) -> None:
+    def test_one_that_waits_and_one_that_waits_in_vain(
+        self, reason: str, conditions: list[Manifest], words: str, hopeless: bool
+    ) -> None:
+        state = {"waiting": {"reason": reason, "message": "said"}} if reason else None
         read = read_pod(told("Pending", state, conditions=conditions))
-        assert (read.state, read.words, read.hopeless) == ("waiting", words, False)
-
-    def test_one_that_waits_in_vain(self) -> None:
-        for reason in ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"):
-            read = read_pod(told("Pending", {"waiting": {"reason": reason, "message": "said"}}))
-            assert (read.state, read.hopeless) == ("waiting", True)
-            assert f"({reason}: said)" in read.words
+        assert (read.state, read.hopeless) == ("waiting", hopeless)
+        assert words in read.words
 
     @pytest.mark.parametrize(
         ("phase", "state", "status", "words"),
         [
             ("Failed", ended("OOMKilled", 137), {}, "was out of memory (OOMKilled): -- --memory=SIZE gives it more"),
             ("Failed", ended("Error", 3), {}, "has no allocator any more: it ended with exit status 3"),
-            ("Failed", ended("StartError", 128, message="no python"), {}, "has failed (StartError: no python)"),
             ("Failed", None, {"reason": "Evicted", "message": "no disk."}, "was evicted (Evicted: no disk)"),
             ("Running", RUNNING, {"conditions": PREEMPTED}, "was preempted (PreemptionByScheduler: x)"),
             ("Running", RUNNING, {"conditions": condition("Ready", "False")}, "is on m1, which does not answer"),
@@ -255,11 +231,7 @@ class TestPods:
     @pytest.mark.parametrize(
         ("reason", "message", "words"),
         [
-            (
-                "Failed",
-                'Failed to pull image "x": unauthorized',
-                '(ImagePullBackOff: Failed to pull image "x": unauthor',
-            ),
+            ("Failed", 'pulling "x": unauthorized', '(ImagePullBackOff: pulling "x": unauthorized'),
             ("Pulling", 'Pulling image "x"', 'waits: Pulling image "x"'),
             ("FailedMount", 'secret "k" not found', 'waits: FailedMount: secret "k" not found'),
         ],
@@ -302,7 +274,6 @@ class TestRoom:
             ({"nvidia.com/gpu": "8"}, 2, ""),
             ({"nvidia.com/gpu": "16"}, 1, "no machine of the cluster has 16 nvidia.com/gpu: the most is 8"),
             ({"nvidia.com/gpu": "8"}, 3, "all machines of the cluster together have room for 2 such pods, not for 3"),
-            ({"cpu": "500m"}, 32, ""),
             ({}, 221, "all machines of the cluster together have room for 220 such pods, not for 221"),
         ],
     )
@@ -323,7 +294,6 @@ class TestRoom:
         (condition("Complete", "True"), ("has ended", "")),
         (condition("Failed", "True", "DeadlineExceeded", "x"), ("has ended: its time was up", "")),
         (condition("Failed", "True", "FailedIndexes", "1 is"), ("has failed", "FailedIndexes: 1 is")),
-        (condition("Succeeded", "True"), ("has ended", "")),
         (condition("Failed", "False"), None),
     ],
 )
@@ -337,11 +307,9 @@ def test_how_jobs_end(reported: list[Manifest], end: tuple[str, str] | None) -> 
         (401, "Unauthorized", "", PoolError, r"does not know you \(Unauthorized\): log in again"),
         (403, "x is forbidden: User u can not", "x", NotAllowed, "User u can not.*docs/kubernetes.md has the role"),
         (403, "jobs is forbidden: exceeded quota: q", "", CapacityError, "exceeded quota"),
-        (403, "namespace lab is being terminated", "", UsageError, "being terminated"),
         (404, 'namespaces "lob" not found', "namespaces", UsageError, "--namespace=NAME"),
         (404, "the server could not find the requested resource", "", NotThere, "could not find"),
         (422, "Job is invalid", "", UsageError, r"refuses \(422 Why\): Job is invalid"),
-        (400, "admission webhook denied the request", "", UsageError, "webhook"),
         (503, "etcd is away", "", PoolError, "does not answer now: 503 etcd is away"),
     ],
 )
@@ -354,23 +322,6 @@ def test_refusals_say_what_to_do(status: int, message: str, kind: str, error: ty
 
 
 class TestConnecting:
-    @pytest.fixture
-    def kubeconfig(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        def write(**contexts: str) -> None:
-            facts = {
-                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-                "contexts": [
-                    {"name": name, "context": {"cluster": "c", "user": "u", **({"namespace": space} if space else {})}}
-                    for name, space in contexts.items()
-                ],
-                "current-context": next(iter(contexts)),
-            }
-            (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **facts}))
-            monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-
-        return write
-
     def test_without_a_kubeconfig(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
         monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -385,8 +336,18 @@ class TestConnecting:
         with pytest.raises(PoolError, match=r"not installed: pip install 'monarch-nb\[k8s\]'"):
             api_of("")
 
-    def test_namespaces_are_those_of_contexts(self, kubeconfig: Callable[..., None]) -> None:
-        kubeconfig(one="lab", two="")
+    def test_namespaces_are_those_of_contexts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        facts = {
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [
+                {"name": "one", "context": {"cluster": "c", "user": "u", "namespace": "lab"}},
+                {"name": "two", "context": {"cluster": "c", "user": "u"}},
+            ],
+            "current-context": "one",
+        }
+        (tmp_path / "config").write_text(json.dumps(facts))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         assert (api_of("").namespace, api_of("two").namespace) == ("lab", "default")
         with pytest.raises(UsageError, match="--on k8s:three: the kubeconfig has the contexts one"):
             api_of("three")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import Distribution, EntryPoint
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -43,10 +43,3 @@ def test_one_without_its_module_is_named_with_its_package(installed: Path) -> No
         "loaded (ModuleNotFoundError: No module named 'their_engine'): pip install --force-reinstall their-engine, "
         "with what it needs, or tell whoever wrote it"
     )
-
-
-def test_one_that_fails_as_it_is_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("broken", "pathlib:PurePath.no_such_class", launchers.ENTRY_POINTS)
-    monkeypatch.setattr(launchers, "entry_points", lambda group: [point])
-    with pytest.raises(PoolError, match=r"broken = pathlib:\S+ can not be loaded \(AttributeError: .*no_such_class"):
-        launcher("broken")

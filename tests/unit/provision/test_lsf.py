@@ -62,16 +62,10 @@ class TestScript:
 
 
 class TestArguments:
-    def test_flags_of_bsub_pass(self) -> None:
-        for words in ((), ("-q", "gpu"), ("-P", "lab", "-x"), ("-R", "select[mem>1000]")):
-            _check_arguments(words)
-
     @pytest.mark.parametrize(
         ("words", "said"),
         [
             (("-n", "3"), "say --nodes and --procs"),
-            (("-gpu", "num=2"), "say --gpus"),
-            (("-W", "8:00"), "say --time"),
             (("-K",), "the cell waits"),
             (("-q", "gpu", "sleep"), "'sleep' is no flag of bsub"),
         ],
@@ -79,6 +73,7 @@ class TestArguments:
     def test_what_makes_no_sense_is_refused(self, words: tuple[str, ...], said: str) -> None:
         with pytest.raises(UsageError, match=said):
             _check_arguments(words)
+        _check_arguments(("-P", "lab", "-x", "-R", "select[mem>1000]"))
 
 
 INSIDE = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "h1 4 h2 4", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
@@ -121,10 +116,10 @@ class TestLooks:
         assert self.look("12|RUN|h1|2:00 E|-|-|-|-|-").ends_at == 0, "an estimate is no limit"
 
     def test_one_that_does_not_go_on_has_trouble(self) -> None:
-        for state in ("USUSP", "SSUSP", "UNKWN"):
-            look = self.look(f"12|{state}|h1|-|-|-|-|-|-")
-            assert look.state == "running"
-            assert look.trouble
+        look = self.look("12|UNKWN|h1|-|-|-|-|-|-")
+        assert (look.state, bool(look.trouble)) == ("running", True)
+        said = "HOST_NAME STATUS JL/U\nh1 ok -\nh2 unavail -\nh3 closed_Full -\n"
+        assert parse_lost(said) == "h2 is unavail, as LSF says"
 
     @pytest.mark.parametrize(
         ("line", "said"),
@@ -132,7 +127,6 @@ class TestLooks:
             ("12|DONE|h1|-|-|-|-|-|-", "LSF job 12 has ended"),
             ("12|EXIT|h1|-|-|-|3|-|-", "LSF job 12 failed (exit code 3)"),
             ("12|EXIT|h1|-|-|-|130|TERM_OWNER: by owner|-", "was cancelled (TERM_OWNER: by owner)"),
-            ("12|EXIT|h1|-|-|-|140|TERM_RUNLIMIT: its time|-", "its time was up"),
             ("12|EXIT|h1|-|-|-|1|TERM_SOMETHING_NEW: whatever|-", "failed (TERM_SOMETHING_NEW: whatever)"),
         ],
     )
@@ -142,17 +136,12 @@ class TestLooks:
         assert said in look.text
         assert look.trouble
 
-    def test_hosts_that_are_lost(self) -> None:
-        said = "HOST_NAME STATUS JL/U\nh1 ok -\nh2 unavail -\nh3 closed_Full -\n"
-        assert parse_lost(said) == "h2 is unavail, as LSF says"
-
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
         ("Too many processors requested. Job not submitted.", CapacityError),
         ("RUNLIMIT: Cannot exceed queue's hard limit(s). Job not submitted.", CapacityError),
-        ("nosuch: No such queue. Job not submitted.", UsageError),
         ("bsub: invalid option -- 'z'\nUsage: bsub [-h]\n            [-J job_name] [command]\n", UsageError),
         ("Failed in an LSF library call: LIM is down; try later", PoolError),
     ],

@@ -50,12 +50,3 @@ def test_a_process_of_its_own_ends_what_other_pools_owe(
         owed.settle_others("ssh-lab-dev", log)
     [words] = begun
     assert words[1:] == ["-m", "monarch_nb.provision.remote.owed", "ssh-lab-dev"]
-
-
-def test_the_process_forgets_what_it_has_ended(
-    stopped: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owed.owe([OF_DEV, OF_OTHER, ("away", "", "ssh-lab-other")])
-    owed._settle(lambda each: each[2] != "ssh-lab-dev")
-    assert stopped == [OF_OTHER]
-    assert owed._read() == {OF_DEV, ("away", "", "ssh-lab-other")}

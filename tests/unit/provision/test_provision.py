@@ -81,18 +81,6 @@ class TestShape:
 
         return agreed
 
-    def test_the_same_again_and_more_nodes(self, agree: Callable[..., PoolShape]) -> None:
-        assert agree(None) == PoolShape(os.cpu_count() or 1, "all"), "one rank per core"
-        shared, isolated, by_itself = (
-            PoolShape(4, "all"),
-            PoolShape(4, "all", isolate=True),
-            PoolShape(4, "all", by_itself=True),
-        )
-        for nodes, procs in ((None, None), (2, 4), (3, 4), (5, None)):
-            for there in (shared, isolated):
-                assert agree(there, nodes, procs) == there
-        assert agree(by_itself, 2, 4).by_itself, "who made it so is remembered"
-
     @pytest.mark.parametrize(
         ("asked", "said"),
         [
@@ -109,10 +97,13 @@ class TestShape:
         with pytest.raises(PoolError, match=said):
             agree(PoolShape(4, "all", log_limit="5GB"), **asked)
 
-    def test_the_limit_of_logs_is_kept(self, agree: Callable[..., PoolShape], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_it_is_and_its_limit_of_logs_are_kept(
+        self, agree: Callable[..., PoolShape], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(LOG_LIMIT_VARIABLE, "3GB")
-        for there, limit in ((None, "3GB"), (PoolShape(4, "all", log_limit="5GB"), "5GB")):
-            assert agree(there, procs=4) == PoolShape(4, "all", log_limit=limit)
+        assert agree(None) == PoolShape(os.cpu_count() or 1, "all", log_limit="3GB"), "one rank per core"
+        there = PoolShape(4, "all", isolate=True, log_limit="5GB", by_itself=True)
+        assert agree(there, nodes=3) == there
 
 
 def described(*free: int) -> list[pb.DescribeReply]:
@@ -149,19 +140,15 @@ class TestRoom:
         assert list(home.iterdir()) == []
 
 
-class TestNodes:
-    def test_order_is_by_number(self, home: Path) -> None:
-        for number in (10, 2, 0):
-            (home / "local" / f"node{number}").mkdir(parents=True)
-        assert [node.node_id for node in LocalProvisioner().nodes()] == ["node0", "node2", "node10"]
-
-    def test_another_process_with_the_same_pid_is_not_the_allocator(self, home: Path) -> None:
-        directory = home / "local" / "node0"
-        directory.mkdir(parents=True)
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        facts = {"node_id": "node0", "pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id, "address": "unix:/x"}
-        (directory / "node.json").write_text(json.dumps(facts))
-        assert not LocalProvisioner().nodes()[0].alive
+def test_nodes_are_in_order_and_another_process_with_the_same_pid_is_not_the_allocator(home: Path) -> None:
+    for number in (10, 2, 0):
+        (home / "local" / f"node{number}").mkdir(parents=True)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    facts = {"node_id": "node0", "pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id, "address": "unix:/x"}
+    (home / "local" / "node0" / "node.json").write_text(json.dumps(facts))
+    nodes = LocalProvisioner().nodes()
+    assert [node.node_id for node in nodes] == ["node0", "node2", "node10"]
+    assert not nodes[0].alive
 
 
 class TestWaiting:
@@ -178,23 +165,18 @@ class TestWaiting:
     def test_a_dead_allocator_shows_its_last_words(self, tmp_path: Path) -> None:
         read_end, write_end = os.pipe()
         one = Starting("node0", NodePaths(tmp_path), read_end)
-        (tmp_path / "allocator.log").write_text("of yesterday\nImportError: no module named grpc\n")
+        (tmp_path / "allocator.log").write_bytes(b"of yesterday\n" + b"\xff\n" * 100 + b"ImportError: no grpc\n")
         one.log_start = len("of yesterday\n")
         os.close(write_end)
         with pytest.raises(PoolError, match=r"node0 did not start(.|\n)*ImportError") as raised:
             wait_for_lines([one], 1, time.monotonic() + 5)
         assert "of yesterday" not in str(raised.value), "an earlier allocator's words"
+        assert len(one.log_tail().splitlines()) == 15
         one.close()
 
     def test_the_wait_is_bounded(self, starting: tuple[Starting, int]) -> None:
         with pytest.raises(PoolError, match="node0 not ready in time"):
             wait_for_lines([starting[0]], 1, time.monotonic() + 0.01)
-
-    def test_only_the_end_of_a_log_is_told(self, starting: tuple[Starting, int], tmp_path: Path) -> None:
-        (tmp_path / "allocator.log").write_bytes(b"\xff\n" * 100 + b"last\n")
-        told = starting[0].log_tail()
-        assert len(told.splitlines()) == 15
-        assert told.endswith("    last")
 
     def test_it_can_be_interrupted_and_then_waits_on(self, starting: tuple[Starting, int]) -> None:
         interrupt, (one, write_end) = Interrupt(), starting
@@ -220,15 +202,13 @@ def test_daemons_do_not_inherit_a_notebook_or_a_rank(monkeypatch: pytest.MonkeyP
 
 
 class TestOptions:
-    def test_what_the_form_has_at_first_is_what_up_does_by_itself(self, home: Path) -> None:
+    def test_of_a_form_are_what_up_does_by_itself_and_what_a_pool_that_is_there_is(self, home: Path) -> None:
         options = {option.name: option for option in LocalProvisioner().options()}
         assert options.keys() <= LocalProvisioner.up.__annotations__.keys()
         assert all(option.label and option.help for option in options.values())
         shape = _agree_on_shape(home, [], None, None, None, isolate=False)
         at_first = [options[name].default for name in ("procs", "gpus", "isolate")]
         assert at_first == [shape.procs, shape.gpus, shape.isolate]
-
-    def test_of_a_pool_that_is_there_they_are_what_it_is(self, home: Path) -> None:
         for node in range(3):
             (home / "local" / f"node{node}").mkdir(parents=True)
         _write_shape(home / "local", PoolShape(5, "none", isolate=True))

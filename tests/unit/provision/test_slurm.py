@@ -18,7 +18,6 @@ from monarch_nb.provision.slurm import (
     _allocation_with,
     _environment,
     _look_of,
-    _refusal,
     parse_failed,
     parse_row,
     script,
@@ -42,11 +41,12 @@ class TestScript:
         monkeypatch.setattr(sys, "executable", "/home/me/env/bin/python")
         assert script(asked()) == (HERE / "slurm_job.sh").read_text()
 
-    def test_of_cpu_ranks_without_a_limit(self) -> None:
-        text = script(asked(gpus=0, procs=4, time_s=0.0))
+    def test_of_cpu_ranks_without_a_limit_whose_name_is_odd(self) -> None:
+        text = script(asked(gpus=0, procs=4, time_s=0.0, reservation="it's"))
         assert "#SBATCH --cpus-per-task=4\n" in text
         assert "--gpus none --procs 4" in text
         assert not {"--time", "--gpus-per-node"} & {word.partition("=")[0] for word in text.split()}
+        assert "#SBATCH '--job-name=monarch-nb-it'\"'\"'s'\n" in text
 
     def test_nodes_import_what_their_ranks_will_have(self) -> None:
         assert "--preload" not in script(asked()), "torch is what they import by themselves"
@@ -54,11 +54,8 @@ class TestScript:
         assert "--preload= " in script(asked(preload=())), "nothing"
 
     def test_time_is_in_whole_minutes(self) -> None:
-        for seconds, minutes in ((1.0, 1), (60.0, 1), (61.0, 2), (5400.0, 90)):
+        for seconds, minutes in ((1.0, 1), (60.0, 1), (61.0, 2)):
             assert f"#SBATCH --time={minutes}\n" in script(asked(time_s=seconds))
-
-    def test_a_name_is_quoted(self) -> None:
-        assert "#SBATCH '--job-name=monarch-nb-it'\"'\"'s'\n" in script(asked(reservation="it's"))
 
 
 class TestArguments:
@@ -72,10 +69,8 @@ class TestArguments:
         ("words", "said"),
         [
             (("--nodes=3",), "say --nodes to %mesh"),
-            (("-N", "3"), "say --nodes to %mesh"),
             (("--array=0-3",), "a reservation is one job"),
             (("--time", "8:00"), "say --time to %mesh"),
-            (("a100",), "'a100' is no flag of sbatch"),
             (("--partition=a100", "lab"), "'lab' is no flag of sbatch"),
         ],
     )
@@ -123,18 +118,10 @@ class TestLooks:
         assert f", starts at about {time_of_day(soon)}" in self.look(f"12|PENDING|Resources|{soon}|N/A|").text
         assert "starts" not in self.look(f"12|PENDING|Resources|{years}|N/A|").text, "behind jobs without a time limit"
 
-    def test_waiting_for_ever(self) -> None:
-        for reason in (
-            *("PartitionNodeLimit", "PartitionTimeLimit", "PartitionConfig", "BadConstraints", "QOSMaxGRESPerNode"),
-            *("QOSMaxWallDurationPerJobLimit", "QOSMinCpuNotSatisfied", "ReservationDeleted", "InvalidAccount"),
-        ):
+    def test_waiting_for_ever_and_where_waiting_may_help(self) -> None:
+        for reason in ("PartitionConfig", "BadConstraints", "QOSMaxWallDurationPerJobLimit", "InvalidAccount"):
             assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble.startswith(reason)
-
-    def test_waiting_may_help(self) -> None:
-        for reason in (
-            *("Resources", "AssocGrpGRES", "QOSMaxJobsPerUserLimit", "MaxGRESPerAccount"),
-            *("JobHeldUser", "PartitionDown", "None"),
-        ):
+        for reason in ("Resources", "QOSMaxJobsPerUserLimit", "MaxGRESPerAccount", "JobHeldUser", "PartitionDown"):
             assert self.look(f"12|PENDING|{reason}|N/A|N/A|").trouble == ""
 
     def test_running(self) -> None:
@@ -146,7 +133,6 @@ class TestLooks:
         ("state", "reason", "text"),
         [
             ("PREEMPTED", "None", "Slurm job 12 was preempted (PREEMPTED)"),
-            ("FAILED", "NonZeroExitCode", "Slurm job 12 failed (FAILED, NonZeroExitCode)"),
             ("TIMEOUT", "TimeLimit", "Slurm job 12 ended: its time was up (TIMEOUT, TimeLimit)"),
             ("COMPLETED", "None", "Slurm job 12 has ended"),
             ("OF_A_NEWER_SLURM", "None", "Slurm job 12 has ended (OF_A_NEWER_SLURM)"),
@@ -165,10 +151,6 @@ def test_nodes_that_failed_are_named_once() -> None:
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (
-            "srun: error: n2: task 1: Exited with exit code 1\n",
-            "the allocator of n2 has ended (Exited with exit code 1)",
-        ),
         ("srun: error: n[1-2]: tasks 0-1: Killed\n", "the allocator of n[1-2] has ended (Killed)"),
         ("srun: error: n1: task 0: Terminated\n", ""),
         ("srun: error: Node failure on n2\nsrun: error: n2: task 1: Killed\n", "n2 is down (fire)"),
@@ -225,21 +207,24 @@ class TestCommands:
             SlurmLauncher().end(job())
 
     @pytest.mark.parametrize(
-        ("said", "error"),
+        ("said", "error", "told"),
         [
-            (f"{FAILED} Requested node configuration is not available", CapacityError),
-            (f"{FAILED} Invalid account or account/partition combination", UsageError),
-            ("sbatch: unrecognized option '--gibberish=4'\nTry \"sbatch --help\" for more", UsageError),
-            (f"{FAILED} Unable to contact slurm controller", PoolError),
+            (f"{FAILED} Requested node configuration is not available", CapacityError, "there are main"),
+            (f"{FAILED} Invalid account or account/partition combination", UsageError, "Invalid account"),
+            ("sbatch: unrecognized option '--x=4'\nTry \"sbatch --help\"", UsageError, "unrecognized option '--x=4'$"),
+            (f"{FAILED} Unable to contact slurm controller", PoolError, "scontrol ping tells which controller"),
         ],
     )
-    def test_refusals(self, said: str, error: type[Exception], command: Callable[[str, str], None]) -> None:
+    def test_refusals(
+        self, said: str, error: type[Exception], told: str, command: Callable[[str, str], None], tmp_path: Path
+    ) -> None:
+        (tmp_path / "said").write_text(said)
+        command("sbatch", f"cat {tmp_path / 'said'} >&2; exit 1")
         command("sinfo", "echo main")
-        refused = _refusal(said)
-        assert type(refused) is error
-        assert said.splitlines()[0].removeprefix(FAILED).strip() in str(refused)
-        assert ("scontrol ping tells which controller" in str(refused)) is (error is PoolError)
-        assert "Try " not in str(refused)
+        for do in (SlurmLauncher().ask, SlurmLauncher().offer):
+            with pytest.raises(error, match=told) as refused:
+                do(asked())
+            assert type(refused.value) is error
 
 
 def test_another_engine_or_a_target_of_it_is_refused() -> None:
@@ -279,12 +264,3 @@ class TestForms:
             )
             when = said.format(time_of_day(at))
             assert SlurmLauncher().offer(asked()).text == f"would {when} on n[1-2], partition main"
-
-    def test_what_slurm_would_refuse_is_refused(
-        self, command: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-        command("sbatch", "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1")
-        command("sinfo", "echo main")
-        with pytest.raises(CapacityError, match="there are main"):
-            SlurmLauncher().offer(asked())

@@ -45,17 +45,8 @@ def test_a_file_without_a_word_lets_everybody_be_themselves() -> None:
 def test_the_closest_entry_says_whose_account_a_name_means() -> None:
     users, problems = read_users(FILE)
     assert problems == []
-    names = ["alice", "ann@lab", "student-7", "student-of-x", "bob@lab", "Bob", "root", "same"]
-    assert [users.account_of(name) for name in names] == [
-        "alice",
-        "asmith",
-        "class",
-        "guests",
-        None,
-        None,
-        "root",
-        "same",
-    ]
+    meant = {"alice": "alice", "ann@lab": "asmith", "student-7": "class", "student-of-x": "guests", "bob@lab": None}
+    assert {name: users.account_of(name) for name in meant} == meant
     assert read_users('[accounts]\nalice = "asmith"')[0].account_of("bob") is None
 
 
@@ -82,11 +73,8 @@ def test_the_own_limit_counts_then_the_most_of_groups() -> None:
         ("\nrooms = -1", "line 2: rooms is a number from 0 to 10000, not -1"),
         ("\nallows = []", "line 2: there is no 'allows': a file has allow, rooms, accounts, limits"),
         ('allow = ["@"]', "line 1: allow is a list of accounts and groups"),
-        ('allow = "alice"\nrooms = true', "line 2: rooms is a number"),
         ('[accounts]\n"a b" = "same"', "line 2: 'a b' is no name"),
-        ("[accounts]\nbob = 1", "line 2: bob is the name of an account"),
         ('[accounts]\nbob = "../root"', "line 2: bob is the name of an account"),
-        ("accounts = 1", "line 1: accounts is a table"),
         ("limits = 1", "line 1: limits is a table"),
         ('[limits."a*"]\ncpus = 1', "line 1: 'a*' is no account, no group"),
         ("[limits.bob]\ngpus = 1", "line 1: bob is a table with memory, cpus or both"),

@@ -6,14 +6,13 @@ import ctypes
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch_nb.worker import environment_report
-from monarch_nb.worker.environment_report import Environment, describe
+from monarch_nb.worker.environment_report import describe
 
 
 def install(directory: Path, name: str, version: str, source: Path | None = None) -> None:
@@ -92,19 +91,6 @@ def test_room(tmp_path: Path) -> None:
     assert environment.free_bytes.keys() == {str(tmp_path), "/nowhere"}
     assert (environment.free_bytes[str(tmp_path)] or 0) > 0
     assert environment.free_bytes["/nowhere"] is None
-
-
-def test_another_process_tells_the_same_of_itself() -> None:
-    question = json.dumps({"packages": ["numpy"], "directories": []})
-    command = [sys.executable, "-m", "monarch_nb.worker.environment_report"]
-    answer = subprocess.run(command, input=question, capture_output=True, text=True, check=True, timeout=60).stdout
-    here = describe(["numpy"])
-    there = Environment.from_json(answer)
-    assert (there.python, there.torch, there.packages, there.installs_into) == (
-        *(here.python, here.torch, here.packages, here.installs_into),
-    )
-    later = json.dumps(asdict(here) | {"said_by_a_newer_version": 1})
-    assert Environment.from_json(later) == here
 
 
 def test_it_needs_only_the_standard_library() -> None:

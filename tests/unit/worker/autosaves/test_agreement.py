@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -190,13 +189,6 @@ def test_every_order_of_two_ranks_ends_with_one_verdict(programs: Sequence[Progr
     assert (SAVE in verdicts) == may_save
 
 
-def test_ranks_that_train_alike_save_unless_the_cell_begins_meanwhile() -> None:
-    began = World((TRAINS, TRAINS))
-    for rank in (0, 1):
-        began.move("main", rank)
-    assert {world.ranks[0].verdict for world in everything(began)} == {SAVE}
-
-
 @pytest.mark.parametrize("program", [TRAINS, CALLS[:6]], ids=["a cell", "endpoints that make a step each"])
 def test_one_step_that_is_asked_for_is_saved_on_all(program: Program) -> None:
     world = World((program, program), Request("every 2 steps", 7, 2))
@@ -206,24 +198,6 @@ def test_one_step_that_is_asked_for_is_saved_on_all(program: Program) -> None:
         end.check()
         assert end.ranks[0].verdict == SAVE
         assert {(rank.at.run, rank.at.steps) for rank in end.ranks if rank.at} == {(7, 2)}
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_many_ranks_in_any_order(seed: int) -> None:
-    chance = random.Random(seed)
-    size = chance.randint(3, 6)
-    steps = chance.randint(0, 6)
-    calls = ("begin", *["step", "pause", "go on"] * steps, "pause")
-    kinds: list[Program] = [("begin", *["step"] * steps, "end") if seed % 2 else calls, (), ("begin", "end")]
-    programs = [kinds[0] if chance.random() < 0.7 else chance.choice(kinds) for _ in range(size)]
-    world = World(programs)
-    last_change = 0
-    while last_change < 60 * size:
-        before = world.state()
-        world.move(*chance.choice(world.moves()), now_s=last_change // (5 * size) * PAUSE_S)
-        last_change = 0 if world.state() != before else last_change + 1
-    assert world.is_over, world.state()
-    world.check()
 
 
 def run(world: World, rounds: int, now_s: float = 0.0) -> None:

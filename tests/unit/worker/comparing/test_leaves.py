@@ -100,20 +100,6 @@ def opened(answer: bytes) -> Any:
     return pickle.loads(zlib.decompress(answer))
 
 
-def test_the_questions_in_turn() -> None:
-    size = answers.digests.elements_of_block(torch.empty(0))
-    value = {"w": torch.arange(size + 2, dtype=torch.float32).index_fill(0, torch.tensor(1), float("nan"))}
-    _, count, left_out = opened(answers.begin(value))
-    assert (count, left_out) == (1, 0)
-    assert opened(answers.leaves())[0][0] == "w"
-    seen = opened(answers.look_at(["w", "gone"]))["w"]
-    assert (len(seen.blocks), seen.block_elements, seen.shape, seen.nan, seen.inf) == (2, size, [size + 2], 1, 0)
-    code, contents = opened(answers.elements([("w", 1)]))[0]
-    assert (code, len(contents)) == ("d", 16)
-    answers.end()
-    assert opened(answers.look_at(["w"])) == {}
-
-
 def test_an_answer_is_read_in_pages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(answers, "PAGE_CHARACTERS", 4)
     answers.printed(b"abcd", 0)

@@ -12,20 +12,9 @@ from monarch_nb.worker.control.thread import ControlThread
 
 def made(listener: socket.socket, **parts: Any) -> ControlThread:
     """A control thread that is not started, with what it needs for a test."""
-    names = [
-        "activities",
-        "executions",
-        "actors",
-        "withdraw",
-        "interrupter",
-        "user_code",
-        "namespace",
-        "debugger",
-        "post",
-        "keeper",
-    ]
+    names = "activities executions actors withdraw interrupter user_code namespace debugger post keeper"
     nothing: Any = None
-    options = dict.fromkeys((*names, "on_work", "on_abort", "on_exit"), nothing) | parts
+    options = dict.fromkeys((*names.split(), "on_work", "on_abort", "on_exit"), nothing) | parts
     return ControlThread(listener, entries=set(), **options)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import socket
@@ -19,7 +18,7 @@ import pytest
 
 from monarch_nb.worker.groups.c10d import Hush
 from monarch_nb.worker.groups.mesh_store import Address, MeshStore
-from monarch_nb.worker.groups.rendezvous import Rendezvous, agree, missing_ranks
+from monarch_nb.worker.groups.rendezvous import Rendezvous, agree
 
 WAIT_S = 10.0
 
@@ -127,16 +126,6 @@ def run_world(size: int, deaths: dict[int, tuple[int, bool]]) -> list[int]:
         return list(pool.map(lambda rank: world.live(rank, *deaths.get(rank, (0, False))), range(size)))
 
 
-def test_all_agree_and_every_group_is_new() -> None:
-    store, numbers = MemoryStore(), []
-    for _ in range(20):
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(functools.partial(agree, store, world_size=4), range(4)))
-        assert len(set(results)) == 1
-        numbers.append(results[0])
-    assert len(set(numbers)) == 20
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_dies_at_any_call_spoils_nothing(rank: int) -> None:
     for call, afterwards in itertools.product(range(1, 9), (False, True)):
@@ -162,17 +151,6 @@ def test_no_group_is_formed_with_a_rank_that_died_while_it_waited() -> None:
         assert "0/verdict" not in store.values
         results.append(pool.submit(agree, store, 1, 3))
     assert [result.result() for result in results] == [1, 1, 1]
-
-
-def test_missing_ranks_are_those_that_did_not_come() -> None:
-    store = MemoryStore()
-    with ThreadPoolExecutor(5) as pool:
-        come = functools.partial(pool.submit, agree, store, world_size=5)
-        come(0), come(3)
-        with store.changed:
-            assert store.changed.wait_for(lambda: {"0/here/0", "0/here/3"} <= store.values.keys(), WAIT_S)
-        assert missing_ranks(store, 5) == [1, 2, 4]
-        come(1), come(2), come(4)
 
 
 class MovingStore(MeshStore):

@@ -18,13 +18,6 @@ import pytest
 from monarch_nb.worker.groups import sockets
 
 Pair = tuple[socket.socket, socket.socket, socket.socket]
-FDINFO = """pos:\t0
-flags:\t02
-mnt_id:\t15
-ino:\t1057
-tfd:       21 events:       19 data:     561fcfadb748  pos:0 ino:3788 sdev:f
-tfd:       24 events:       19 data:     561fcfadb748  pos:0 ino:3789 sdev:8
-"""
 
 
 @pytest.fixture
@@ -46,12 +39,6 @@ def make_pair() -> Iterator[Pair]:
 
 def identify(connection: socket.socket) -> sockets.Connection:
     return connection.fileno(), os.fstat(connection.fileno()).st_ino
-
-
-def test_epoll_information_is_read() -> None:
-    assert sockets.parse_epoll(FDINFO) == (False, [(21, 0x3788), (24, 0x3789)])
-    assert sockets.parse_epoll(FDINFO.replace("02\n", "02000002\n"))[0]
-    assert sockets.parse_epoll("") == (False, [])
 
 
 def test_a_loop_like_gloos_is_found(pair: Pair) -> None:
@@ -116,15 +103,6 @@ def test_addresses_are_resolved() -> None:
     assert ("127.0.0.1", 80) in sockets.resolve("localhost", 80)
     assert sockets.resolve("127.0.0.1", 5) == {("127.0.0.1", 5)}
     assert sockets.resolve("no-such-host.invalid", 5) == set()
-
-
-def test_what_no_longer_reads_can_still_write(pair: Pair) -> None:
-    """Gloo never wakes a thread whose write failed: it must learn of an end by reading."""
-    _, client, peer = pair
-    peer.sendall(b"before")
-    sockets.shut_down([identify(client)], socket.SHUT_RD)
-    client.sendall(b"answer")
-    assert (client.recv(10), client.recv(10), peer.recv(10)) == (b"before", b"", b"answer")
 
 
 def test_a_thread_of_gloos_that_runs() -> None:

@@ -20,15 +20,7 @@ EVENTS: list[dict[str, Any]] = [
     {"ph": "X", "cat": "cpu_op", "name": 'a "traceEvents": [ in } a name', "pid": 555, "tid": 555, "ts": 10, "dur": 9},
     {"ph": "s", "cat": "ac2g", "name": "ac2g", "pid": 555, "tid": 555, "ts": 11, "id": 42},
     {"ph": "f", "cat": "ac2g", "name": "ac2g", "pid": 0, "tid": 7, "ts": 20.5, "id": 42, "bp": "e"},
-    {
-        "ph": "X",
-        "cat": "Trace",
-        "name": "PyTorch Profiler (0)",
-        "pid": "Spans",
-        "tid": "PyTorch Profiler",
-        "ts": 1,
-        "dur": 2,
-    },
+    {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler", "pid": "Spans", "tid": "Profiler", "ts": 1, "dur": 2},
     {"ph": "M", "name": "thread_name", "pid": 555, "tid": 555, "args": {"name": "thread 555 (python)"}},
 ]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import queue
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from framing import receive_frame
-from monarch_nb.actor.engine.outside import Address
 from monarch_nb.config import INLINE_VALUE_BYTES
 from monarch_nb.proto.mail_pb2 import Envelope
 from monarch_nb.worker.mail.blobs import MailBlobs
@@ -20,32 +18,12 @@ from monarch_nb.worker.mail.post import Post
 TIMEOUT_S = 20.0
 
 
-class Notes:
-    """A receiver that notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
-
-    def receive(self, sender: Address, body: Any, *, call: int, answers: int) -> None:
-        self.told.put((sender, bytes(body), call, answers))
-
-    def undelivered(self, call: int, processes: Sequence[str], node: str, reason: str, death: object) -> None:
-        self.told.put((call, processes, node, reason))
-
-    def node_lost(self, node: str, reason: str) -> None:
-        self.told.put((node, reason))
-
-    def next(self) -> tuple[Any, ...]:
-        return self.told.get(timeout=TIMEOUT_S)
-
-
 class Rank:
     """What a post has around it; connections are watched by the test, as by the control thread."""
 
     def __init__(self, directory: Path) -> None:
-        self.notes = Notes()
         self.directory = directory
-        self.post = Post("here", "m/0", MailBlobs(directory, 0), lambda: self.notes, lambda connection: None)
+        self.post = Post("here", "m/0", MailBlobs(directory, 0), Mock, lambda connection: None)
         self._connections: list[tuple[socket.socket, socket.socket]] = []
 
     def connect(self) -> tuple[socket.socket, socket.socket]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +40,8 @@ def handler() -> type[Handler]:
 def test_what_a_sync_actor_executes_is_told_with_its_line(handler: type[Handler]) -> None:
     known, seen = census.Census(), []
     known.watch(handler)
-    actor = handler()
+    actor, of_monarch = handler(), handler()
+    of_monarch.handle_sync(*messages("monarch._src.actor.Logging", "logs"), lambda: None)  # is left out
     for _ in range(2):
         actor.handle_sync(*messages(), lambda: seen.append(known.told()))
     [told] = seen[-1]
@@ -81,13 +79,6 @@ def test_what_an_async_actor_awaits_is_told_with_its_line(handler: type[Handler]
 
     [told] = asyncio.run(main())
     assert told["running"][0]["line"].startswith("test_census.py:")
-
-
-def test_actors_of_monarch_itself_are_left_out(handler: type[Handler]) -> None:
-    known, seen = census.Census(), []
-    known.watch(handler)
-    handler().handle_sync(*messages("monarch._src.actor.Logging", "logs"), lambda: seen.append(known.told()))
-    assert seen == [[]]
 
 
 def test_the_rank_asks_processes_and_forgets_those_that_have_ended(
@@ -131,25 +122,6 @@ def test_a_process_that_does_not_answer_hides_no_other(
         assert [state.pid for state in held.actors()] == [os.getpid()]
 
 
-def test_all_that_a_message_executes_is_in_what_surrounds_it(handler: type[Handler]) -> None:
-    log: list[str] = []
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        log.append("begin")
-        yield
-        log.append("end")
-
-    async def body() -> None:
-        log.append("async")
-
-    known = census.Census(around)
-    known.watch(handler)
-    handler().handle_sync(*messages(), lambda: log.append("sync"))
-    asyncio.run(handler().handle(*messages(), body))
-    assert log == ["begin", "sync", "end", "begin", "async", "end"]
-
-
 def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handler: type[Handler]) -> None:
     known = census.Census()
     handler._run_cleanup = lambda self, item: None  # type: ignore[attr-defined]
@@ -166,35 +138,6 @@ def test_an_actor_that_has_failed_says_so_and_one_that_was_stopped_is_gone(handl
         each._run_cleanup("now")  # type: ignore[attr-defined]
     [told] = known.told()
     assert (told["failure"], told["running"]) == ("ValueError: no data", [])
-
-
-class Reporter(Handler):
-    """As `_Actor`, which catches what callers are told."""
-
-    def handle_sync(self, context: Any, method: Any, body: Any) -> None:
-        try:
-            body()
-        except ValueError as error:
-            self._report_exception(error, context)
-
-    def _report_exception(self, error: Exception, context: Any) -> None:
-        reported.append("".join(traceback.format_exception(error)))
-
-
-reported: list[str] = []
-
-
-def test_an_exception_says_which_actor_has_raised_it() -> None:
-    kind = type("Reporter", (Reporter,), {})
-    census.Census(node="node1").watch(kind)
-    again, actor = ValueError("no data"), kind()
-
-    def fail() -> None:
-        raise again
-
-    for _ in range(2):
-        actor.handle_sync(*messages(), fail)
-    assert reported.pop().endswith(f"ValueError: no data\nin rank 1 of trainers (node1, pid {os.getpid()})\n")
 
 
 def test_an_actor_at_a_breakpoint_is_told_so(handler: type[Handler]) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from monarch_nb.errors import SaveError
@@ -21,31 +18,10 @@ from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, Origin, Save
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
 from monarch_nb.worker.saving.reading import load, merged, said_of
-from monarch_nb.worker.saving.writing import _Told, put_together, save
+from monarch_nb.worker.saving.writing import save
 from unit.worker.saving.threads import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")), min_size=1, max_size=4))
-def test_what_all_have_alike_is_saved_once(told: list[dict[str, str]]) -> None:
-    leaves = put_together([{key: _Told(key, (), same) for key, same in each.items()} for each in told])
-    assert set(leaves) == {key for each in told for key in each}
-    for key, leaf in leaves.items():
-        values = [each.get(key) for each in told]
-        assert leaf.by_rank == (
-            () if len(set(values)) == 1 else tuple(i for i, v in enumerate(values) if v is not None)
-        )
-
-
-def test_parts_of_a_tensor_are_one_where_all_of_its_mesh_have_them() -> None:
-    part = _Told("a", (), "parts of (8,) on [0, 1]", among=2)
-    [leaf] = put_together([{"a": part}, {"a": part}, {}]).values()
-    assert (leaf.by_rank, leaf.in_parts) == ((), True)
-    [leaf] = put_together([{"a": part}, {}, {}]).values()
-    assert (leaf.by_rank, leaf.in_parts) == ((0,), False)
-    [leaf] = put_together([{RANDOM_STATES: _Told(RANDOM_STATES, (), "same")}] * 2).values()
-    assert leaf.by_rank == (0, 1), "random states are a rank's own"
 
 
 def test_what_ranks_say_is_put_together() -> None:
@@ -141,16 +117,6 @@ def test_a_fresh_optimizer_takes_the_state_of_one_that_has_made_steps(tmp_path: 
         now["optimizer"].state[now["model"][0].weight]["exp_avg"],
         before["optimizer"].state[before["model"][0].weight]["exp_avg"],
     )
-
-
-def test_others_load_it(tmp_path: Path) -> None:
-    path = saved(tmp_path, [make(rank) for rank in range(2)]).path
-    state: dict[str, Any] = {"model": make(0, seed=4)["model"].state_dict(), "step": 0, "rank1/mine": 0}
-    dcp.load(state, checkpoint_id=path)
-    assert (state["step"], state["rank1/mine"]) == (7, 1)
-    assert torch.equal(state["model"]["0.weight"], make(0)["model"][0].weight)
-    dcp_to_torch_save(path, tmp_path / "one.pt")
-    assert torch.load(tmp_path / "one.pt", weights_only=False)["rank0/mine"] == 0
 
 
 @pytest.mark.parametrize(
@@ -314,12 +280,8 @@ def test_what_stands_in_containers_is_loaded_where_it_is(tmp_path: Path) -> None
 
     del now["nets"]["d"], now["run"]
     [refused] = loaded(tmp_path, [now])
-    assert refused.problems == {
-        "nets.d": "is not there: run the cells that make it (a Linear)",
-        "run.average.0": "is not there: run the cells that make it (a Linear)",
-        "run.epoch": "is not there: run the cells that make it (an int)",
-        "run.best": "is not there: run the cells that make it (a float)",
-    }
+    assert set(refused.problems) == {"nets.d", "run.average.0", "run.epoch", "run.best"}
+    assert refused.problems["nets.d"] == "is not there: run the cells that make it (a Linear)"
 
     dcp_to_torch_save(Path(report.path), tmp_path / "all.pt")
     whole = torch.load(tmp_path / "all.pt", weights_only=True)

@@ -4,7 +4,7 @@ import linecache
 
 import pytest
 
-from monarch_nb.ground.code_names import code_label, code_name
+from monarch_nb.ground.code_names import code_label
 from monarch_nb.worker.shell import compiler as compiler_module
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 
@@ -17,14 +17,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> BoundedCompiler:
 
 def sources() -> list[str]:
     return [linecache.getline(name, 1).strip() for name in linecache.cache if code_label(name)]
-
-
-def test_code_is_called_after_its_cell_or_run() -> None:
-    assert code_label(code_name("cell", 7, "x")) == ("Cell", "In[7]")
-    assert code_label(code_name("run", 46, "x")) == ("Run", "46")
-    assert code_label(code_name("pull", 46, "x")) == ("Pulled", "expression")
-    assert code_label("<string>") is None
-    assert code_label("/home/u/train.py") is None
 
 
 def test_the_same_number_of_a_cell_and_a_run_are_two(compiler: BoundedCompiler) -> None:
