@@ -112,7 +112,7 @@ def test_a_cell_that_trains_is_saved_and_loaded(four: Reservation, tmp_path: Pat
     assert whole[0][count - 1] == weight, "the lines after optimizer.step() belong to the step"
 
 
-def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
+def test_arming_needs_to_know_when_and_a_directory(four: Reservation, tmp_path: Path) -> None:
     mesh = four.mesh
     for wrong in ({}, {"every": "10"}, {"every": "steps"}, {"every": "10m", "before": "5m"}):
         with pytest.raises(UsageError):
@@ -122,18 +122,6 @@ def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
     assert mesh.autosave_status() is None
     with pytest.raises(UsageError, match="all ranks of a mesh"):
         mesh.select(0).autosave(tmp_path, at_end=True)
-
-
-@pytest.mark.slow
-def test_ranks_that_are_to_save_no_more_make_no_last_save(four: Reservation, tmp_path: Path) -> None:
-    mesh = four.mesh
-    mesh.run("import threading")
-    mesh.autosave(tmp_path / "saves", every="1h")
-    mesh.run("x = 1")
-    mesh.autosave_off()
-    keeps = "any(each.name == 'monarch_nb-saves' for each in threading.enumerate())"
-    eventually(lambda: not any(mesh.run(keeps).values))
-    assert saves(tmp_path / "saves") == []
 
 
 def test_before_the_time_is_up_ranks_save_without_a_kernel(shared_pool: list[Node], tmp_path: Path) -> None:
@@ -185,8 +173,7 @@ def test_scripts_hear_sigterm_before_the_time_is_up(four: Reservation, tmp_path:
     assert four.status().time_left_s, "it is still held"
 
 
-@pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
-def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, when: dict[str, str]) -> None:
+def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path) -> None:
     class Trainer(Actor):
         def __init__(self) -> None:
             import torch
@@ -207,7 +194,7 @@ def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, w
             return float(self.net.weight.detach().sum())
 
     trainers = four.mesh.spawn("trainers", Trainer)
-    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
+    four.mesh.autosave(tmp_path / "saves", every="3steps")
     future = trainers.train.call(str(tmp_path / "stop"))
     eventually(lambda: saves(tmp_path / "saves"))
     (tmp_path / "stop").touch()
@@ -220,14 +207,9 @@ def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, w
     assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
 
 
-@pytest.mark.parametrize(
-    ("pauses", "when"),
-    [(False, {"every": "1s"}), (True, {"every": "3steps"})],
-    ids=["one call after the other", "after the last call"],
-)
-def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
-    four: Reservation, tmp_path: Path, when: dict[str, str], pauses: bool
-) -> None:
+def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(four: Reservation, tmp_path: Path) -> None:
+    """One call after the other; and after the last of them."""
+
     class Trainer(Actor):
         def __init__(self) -> None:
             import torch
@@ -244,21 +226,21 @@ def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
             self.optim.step()
 
     trainers = four.mesh.spawn("trainers", Trainer)
-    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
 
-    def is_saved_twice() -> bool:
-        if not pauses:
-            trainers.step.call().get()
-        return len(saves(tmp_path / "saves")) >= 2
+    def are_saved_while_they_step() -> bool:
+        trainers.step.call().get()
+        return len(saves(tmp_path / "often")) >= 2
 
-    for number in (1, 2):
-        for _ in range(3 * pauses):
-            trainers.step.call().get()
-        eventually(lambda number=number: len(saves(tmp_path / "saves")) >= number if pauses else is_saved_twice())
+    four.mesh.autosave(tmp_path / "often", every="1s")
+    eventually(are_saved_while_they_step)
+    four.mesh.autosave(tmp_path / "last", every="3steps")
+    for _ in range(3):
+        trainers.step.call().get()
+    eventually(lambda: saves(tmp_path / "last"))
     status = four.mesh.autosave_status()
     assert status is not None
     assert status.problem == ""
-    for info in four.mesh.saves(tmp_path / "saves"):
+    for info in [*four.mesh.saves(tmp_path / "often"), *four.mesh.saves(tmp_path / "last")]:
         assert set(info.names) >= {"net", "optim"}
         assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
 

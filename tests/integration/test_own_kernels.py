@@ -19,7 +19,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
-    """Jupyter interrupts a kernel before it tells it to shut down. A breakpoint that they reach later asks in the next."""
+    """Jupyter interrupts a kernel before it tells it to shut down. A breakpoint that they reach asks in the next."""
     code = f"print('begun')\n{gate.wait}\nbreakpoint()\nprint('not interrupted')\nrank"
     kernel.run(PATIENT)
     cell = kernel.start(f"%%mesh\n{code}")
