@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,42 +174,8 @@ def test_scripts_hear_sigterm_before_the_time_is_up(four: Reservation, tmp_path:
     assert four.status().time_left_s, "it is still held"
 
 
-def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path) -> None:
-    class Trainer(Actor):
-        def __init__(self) -> None:
-            import torch
-
-            torch.manual_seed(0)
-            self.net = torch.nn.Linear(4, 1)
-            self.optim = torch.optim.SGD(self.net.parameters(), lr=0.01)
-
-        @endpoint
-        def train(self, stop: str) -> float:
-            import os
-
-            import torch
-
-            while not os.path.exists(stop):
-                self.net(torch.ones(8, 4)).square().mean().backward()
-                self.optim.step()
-            return float(self.net.weight.detach().sum())
-
-    trainers = four.mesh.spawn("trainers", Trainer)
-    four.mesh.autosave(tmp_path / "saves", every="3steps")
-    future = trainers.train.call(str(tmp_path / "stop"))
-    eventually(lambda: saves(tmp_path / "saves"))
-    (tmp_path / "stop").touch()
-    future.get()
-    status = four.mesh.autosave_status()
-    assert status is not None
-    assert status.last_step > 0
-    info = four.mesh.saves(tmp_path / "saves")[0]
-    assert {"net", "optim"} <= set(info.names)
-    assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
-
-
-def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(four: Reservation, tmp_path: Path) -> None:
-    """One call after the other; and after the last of them."""
+def trainer() -> type[Actor]:
+    """Return a class that ranks need not import: this module is not theirs."""
 
     class Trainer(Actor):
         def __init__(self) -> None:
@@ -219,30 +186,57 @@ def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(four: Reser
             self.optim = torch.optim.Adam(self.net.parameters(), lr=0.01)
 
         @endpoint
-        def step(self) -> None:
+        def train(self, stop: str) -> None:
+            """Make steps until a file is there, and at least one."""
+            import os
+
             import torch
 
-            self.net(torch.ones(8, 4)).square().mean().backward()
-            self.optim.step()
+            while True:
+                self.net(torch.ones(8, 4)).square().mean().backward()
+                self.optim.step()
+                if os.path.exists(stop):
+                    break
 
-    trainers = four.mesh.spawn("trainers", Trainer)
+    return Trainer
+
+
+def assert_at_one_step(mesh: Mesh, directory: Path) -> None:
+    """What trains is in all saves, and no rank was at another step than the others."""
+    status = mesh.autosave_status()
+    assert status is not None
+    assert status.problem == ""
+    for info in mesh.saves(directory):
+        assert set(info.names) >= {"net", "optim"}
+        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank]
+
+
+def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path) -> None:
+    trainers: Any = four.mesh.spawn("trainers", trainer())
+    four.mesh.autosave(tmp_path / "saves", every="3steps")
+    future = trainers.train.call(str(tmp_path / "stop"))
+    eventually(lambda: saves(tmp_path / "saves"))
+    (tmp_path / "stop").touch()
+    future.get()
+    assert_at_one_step(four.mesh, tmp_path / "saves")
+
+
+def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(four: Reservation, tmp_path: Path) -> None:
+    """One call after the other; and after the last of them."""
+    trainers: Any = four.mesh.spawn("trainers", trainer())
 
     def are_saved_while_they_step() -> bool:
-        trainers.step.call().get()
+        trainers.train.call(str(tmp_path)).get()
         return len(saves(tmp_path / "often")) >= 2
 
     four.mesh.autosave(tmp_path / "often", every="1s")
     eventually(are_saved_while_they_step)
+    assert_at_one_step(four.mesh, tmp_path / "often")
     four.mesh.autosave(tmp_path / "last", every="3steps")
     for _ in range(3):
-        trainers.step.call().get()
+        trainers.train.call(str(tmp_path)).get()
     eventually(lambda: saves(tmp_path / "last"))
-    status = four.mesh.autosave_status()
-    assert status is not None
-    assert status.problem == ""
-    for info in [*four.mesh.saves(tmp_path / "often"), *four.mesh.saves(tmp_path / "last")]:
-        assert set(info.names) >= {"net", "optim"}
-        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
+    assert_at_one_step(four.mesh, tmp_path / "last")
 
 
 def test_an_endpoint_that_waits_for_a_save_can_be_interrupted(kernel: Kernel, tmp_path: Path) -> None:

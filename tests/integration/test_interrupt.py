@@ -222,11 +222,6 @@ class TestCollective:
         mesh.run(INIT)
         assert mesh.run("step()").values == [28.0] * 8
 
-    def test_on_error_abort_interrupts_those_that_compute_too(self, mesh: Mesh) -> None:
-        with pytest.raises(RunFailed) as raised:
-            mesh.run("if rank == 3: raise KeyError('boom')\nwhile True: pass", on_error="abort")
-        assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
-
 
 @pytest.mark.usefixtures("impatient")
 class TestStuck:
