@@ -12,12 +12,6 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import PickleError, RankDead, RankFailure, RunFailed
 
 
-def failures_of(mesh: Mesh, code: str) -> dict[int, RankFailure]:
-    with pytest.raises(RunFailed) as raised:
-        mesh.run(code)
-    return raised.value.failures
-
-
 class TestErrors:
     def test_good_ranks_keep_their_results(self, mesh: Mesh) -> None:
         with pytest.raises(RunFailed) as raised:
@@ -91,10 +85,6 @@ class TestValues:
 @pytest.fixture
 def recorder() -> Recorder:
     return Recorder()
-
-
-def log_text(mesh: Mesh, run: object, rank: int) -> str:
-    return "".join(record.text for record in mesh.logs(ranks=[rank], run=run))  # type: ignore[arg-type]
 
 
 class TestOutput:

@@ -21,7 +21,6 @@ from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
-RANKS = 8
 WRITES = "open('notes.txt', 'w').write(f'of rank {rank}')"
 ONE_PER_NODE = (0, 2, 4, 6)
 

@@ -20,8 +20,6 @@ from monarch_nb.provision import Node
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 RANKS = 8
-EARLY_S, LATE_S = 1_000_000_000, 4_000_000_000
-"""Times of files as clocks that are wrong by years would set them."""
 
 
 def write(path: str, text: str) -> None:
