@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_a_cell_that_trains_is_saved_and_loaded(four: Reservation, tmp_path: Pat
     assert whole[0][count - 1] == weight, "the lines after optimizer.step() belong to the step"
 
 
-def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
+def test_arming_needs_to_know_when_and_a_directory(four: Reservation, tmp_path: Path) -> None:
     mesh = four.mesh
     for wrong in ({}, {"every": "10"}, {"every": "steps"}, {"every": "10m", "before": "5m"}):
         with pytest.raises(UsageError):
@@ -122,18 +123,6 @@ def test_arming_needs_to_know_when(four: Reservation, tmp_path: Path) -> None:
     assert mesh.autosave_status() is None
     with pytest.raises(UsageError, match="all ranks of a mesh"):
         mesh.select(0).autosave(tmp_path, at_end=True)
-
-
-@pytest.mark.slow
-def test_ranks_that_are_to_save_no_more_make_no_last_save(four: Reservation, tmp_path: Path) -> None:
-    mesh = four.mesh
-    mesh.run("import threading")
-    mesh.autosave(tmp_path / "saves", every="1h")
-    mesh.run("x = 1")
-    mesh.autosave_off()
-    keeps = "any(each.name == 'monarch_nb-saves' for each in threading.enumerate())"
-    eventually(lambda: not any(mesh.run(keeps).values))
-    assert saves(tmp_path / "saves") == []
 
 
 def test_before_the_time_is_up_ranks_save_without_a_kernel(shared_pool: list[Node], tmp_path: Path) -> None:
@@ -185,49 +174,9 @@ def test_scripts_hear_sigterm_before_the_time_is_up(four: Reservation, tmp_path:
     assert four.status().time_left_s, "it is still held"
 
 
-@pytest.mark.parametrize("when", [{"every": "3steps"}, {"every": "1s"}], ids=str)
-def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path, when: dict[str, str]) -> None:
-    class Trainer(Actor):
-        def __init__(self) -> None:
-            import torch
+def trainer() -> type[Actor]:
+    """Return a class that ranks need not import: this module is not theirs."""
 
-            torch.manual_seed(0)
-            self.net = torch.nn.Linear(4, 1)
-            self.optim = torch.optim.SGD(self.net.parameters(), lr=0.01)
-
-        @endpoint
-        def train(self, stop: str) -> float:
-            import os
-
-            import torch
-
-            while not os.path.exists(stop):
-                self.net(torch.ones(8, 4)).square().mean().backward()
-                self.optim.step()
-            return float(self.net.weight.detach().sum())
-
-    trainers = four.mesh.spawn("trainers", Trainer)
-    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
-    future = trainers.train.call(str(tmp_path / "stop"))
-    eventually(lambda: saves(tmp_path / "saves"))
-    (tmp_path / "stop").touch()
-    future.get()
-    status = four.mesh.autosave_status()
-    assert status is not None
-    assert status.last_step > 0
-    info = four.mesh.saves(tmp_path / "saves")[0]
-    assert {"net", "optim"} <= set(info.names)
-    assert not [part for part in info.parts if part.name == "net" and part.by_rank], "all at the same step"
-
-
-@pytest.mark.parametrize(
-    ("pauses", "when"),
-    [(False, {"every": "1s"}), (True, {"every": "3steps"})],
-    ids=["one call after the other", "after the last call"],
-)
-def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
-    four: Reservation, tmp_path: Path, when: dict[str, str], pauses: bool
-) -> None:
     class Trainer(Actor):
         def __init__(self) -> None:
             import torch
@@ -237,30 +186,57 @@ def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(
             self.optim = torch.optim.Adam(self.net.parameters(), lr=0.01)
 
         @endpoint
-        def step(self) -> None:
+        def train(self, stop: str) -> None:
+            """Make steps until a file is there, and at least one."""
+            import os
+
             import torch
 
-            self.net(torch.ones(8, 4)).square().mean().backward()
-            self.optim.step()
+            while True:
+                self.net(torch.ones(8, 4)).square().mean().backward()
+                self.optim.step()
+                if os.path.exists(stop):
+                    break
 
-    trainers = four.mesh.spawn("trainers", Trainer)
-    four.mesh.autosave(tmp_path / "saves", **when)  # type: ignore[arg-type]
+    return Trainer
 
-    def is_saved_twice() -> bool:
-        if not pauses:
-            trainers.step.call().get()
-        return len(saves(tmp_path / "saves")) >= 2
 
-    for number in (1, 2):
-        for _ in range(3 * pauses):
-            trainers.step.call().get()
-        eventually(lambda number=number: len(saves(tmp_path / "saves")) >= number if pauses else is_saved_twice())
-    status = four.mesh.autosave_status()
+def assert_at_one_step(mesh: Mesh, directory: Path) -> None:
+    """What trains is in all saves, and no rank was at another step than the others."""
+    status = mesh.autosave_status()
     assert status is not None
     assert status.problem == ""
-    for info in four.mesh.saves(tmp_path / "saves"):
+    for info in mesh.saves(directory):
         assert set(info.names) >= {"net", "optim"}
-        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank], "at the same step"
+        assert not [part for part in info.parts if part.name in ("net", "optim") and part.by_rank]
+
+
+def test_a_training_in_an_endpoint_is_saved(four: Reservation, tmp_path: Path) -> None:
+    trainers: Any = four.mesh.spawn("trainers", trainer())
+    four.mesh.autosave(tmp_path / "saves", every="3steps")
+    future = trainers.train.call(str(tmp_path / "stop"))
+    eventually(lambda: saves(tmp_path / "saves"))
+    (tmp_path / "stop").touch()
+    future.get()
+    assert_at_one_step(four.mesh, tmp_path / "saves")
+
+
+def test_endpoints_that_make_a_step_each_are_saved_between_two_calls(four: Reservation, tmp_path: Path) -> None:
+    """One call after the other; and after the last of them."""
+    trainers: Any = four.mesh.spawn("trainers", trainer())
+
+    def are_saved_while_they_step() -> bool:
+        trainers.train.call(str(tmp_path)).get()
+        return len(saves(tmp_path / "often")) >= 2
+
+    four.mesh.autosave(tmp_path / "often", every="1s")
+    eventually(are_saved_while_they_step)
+    assert_at_one_step(four.mesh, tmp_path / "often")
+    four.mesh.autosave(tmp_path / "last", every="3steps")
+    for _ in range(3):
+        trainers.train.call(str(tmp_path)).get()
+    eventually(lambda: saves(tmp_path / "last"))
+    assert_at_one_step(four.mesh, tmp_path / "last")
 
 
 def test_an_endpoint_that_waits_for_a_save_can_be_interrupted(kernel: Kernel, tmp_path: Path) -> None:

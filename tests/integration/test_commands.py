@@ -10,7 +10,7 @@ import pytest
 from integration.live import TIMEOUT_S, Recorder
 from leaks import wait_for_end
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.errors import RunFailed, UsageError
+from monarch_nb.errors import RunFailed
 
 pytestmark = [pytest.mark.shape(nodes=2, procs=2), pytest.mark.usefixtures("mesh")]
 
@@ -46,19 +46,16 @@ class TestCommands:
             lines = [line for line in said.text(rank).splitlines() if line.startswith("(")]
             assert lines == [str((["--lr", "3e-4"], 6.0, str(number), "2", directory))] * 2
 
-    def test_torchrun_s_usual_flags_say_the_same(self, dev: Reservation) -> None:
-        flags = "--nnodes=$NNODES --node-rank=$NODE_RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
-        said = told(dev, f"torchrun {flags} --no-python true && echo ended $NODE_RANK")
-        assert (said.text(0), said.text(2)) == ("ended 0\n", "ended 1\n")
-
     def test_it_is_told_of_nodes_not_of_ranks(self, dev: Reservation) -> None:
-        names = "RANK LOCAL_RANK WORLD_SIZE TORCHELASTIC_RUN_ID GROUP_RANK PET_NODE_RANK NNODES NPROC_PER_NODE MINE"
-        command = "".join(f'echo "{name}=${name}"; ' for name in names.split())
-        said = told(dev, f"{command} command -v torchrun | grep -q . && echo $MASTER_PORT", env={"MINE": "a b"})
+        names = "RANK LOCAL_RANK WORLD_SIZE TORCHELASTIC_RUN_ID GROUP_RANK PET_NODE_RANK NODE_RANK NNODES"
+        command = "".join(f'echo "{name}=${name}"; ' for name in (*names.split(), "NPROC_PER_NODE", "MINE"))
+        port = "command -v torchrun | grep -q . && echo $MASTER_ADDR:$MASTER_PORT"
+        said = told(dev, f"{command} {port}", env={"MINE": "a b"})
         lines = [said.text(rank).splitlines() for rank in (0, 2)]
         unset = ["RANK=", "LOCAL_RANK=", "WORLD_SIZE=", "TORCHELASTIC_RUN_ID=", "GROUP_RANK="]
         for number, own in enumerate(lines):
-            assert own[:-1] == [*unset, f"PET_NODE_RANK={number}", "NNODES=2", "NPROC_PER_NODE=2", "MINE=a b"]
+            numbers = [f"PET_NODE_RANK={number}", f"NODE_RANK={number}"]
+            assert own[:-1] == [*unset, *numbers, "NNODES=2", "NPROC_PER_NODE=2", "MINE=a b"]
         assert lines[0][-1] == lines[1][-1], "all nodes know the same port"
 
     def test_a_node_on_which_it_fails_is_named_and_the_other_ends(self, dev: Reservation) -> None:
@@ -83,15 +80,3 @@ class TestCommands:
         assert run.interrupt().stopped == (0, 2)
         for number in range(2):
             wait_for_end(int((tmp_path / str(number)).read_text()), TIMEOUT_S)
-
-    @pytest.mark.usefixtures("impatient")
-    def test_what_ignores_the_interrupt_is_killed_by_another_one(self, dev: Reservation) -> None:
-        recorder = Recorder()
-        run = dev.submit("trap '' INT; echo under way; sleep 1000 & wait", listener=recorder)
-        recorder.wait_for_text("under way", 2)
-        assert set(run.interrupt().stuck) == {0, 2}
-        assert str(run.interrupt(kill_stuck=True)) == "killed ranks 0,2"
-
-    def test_nothing_is_no_command(self, dev: Reservation) -> None:
-        with pytest.raises(UsageError, match="no command is given"):
-            dev.run(" ")

@@ -12,12 +12,6 @@ from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import PickleError, RankDead, RankFailure, RunFailed
 
 
-def failures_of(mesh: Mesh, code: str) -> dict[int, RankFailure]:
-    with pytest.raises(RunFailed) as raised:
-        mesh.run(code)
-    return raised.value.failures
-
-
 class TestErrors:
     def test_good_ranks_keep_their_results(self, mesh: Mesh) -> None:
         with pytest.raises(RunFailed) as raised:
@@ -61,8 +55,8 @@ class TestDeaths:
         assert any("string_at" in line for line in frames), frames
         assert last.strip() == "Cell In[9], line 2 in <module>"
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 3])
-    def test_signals(self, mesh: Mesh, gate: Gate, number: int) -> None:
+    def test_signals(self, mesh: Mesh, gate: Gate) -> None:
+        number = signal.SIGRTMIN + 3  # which has no name
         run, _ = started(mesh, f"{gate.wait}\nrank")
         kill(pids_of(mesh)[3], number)
         gate.open(7)
@@ -71,23 +65,6 @@ class TestDeaths:
         failure = self.assert_only_rank_3_died(mesh, raised.value)
         assert failure.signal == number
         assert f"killed by signal {int(number)}" in failure.message
-
-    def test_an_idle_rank(self, mesh: Mesh) -> None:
-        kill(pids_of(mesh)[3])
-        with pytest.raises((RankDead, RunFailed)):
-            mesh.run("rank")
-        with pytest.raises(RankDead, match=r"rank 3 \(node0\) is dead \(killed .*: %mesh restart -t 3 starts it again"):
-            mesh.run("rank")
-        with pytest.raises(RankDead):
-            mesh.push({"x": 1})
-
-    def test_all_at_once(self, mesh: Mesh) -> None:
-        failures = failures_of(mesh, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-        assert {failure.signal for failure in failures.values()} == {9}
-        assert len(failures) == 8
-        assert len(RunFailed(failures=failures.values()).groups()) == 1
-        mesh.restart()
-        assert mesh.run("rank").values == list(range(8))
 
 
 class TestValues:
@@ -110,23 +87,19 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-def log_text(mesh: Mesh, run: object, rank: int) -> str:
-    return "".join(record.text for record in mesh.logs(ranks=[rank], run=run))  # type: ignore[arg-type]
-
-
 class TestOutput:
-    def test_a_million_lines(self, mesh: Mesh, recorder: Recorder) -> None:
-        run = mesh.run("for i in range(125_000): print('line', i)", listener=recorder)
+    def test_a_flood_of_lines(self, mesh: Mesh, recorder: Recorder) -> None:
+        run = mesh.run("for i in range(20_000): print('line', i)", listener=recorder)
         for rank in range(8):
             lines = [record.text for record in mesh.logs(ranks=[rank], run=run)]
-            assert lines == [f"line {i}\n" for i in range(125_000)], f"rank {rank}: complete and in order"
+            assert lines == [f"line {i}\n" for i in range(20_000)], f"rank {rank}: complete and in order"
         shown = recorder.text()
         elided = sum(event.lines for event in recorder.of(events.Elided))
-        assert shown.count("\n") + elided == 1_000_000, "what was not forwarded is counted"
+        assert shown.count("\n") + elided == 160_000, "what was not forwarded is counted"
         for rank in range(8):
             numbers = [int(line.split()[1]) for line in recorder.text(rank).splitlines()]
             assert numbers == sorted(set(numbers)), "each at most once and in order"
-            assert numbers[-1] == 124_999, "the end is shown"
+            assert numbers[-1] == 19_999, "the end is shown"
 
     def test_every_line_belongs_to_the_run_that_printed_it(self, mesh: Mesh) -> None:
         """Silent runs share files; what is printed is attributed all the same."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from typing import Any
 
 import pytest
 
 from integration.live import Gate, Recorder, client, eventually, pids_of, said_of_waits, started
 from monarch_nb.client.connections import events
-from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs import run as run_module
 from monarch_nb.client.runs.watching import waits_watch
@@ -55,23 +51,17 @@ def kinds(error: RunFailed) -> dict[str, list[int]]:
 class TestPython:
     def test_it_stops_and_keeps_everything(self, mesh: Mesh) -> None:
         mesh.run("kept = rank * 3")
-        run, _ = started(mesh, "while True: pass")
-        report = run.interrupt()
+        run, recorder = started(mesh, "while True: pass")
+        report = mesh.interrupt()
         assert report.stopped == tuple(range(8))
         assert (report.stuck, report.aborted, report.restarted) == ({}, (), ())
+        assert run.done
+        assert len(recorder.of(events.Finished)) == 1
         with pytest.raises(RunFailed) as raised:
             run.result(60)
         assert kinds(raised.value) == {"interrupted": list(range(8))}
         assert {failure.name for failure in raised.value.failures.values()} == {"KeyboardInterrupt"}
         assert mesh.pull("kept") == [rank * 3 for rank in range(8)]
-
-    def test_the_handle_of_the_run_learns_of_it(self, mesh: Mesh) -> None:
-        run, recorder = started(mesh, "while True: pass")
-        assert mesh.interrupt().stopped == tuple(range(8))
-        assert run.done
-        assert len(recorder.of(events.Finished)) == 1
-        with pytest.raises(RunFailed):
-            run.result(0)
 
     def test_ranks_that_finished_are_left_alone(self, mesh: Mesh, gate: Gate) -> None:
         run, recorder = started(mesh, f"if rank < 4:\n    {gate.wait}\nrank")
@@ -169,7 +159,7 @@ class TestCollective:
         assert mesh.run("step()").values == [28.0] * 8
         assert mesh.pull("steps") == [3] * 8
 
-    @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1, 0.3])
+    @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.3])
     def test_one_press_at_any_moment(self, mesh: Mesh, delay_s: float) -> None:
         """Before the run has reached all nodes, before its ranks begin, inside destroy and init, in the all_reduce."""
         run = mesh.submit(f"import torch\n{FRESH_GROUP}\nif rank != 3: dist.all_reduce(torch.ones(1))")
@@ -208,43 +198,16 @@ class TestCollective:
         assert failure.message == f"a run was interrupted in a collective; {GROUP_ABORTED}"
         assert "Cell In[13], line 2" in failure.traceback, "a message alone does not say where"
 
-    @pytest.mark.parametrize("elsewhere", ["import time\ntime.sleep(1000)", "dist.barrier()"])
-    def test_who_waits_for_whom_is_said_although_nobody_has_ended(
-        self, fresh_mesh: Mesh, soon: None, elsewhere: str
-    ) -> None:
+    def test_who_waits_for_whom_is_said_although_nobody_has_ended(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
         mesh.run(f"{TRAIN}\n{INIT}")
-        cell = f"if rank != 3: step()\n{elsewhere}"
-        run, recorder = started(mesh, cell, cell_number=12)
+        run, recorder = started(mesh, "if rank != 3: step()\ndist.barrier()", cell_number=12)
 
         recorder.wait_for(lambda recorder: "ranks 0-2,4-7 wait in all_reduce" in said_of_waits(recorder))
-        where = "rank 3 waits in barrier (Cell In[12]:3)" if "barrier" in elsewhere else "rank 3 is at Cell In[12]:4"
-        assert where in said_of_waits(recorder)
+        assert "rank 3 waits in barrier (Cell In[12]:3)" in said_of_waits(recorder)
         assert "interrupt (■, or %mesh interrupt)" in said_of_waits(recorder)
         run.interrupt()
         assert run.wait(60)
-        assert "ranks 0-2,4-7 waited in all_reduce" in said_of_waits(recorder), "a saved notebook still says why"
-
-    def test_a_queued_cell_makes_its_group_in_peace(
-        self, fresh_mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The interrupt of the cell before it is followed by an abort of groups, which comes when it has one."""
-        mesh = fresh_mesh
-        mesh.run(f"{TRAIN}\n{INIT}")
-        run = mesh.submit("if rank != 3: step()")
-        wait_until_in_collective(mesh, 7)
-        recorder = Recorder()
-        queued = mesh.submit(f"{FRESH_GROUP}\nprint('made')\n{gate.wait}\nstep()", listener=recorder)
-        abort = MeshCore.abort_groups
-
-        async def abort_late(core: MeshCore, *args: Any, **options: Any) -> None:
-            await asyncio.to_thread(recorder.wait_for_text, "made", 8)
-            await abort(core, *args, **options)
-
-        monkeypatch.setattr(MeshCore, "abort_groups", abort_late)
-        assert run.interrupt().aborted
-        gate.open(8)
-        assert queued.result(60) == [28.0] * 8
 
     def test_on_error_abort_needs_nobody(self, fresh_mesh: Mesh, soon: None) -> None:
         mesh = fresh_mesh
@@ -258,11 +221,6 @@ class TestCollective:
         assert notice.text == "ranks 0-2,4-7 interrupted: rank 3 failed"
         mesh.run(INIT)
         assert mesh.run("step()").values == [28.0] * 8
-
-    def test_on_error_abort_interrupts_those_that_compute_too(self, mesh: Mesh) -> None:
-        with pytest.raises(RunFailed) as raised:
-            mesh.run("if rank == 3: raise KeyError('boom')\nwhile True: pass", on_error="abort")
-        assert kinds(raised.value) == {"error": [3], "interrupted": [0, 1, 2, 4, 5, 6, 7]}
 
 
 @pytest.mark.usefixtures("impatient")
@@ -353,14 +311,3 @@ class TestTimeout:
         assert not run.wait(0.01)
         gate.open(8)
         assert run.result(timeout_s=60) == list(range(8))
-
-    def test_a_thread_may_wait_too(self, mesh: Mesh, gate: Gate) -> None:
-        run = mesh.submit(f"{gate.wait}\nrank")
-        values: list[list[int]] = []
-        threads = [threading.Thread(target=lambda: values.append(run.result())) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        gate.open(8)
-        for thread in threads:
-            thread.join(60)
-        assert values == [list(range(8))] * 3

@@ -61,16 +61,6 @@ if rank > 1:
 """,
         "ranks 2-3 wait for each other: rank 2 receives float32[6] from rank 3, rank 3 receives float32[6] from rank 2",
     ),
-    "asynchronous": (
-        """
-if rank:
-    work = dist.all_reduce(torch.ones(16), async_op=True)
-    work.wait()
-else:
-    dist.all_gather([torch.ones(2)] * 4, torch.ones(2))
-""",
-        "call 4 in the default group is all_gather of float32[2] on rank 0, all_reduce of float32[16] on ranks 1-3",
-    ),
 }
 """What ranks do, and what is said of it."""
 

@@ -12,14 +12,15 @@ import pytest
 import monarch_nb
 from integration.kernels import PATIENT, Kernel
 from integration.live import Gate, leave
+from integration.stopped import all_asked
 from monarch_nb.shape import Extent, parse_targets
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Gate) -> None:
-    """Jupyter interrupts a kernel before it tells it to shut down."""
-    code = f"print('begun')\n{gate.wait}\nprint('not interrupted')\nrank"
+    """Jupyter interrupts a kernel before it tells it to shut down. A breakpoint that they reach asks in the next."""
+    code = f"print('begun')\n{gate.wait}\nbreakpoint()\nprint('not interrupted')\nrank"
     kernel.run(PATIENT)
     cell = kernel.start(f"%%mesh\n{code}")
     kernel.wait(cell, "[0-3] begun")
@@ -27,6 +28,8 @@ def test_a_restart_of_the_kernel_leaves_the_ranks_alone(kernel: Kernel, gate: Ga
     assert "still running" in kernel.run("%load_ext monarch_nb")
     following = kernel.start("%mesh attach")
     gate.open(4)
+    all_asked(kernel, following, 4)
+    kernel.answer("continue")
     shown = kernel.wait(following)
     assert "[0-3] not interrupted" in shown
     assert "KeyboardInterrupt" not in shown

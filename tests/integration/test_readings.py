@@ -192,7 +192,7 @@ def test_of_a_run_who_failed_while_others_go_on(mesh: Mesh, gate: Gate) -> None:
     run.join()
     info = info_of(run)
     assert (info.done, info.failed, info.running) == (True, (2, 6), ())
-    assert 0 < info.running_s < 60
+    assert info.running_s > 0
     run.collected()
 
 

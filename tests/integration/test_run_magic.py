@@ -10,7 +10,6 @@ import pytest
 from integration.kernels import Kernel
 from integration.live import TIMEOUT_S, Gate, eventually
 from leaks import wait_for_end
-from monarch_nb.shape import Extent, parse_targets
 
 TRAIN = """
 import os, sys
@@ -79,32 +78,21 @@ def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate)
     assert kernel.wait(second) == SHOWN
     kernel.wait(cell, "[0-3] done")
     assert kernel.run("run.done, run.title") == "(True, 'waits.py')"
-    cell = kernel.start("%mesh run -a waits.py")
-    kernel.wait(cell, "[0-3] begun")
+    waiting = kernel.start("%mesh run -a waits.py")
+    kernel.wait(waiting, "[0-3] begun")
     assert SHOWN in kernel.run("%mesh run --beside train.py --lr 3e-4"), "it does not wait"
-    follows = kernel.start("%mesh attach")
-    kernel.wait(follows, "(waits.py) · ranks 0-3")
     gate.open(4)
-    shown = kernel.wait(follows) + kernel.text(cell)  # a node taken over a moment later has told the first cell
-    done = [parse_targets(ranks, Extent({"ranks": 4})) for ranks in re.findall(r"\[([\d,-]+)\] done", shown)]
-    assert sorted({rank for ranks in done for rank in ranks}) == [0, 1, 2, 3]
 
 
 REFUSED = [
-    ("nosuch.py", "UsageError", "node0, node1: there is no .*nosuch.py"),
-    ("trian.py", "UsageError", "did you mean train.py"),
-    (".", "UsageError", "is a directory"),
-    ("program", "UsageError", "node0, node1: program is a directory: -m program runs it"),
-    ("a.ipynb", "UsageError", "a.ipynb is a notebook: .*jupyter nbconvert --to script a.ipynb"),
-    ("--nnodes 4 train.py", "UsageError", "2 nodes are held"),
-    ("--nproc-per-node 8 train.py", "UsageError", r"2 CPU ranks on each node\. .*--nodes 2 --procs 8"),
-    ("--rdzv-endpoint other:29500 train.py", "UsageError", "ranks can not meet elsewhere"),
-    ("-t 0-2 train.py", "UsageError", "equally many ranks on each node"),
-    ("-i --beside train.py", "UsageError", "-i runs it in the live ranks"),
-    ("-m nosuch", "UsageError", "No module named nosuch"),
-    ("-m package", "UsageError", "is a package and cannot be directly executed"),
-    ("-m --no-python train.py", "UsageError", "exclude each other"),
-    ("--no-python nosuch", "UsageError", "nosuch"),
+    ("nosuch.py", "node0, node1: there is no .*nosuch.py"),
+    ("trian.py", "did you mean train.py"),
+    ("program", "node0, node1: program is a directory: -m program runs it"),
+    ("a.ipynb", "a.ipynb is a notebook: .*jupyter nbconvert --to script a.ipynb"),
+    ("--nnodes 4 train.py", "2 nodes are held"),
+    ("-m nosuch", "No module named nosuch"),
+    ("-m package", "is a package and cannot be directly executed"),
+    ("--no-python nosuch", "nosuch"),
 ]
 
 
@@ -113,9 +101,9 @@ def test_what_can_not_be_run_is_explained(kernel: Kernel, scripts: Path) -> None
     (scripts / "package" / "__init__.py").write_text("")
     (scripts / "program").mkdir()
     (scripts / "program" / "__main__.py").write_text("")
-    for line, error, said in REFUSED:
+    for line, said in REFUSED:
         shown = kernel.run(f"%mesh run {line}")
-        assert error in shown, line
+        assert "UsageError" in shown, line
         assert re.search(said, shown), f"{line}: {shown}"
         assert "Traceback" not in shown, line
     (scripts / "typo.py").write_text("import os\nif True\n    pass\n")
@@ -152,7 +140,7 @@ def test_scripts_that_do_odd_things_cost_nobody_anything(kernel: Kernel, scripts
     assert kernel.run("%%mesh -t 0-2\nprint(mine < 3)") == "[0-2] True"
 
 
-def test_a_command_shows_each_node_s_output_and_keeps_the_codes(kernel: Kernel) -> None:
+def test_a_command_shows_each_node_s_output_and_ends_with_ctrl_c(kernel: Kernel, tmp_path: Path) -> None:
     shown = kernel.run('%mesh sh --env GREETING=hello -o codes echo "$GREETING  from" $NODE_RANK | tr a-z A-Z')
     assert "[0] HELLO  FROM 0" in shown
     assert "[2] HELLO  FROM 1" in shown
@@ -164,9 +152,6 @@ def test_a_command_shows_each_node_s_output_and_keeps_the_codes(kernel: Kernel) 
     shown = kernel.run("import monarch_nb\nmonarch_nb.attach().run('echo from python $NODE_RANK').values")
     assert "[0] from python 0" in shown
     assert "[2] from python 1" in shown
-
-
-def test_ctrl_c_ends_a_command_on_all_nodes(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.start(f"%mesh sh echo $BASHPID > {tmp_path}/$NODE_RANK; sleep 1000 & wait")
     paths = [tmp_path / "0", tmp_path / "1"]
     eventually(lambda: all(path.exists() and path.read_text().strip() for path in paths))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from e2e.ports import held_port
-from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually
 from leaks import wait_for_end
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
@@ -113,20 +113,6 @@ class TestWorld:
             assert len({told.text(rank).split()[2] for rank in mesh.ranks}) == 1
         assert mesh.run("(mine, dist.is_initialized())").values == [(rank, False) for rank in range(8)]
 
-    def test_a_part_of_the_mesh_is_the_whole_world_of_a_script(self, mesh: Mesh, write: Write) -> None:
-        script = write("""
-            import os
-            names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_WORLD_SIZE"
-            print(*(os.environ[name] for name in names.split()))
-        """)
-        told = ran(mesh.select([2, 3, 6, 7]), script)
-        assert [told.text(rank) for rank in (2, 3, 6, 7)] == [
-            "0 4 0 2 0 2\n",
-            "1 4 1 2 0 2\n",
-            "2 4 0 2 1 2\n",
-            "3 4 1 2 1 2\n",
-        ]
-
     def test_it_is_what_python_starts(self, mesh: Mesh, write: Write) -> None:
         script = write("""
             import asyncio, builtins, os, sys, threading, warnings
@@ -157,41 +143,23 @@ class TestWorld:
         assert told.text(stream="stderr") == ""
         assert [Path(f"{script}{rank}").read_text() for rank in (0, 1)] == ["written"] * 2
 
-    def test_its_threads_compute_with_as_many_threads_as_torchrun_gives_it(self, mesh: Mesh, write: Write) -> None:
+    def test_workers_find_what_the_script_defines(self, mesh: Mesh, write: Write) -> None:
         script = write("""
-            import os, threading
-            import torch
-
-            def compute():
-                before = len(os.listdir("/proc/self/task"))
-                torch.rand(600, 600) @ torch.rand(600, 600)
-                added = len(os.listdir("/proc/self/task")) - before
-                assert added == int(os.environ["OMP_NUM_THREADS"]) - 1, added
-
-            thread = threading.Thread(target=compute)
-            thread.start()
-            thread.join()
-        """)
-        assert ran(mesh.select([0, 4]), script).text(stream="stderr") == ""
-
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_workers_find_what_the_script_defines(self, mesh: Mesh, write: Write, method: str) -> None:
-        script = write("""
-            import multiprocessing, sys
+            import multiprocessing
             class Item:
                 pass
             def work(queue, item):
                 queue.put((type(item).__name__, __name__))
             if __name__ == "__main__":
-                context = multiprocessing.get_context(sys.argv[1])
-                queue = context.SimpleQueue()
-                worker = context.Process(target=work, args=(queue, Item()))
-                worker.start()
-                print(*queue.get())
-                worker.join()
+                for method in ("fork", "spawn"):
+                    context = multiprocessing.get_context(method)
+                    queue = context.SimpleQueue()
+                    worker = context.Process(target=work, args=(queue, Item()))
+                    worker.start()
+                    print(*queue.get())
+                    worker.join()
         """)
-        names = {"fork": "__main__"}
-        assert ran(mesh.select(0), script, method).text() == f"Item {names.get(method, '__mp_main__')}\n"
+        assert ran(mesh.select(0), script).text() == "Item __main__\nItem __mp_main__\n"
 
     def test_a_module_and_a_command(self, mesh: Mesh, tmp_path: Path) -> None:
         package = tmp_path / "package"
@@ -211,24 +179,10 @@ class TestWorld:
         run = mesh.run_script(script, "1", in_place=True)
         assert run.title == f"{script} 1"
         assert mesh.run("left").values == [21] * 8
-
-    def test_in_place_the_others_are_interrupted_when_a_rank_has_failed(
-        self, mesh: Mesh, write: Write, gate: Gate
-    ) -> None:
-        script = write(f"""
-            import time
-            kept = rank
-            print("under way", flush=True)
-            if rank == 1:
-                {gate.wait}
-                raise ValueError("bad batch")
-            time.sleep(600)
-        """)
-        run, _ = under_way(mesh, script, in_place=True)
-        gate.open()
+        script = write("kept = rank\nif rank == 1: raise ValueError('bad batch')\nwhile True: pass")
         with pytest.raises(RunFailed, match="bad batch"):
-            run.result(TIMEOUT_S)
-        assert mesh.run("kept").values == list(range(8))
+            mesh.run_script(script, in_place=True)
+        assert mesh.run("kept").values == list(range(8)), "the others were interrupted"
 
 
 class TestEnds:
@@ -264,14 +218,6 @@ class TestEnds:
         mesh.run_script(script, listener=told)
         assert told.text(5, stream="stderr") == "the child\n"
 
-    def test_a_syntax_error_names_the_file(self, mesh: Mesh, write: Write) -> None:
-        script = write("x = (1")
-        error = failed(mesh, script)
-        (ranks, failure), *others = error.groups()
-        assert ranks == ranks_that_caused(error)
-        assert len(ranks) + sum(len(late) for late, _ in others) == 8
-        assert failure.line == f"failed: SyntaxError: '(' was never closed ({os.path.basename(script)}, line 1)"
-
     def test_a_module_of_a_package_fails_with_its_own_frames(self, mesh: Mesh) -> None:
         error = failed(mesh.select(0), "json.tool", "/nowhere", module=True)
         assert error.failures[0].where.startswith("tool.py:")
@@ -298,17 +244,14 @@ class TestEnds:
             rank: "error" if rank == 3 else "interrupted" for rank in range(8)
         }
 
-    @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-    def test_a_rank_that_ended_early_is_named_when_the_others_fail_of_it(
-        self, mesh: Mesh, write: Write, end: str
-    ) -> None:
-        script = write(f"""
-            import os, sys
+    def test_a_rank_that_ended_early_is_named_when_the_others_fail_of_it(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import os
             import torch
             import torch.distributed as dist
             dist.init_process_group("gloo")
             if dist.get_rank() == 1:
-                {end}
+                os._exit(0)
             dist.all_reduce(torch.ones(1))
         """)
         told = Recorder()
@@ -327,13 +270,8 @@ class TestEnds:
 
     def test_what_is_not_there_changes_nothing(self, mesh: Mesh, tmp_path: Path) -> None:
         newest = mesh.run("0").number
-        for path, said in [
-            (str(tmp_path / "none.py"), "node0, node1: there is no .*none.py"),
-            (str(tmp_path), "node0, node1: .* is a directory"),
-            ("a.ipynb", "a.ipynb is a notebook"),
-        ]:
-            with pytest.raises(UsageError, match=said):
-                mesh.run_script(path)
+        with pytest.raises(UsageError, match=r"node0, node1: .* is a directory"):
+            mesh.run_script(str(tmp_path))
         with pytest.raises(UsageError, match="equally many ranks on each node"):
             mesh.select([0, 1, 4]).run_script(str(tmp_path))
         assert mesh.run("0").number == newest + 1
@@ -436,11 +374,6 @@ class TestInterrupts:
 
 
 class TestLives:
-    def test_a_dead_live_rank_does_not_matter(self, mesh: Mesh, write: Write) -> None:
-        kill(pids_of(mesh)[1])
-        ran(mesh, write(DDP))
-        mesh.restart(1)
-
     def test_what_it_started_ends_with_it(self, mesh: Mesh, write: Write) -> None:
         script = write("""
             import subprocess

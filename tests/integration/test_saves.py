@@ -48,7 +48,6 @@ def train(steps):
         losses.append(loss.item())
     return losses[-steps:]
 """
-PLAIN = MODEL.format(wrap="")
 DDP = MODEL.format(wrap="model = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend='eager')")
 FSDP2 = MODEL.format(
     wrap="""
@@ -81,7 +80,7 @@ def approximately(values: Any) -> Any:
     return pytest.approx(values, rel=1e-4)
 
 
-@pytest.mark.parametrize("code", [PLAIN, DDP, FSDP2], ids=["plain", "ddp", "fsdp2"])
+@pytest.mark.parametrize("code", [DDP, FSDP2], ids=["ddp", "fsdp2"])
 def test_a_training_goes_on_where_it_was(code: str) -> None:
     with ranks(4, nodes=2) as mesh:
         mesh.run(code)
@@ -189,12 +188,10 @@ def test_what_somebody_has_waited_for_is_not_told_as_unseen(kernel: Kernel) -> N
     mesh = "import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\n"
     ways = ["mesh.save('a'); mesh.load('a')", "mesh.autosave('a', ['step'], every='1h')"]
     ways += ["run = mesh.submit('step'); assert run.wait(60); run.values", "mesh.submit('step').result(60)"]
-    for way in ways:
-        said = kernel.run(f"{mesh}{way}\n%mesh status")
+    for line in (*(f"{mesh}{way}" for way in ways), "%mesh save a", "%mesh load a"):
+        said = kernel.run(f"{line}\n%mesh status")
         assert "4 ranks" in said, said
         assert "nobody has seen" not in said
-    for line in ("%mesh save a", "%mesh load a"):
-        assert "nobody has seen" not in kernel.run(f"{line}\n%mesh status")
     kernel.run(f"{mesh}left = mesh.submit('step')")
     eventually(lambda: re.search(r"run \d+ \(step\) finished and nobody has seen it", kernel.run("%mesh status")))
 
@@ -207,34 +204,29 @@ def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     assert "no such name" not in kernel.run("%mesh save a step --every 10m --at-end")
     kernel.run("%%mesh --noblock --on-breakpoint=stop\nbreakpoint()\nimport threading\nthreading.Event().wait()")
     eventually(lambda: "ranks 0-3 stopped at a breakpoint (" in kernel.run("%mesh save a"))
-    said = kernel.run("%mesh save a")
-    assert "`c` at the prompt of %mesh debug lets them go on, %mesh interrupt ends what they run" in said
     releasing = kernel.start("%mesh release --save")
     kernel.wait(releasing, "releasing")
     kernel.interrupt()
-    assert re.search(
-        "interrupted: dev is not released; (ranks may still save|nothing was saved)", kernel.wait(releasing)
-    )
+    assert "interrupted: dev is not released; " in kernel.wait(releasing)
     kernel.run("%mesh interrupt")
     kernel.run("%mesh save --off")
     assert "`step` is a name of the ranks: say the directory first" in kernel.run("%mesh save step")
     assert "saved model, step" in kernel.run("%mesh save ./step")
-    assert "nowhere: 0 saves, because there is no such directory" in kernel.run("%mesh saves nowhere")
     assert "saved step of 4 ranks" in kernel.run("%mesh save b step")
     kernel.run("%mesh detach")
     assert re.search(r"b: 1 save\n.*\n +b/0001 .* step$", kernel.run("%mesh saves b"), re.DOTALL)
-    assert re.search(
-        r"save +when +of +ranks .*\nb/0001", kernel.run("import monarch_nb\nmonarch_nb.list_saves('b')"), re.DOTALL
-    )
     assert "this computer sees no directory" in kernel.run("%mesh saves nowhere")
 
 
-def test_an_interrupt_ends_a_save_but_not_one_in_the_background() -> None:
+def test_an_interrupt_ends_what_ranks_wait_for_but_no_save_in_the_background() -> None:
     with ranks(2) as mesh:
         mesh.run("import torch\ndist.init_process_group('gloo')\nbig, x = torch.full((1 << 25,), float(rank)), 1")
         mesh.save("a", ["big"], background=True)
         run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
         eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
+        with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
+            mesh.save("b")
+        assert not os.path.exists("b")
         mesh.interrupt()
         run.join(60)
         report = mesh.save("a", ["x"])
@@ -285,17 +277,3 @@ def test_a_disk_that_is_full_leaves_the_save_before(here: Path) -> None:
         file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
         with pytest.raises(SaveError, match=r"__1_0.distcp` has another checksum than when it was saved"):
             mesh.load("a")
-
-
-def test_ranks_that_wait_for_others_are_not_asked() -> None:
-    with ranks(2) as mesh:
-        mesh.run("import torch\ndist.init_process_group('gloo')")
-        run = mesh.submit("if rank == 0: dist.all_reduce(torch.ones(1))\nelse:\n    while True: pass")
-        try:
-            eventually(lambda: (place := mesh.where().get(0)) is not None and "all_reduce" in place.collective)
-            with pytest.raises(SaveError, match=r"rank 0 waits in all_reduce .*rank 1 is at"):
-                mesh.save("a")
-        finally:
-            mesh.interrupt()
-            run.join(60)
-        assert not os.path.exists("a")

@@ -71,16 +71,6 @@ def test_a_cell_that_awaits_asks_too(trainers: Kernel) -> None:
     assert "fine" in trainers.run("print(trainers.fine.call().get())"), "what the cell has called is interrupted"
 
 
-def test_ctrl_c_leaves_the_prompt_and_another_interrupts(trainers: Kernel) -> None:
-    cell = trainers.start("trainers.step.call(1).get()")
-    all_asked(trainers, cell, 4, ROW)
-    trainers.interrupt()
-    trainers.wait(cell, "stay where they are, and this cell waits for them: monarch-nb debug dev")
-    trainers.interrupt()
-    assert "interrupted trainers.step" in trainers.wait(cell)
-    assert "no rank has stopped" in trainers.run("%mesh debug")
-
-
 def test_headless_cells_go_on_or_fail(trainers: Kernel) -> None:
     step = "print(list(trainers.step.call(1).get().values()))"
     text = trainers.run(step, headless=True)

@@ -62,7 +62,7 @@ def test_the_example(trainers: Kernel) -> None:
     eventually(lambda: "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors"))  # just after its answer
 
 
-def test_an_error_names_the_ranks(trainers: Kernel) -> None:
+def test_an_error_names_the_ranks_and_output_lands_in_the_cell_that_called(trainers: Kernel) -> None:
     shown = trainers.run("trainers.fail.call().get()")
     assert "trainers.fail failed on ranks 0-3 of 4" in shown
     assert "ValueError: bad 0" in shown
@@ -70,9 +70,6 @@ def test_an_error_names_the_ranks(trainers: Kernel) -> None:
     assert re.search(r"Cell In\[\d+\], line", shown)
     assert "ipykernel_" not in shown
     assert "rank 2: 2" in trainers.run("trainers.step.call(1).get()"), "the actors live"
-
-
-def test_output_of_one_mesh_lands_in_the_cell_that_called(trainers: Kernel) -> None:
     called = trainers.start("waiting = trainers.wait.call(1)")
     assert "[0-3] waits" in trainers.wait(called, "[0-3] waits")
     assert "waits" not in trainers.run("waiting.get()")
@@ -87,9 +84,6 @@ def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     assert "[0-3] waits" in shown
     assert "run it" not in shown, "what is not true any more does not stay"
     assert "rank 3: 3" in trainers.run("trainers.step.call(1).get()")
-
-
-def test_an_interrupt_reaches_what_a_cell_awaits_once(trainers: Kernel) -> None:
     trainers.run("import asyncio")
     cell = trainers.start("await asyncio.gather(trainers.wait.call(1000), trainers.wait.call(1000))")
     trainers.wait(cell, "[0-3] waits")
@@ -102,10 +96,6 @@ def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
     shown = trainers.run("trainers.slice(hosts=1, procs=1).die.call_one().get(60)")
     assert "SupervisionError" in shown
     assert "rank 3 died" in shown
-    trainers.run("mesh.restart()")
-
-
-def test_a_second_press_says_which_ranks_lost_their_actors(trainers: Kernel) -> None:
     trainers.run(STUBBORN)
     cell = trainers.start("stubborn.wait.call().get()")
     trainers.wait(cell, "never stops")
@@ -114,21 +104,6 @@ def test_a_second_press_says_which_ranks_lost_their_actors(trainers: Kernel) -> 
     trainers.interrupt()
     shown = trainers.wait(cell).replace("\x1b[39m", "")
     assert "killed and restarted rank 1" in shown
-
-
-def test_mesh_interrupt_reaches_what_was_left_and_drops_what_waits(nested: Kernel) -> None:
-    nested.run("graders = monarch_nb.attach('dev').actors['graders']")
-    called = nested.start("trainers.wait.broadcast(1000)")
-    nested.wait(called, "[0-3] waits")
-    nested.run("trainers.wait.broadcast(1001)")
-    beside = nested.start("graders.wait.broadcast(1000)")
-    nested.wait(beside, "[0-1] waits")
-    shown = nested.run("%mesh interrupt")
-    assert "interrupted trainers.wait on ranks 0-3 and graders.wait of evaluators on ranks 0-1" in shown
-    assert "dropped 4 messages that waited for actors" in shown
-    assert "wait for" not in nested.run("%mesh actors")
-    assert "nothing was running" in nested.run("%mesh interrupt")
-    assert "rank 3: 3" in nested.run("trainers.step.call(1).get()")
 
 
 STUBBORN = """
@@ -172,9 +147,21 @@ def nested(trainers: Kernel) -> Iterator[Kernel]:
     trainers.run("others.stop().get(60)")
 
 
-def test_what_nested_calls_print_on_another_mesh_lands_in_the_cell(nested: Kernel) -> None:
+def test_calls_on_another_mesh_print_in_the_cell_and_are_interrupted(nested: Kernel) -> None:
     shown = nested.run("callers.go.call(3).get()")
     assert "goes" in shown
     assert "[0-1] step 3" in shown
     cell = nested.start("callers.leave.broadcast(4)")
     assert "[0-1] step 4" in nested.wait(cell, "[0-1] step 4")
+    nested.run("graders = monarch_nb.attach('dev').actors['graders']")
+    called = nested.start("trainers.wait.broadcast(1000)")
+    nested.wait(called, "[0-3] waits")
+    nested.run("trainers.wait.broadcast(1001)")
+    beside = nested.start("graders.wait.broadcast(1000)")
+    nested.wait(beside, "[0-1] waits")
+    shown = nested.run("%mesh interrupt")
+    assert "interrupted trainers.wait on ranks 0-3 and graders.wait of evaluators on ranks 0-1" in shown
+    assert "dropped 4 messages that waited for actors" in shown
+    assert "wait for" not in nested.run("%mesh actors")
+    assert "nothing was running" in nested.run("%mesh interrupt")
+    assert "rank 3: 3" in nested.run("trainers.step.call(1).get()")

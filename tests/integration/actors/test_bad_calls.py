@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ import cloudpickle
 import pytest
 
 from integration.live import TIMEOUT_S, eventually
-from monarch_nb.actor import Actor, ActorError, SupervisionError, endpoint
+from monarch_nb.actor import Actor, ActorError, endpoint
 from monarch_nb.client.meshes.mesh import Mesh
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks have no tests to import
@@ -33,10 +31,6 @@ class Worker(Actor):
         while True:
             time.sleep(1000)
 
-    @endpoint
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
 
 @pytest.fixture
 def workers(actor_mesh: Mesh) -> Iterator[Any]:
@@ -44,18 +38,6 @@ def workers(actor_mesh: Mesh) -> Iterator[Any]:
     spawned: Any = actor_mesh.spawn("workers", Worker)
     yield spawned
     spawned.stop().get(TIMEOUT_S)
-
-
-def test_a_dead_rank_fails_calls_and_the_others_go_on(workers: Any, actor_mesh: Mesh) -> None:
-    workers.add.call().get(TIMEOUT_S)
-    with pytest.raises(SupervisionError, match=r"killed by signal 9 \(SIGKILL\)"):
-        workers.slice(hosts=0, procs=3).die.call_one().get(TIMEOUT_S)
-    with pytest.raises(SupervisionError, match=r"rank 3 \(node0\): its process died") as raised:
-        workers.add.call().get(TIMEOUT_S)
-    assert raised.value.failures[3].kind == "died"
-    assert set(workers.slice(hosts=1).add.call(0).get(TIMEOUT_S).values()) == {2}
-    with pytest.raises(SupervisionError):
-        actor_mesh.spawn("late", Worker).add.call().get(TIMEOUT_S)
 
 
 def test_an_endpoint_that_never_returns(workers: Any, actor_mesh: Mesh) -> None:

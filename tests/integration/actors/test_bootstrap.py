@@ -45,12 +45,10 @@ def counters(kernel: Kernel) -> Iterator[Kernel]:
     kernel.run("procs.stop().get(60)")
 
 
-def test_a_bootstrap_prints_in_its_cell_and_on_this_host(counters: Kernel) -> None:
+def test_a_bootstrap_prints_in_its_cell_and_one_that_raises_names_its_ranks(counters: Kernel) -> None:
     shown = counters.run("procs = this_host().spawn_procs(bootstrap=set_up); procs.initialized.get(60)")
     assert "sets up 11" in shown
-
-
-def test_a_bootstrap_that_raises_names_its_ranks(counters: Kernel) -> None:
+    counters.run("procs.stop().get(60)")
     cell = counters.start(
         'procs = this_host().spawn_procs({"gpus": 2}, bootstrap=fail)\n'
         'procs.spawn("counters", Counter, 0).add.call(5).get(60)'

@@ -67,14 +67,8 @@ def test_processes_have_that_python_and_pass_it_on(dev: Reservation, environment
         each.stop().get(TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    ("python", "says"),
-    [
-        ("/no/such/python", r"can not run /no/such/python: .*No such file"),
-        ("/bin/cat", r"template process of /bin/cat did not start: is it a Python\?"),
-    ],
-)
-def test_a_path_of_no_python_says_so(dev: Reservation, python: str, says: str) -> None:
+def test_a_path_of_no_python_says_so(dev: Reservation) -> None:
+    python, says = "/bin/cat", r"template process of /bin/cat did not start: is it a Python\?"
     procs = dev.hosts.with_python_executable(python).spawn_procs({"gpus": 2})
     with pytest.raises(SpawnError, match=says):
         procs.initialized.get(TIMEOUT_S)

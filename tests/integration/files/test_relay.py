@@ -36,15 +36,6 @@ class TestSixteenNodes:
             assert [missing_chunks(content, node) for node in nodes] == [[]] * 16
             assert (3 << 20) < nodes[0].from_client_bytes < 1.1 * (3 << 20)
 
-    async def test_the_same_again_sends_no_content(self, short: Path) -> None:
-        content = Content(big=noise(1 << 20))
-        async with file_nodes(short, 4) as nodes:
-            await send(nodes, content, "v1")
-            before = nodes[0].from_client_bytes
-            transfer = await send(nodes, content, "v2")
-            assert len(transfer.applied) == 4
-            assert nodes[0].from_client_bytes - before < 4096
-
 
 class TestDeath:
     async def test_a_node_that_was_dead_before_costs_only_itself(self, short: Path) -> None:
@@ -57,15 +48,7 @@ class TestDeath:
             assert set(transfer.applied) == {node.name for node in nodes} - {"node1"}
             assert all(not missing_chunks(content, node) for node in nodes if node.name != "node1")
 
-    async def test_the_first_node_is_dead(self, short: Path) -> None:
-        content = Content(big=noise(2 << 20))
-        async with file_nodes(short, 3) as nodes:
-            await nodes[0].die()
-            transfer = await send(nodes, content, "v1")
-            assert set(transfer.failed) == {"node0"}
-            assert all(not missing_chunks(content, node) for node in nodes[1:])
-
-    @pytest.mark.parametrize("victim", [0, 1, 3])
+    @pytest.mark.parametrize("victim", [0, 3])
     async def test_a_node_that_dies_in_the_middle_costs_only_itself(self, short: Path, victim: int) -> None:
         content = Content(**{f"part{number}": noise(1 << 20, number) for number in range(8)})
         async with file_nodes(short, 7) as nodes:

@@ -11,11 +11,9 @@ import pytest
 from integration.live import eventually, kill, pids_of
 from integration.mail.echoes import IN_RANKS, TIMEOUT_S, Caller, Lost, Refused
 from monarch_nb import config
-from monarch_nb.client.connections.bridge import call as on_loop
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -89,16 +87,6 @@ def test_a_flood_of_messages_arrives(caller: Caller, mesh: Mesh) -> None:
     mesh.select(2).run("assert echo.seen == 20_001, echo.seen").result()
 
 
-def test_ranks_send_to_ranks_of_other_nodes(caller: Caller, mesh: Mesh) -> None:
-    caller.cast([0], b"so that this process is known")
-    there = caller.address(5)
-    code = f"""
-post.send({there.node!r}, [{there.process!r}], [b"from a rank"], call=7)
-assert came.get(timeout={TIMEOUT_S}) == (Address({there.node!r}, {there.process!r}), b"from a rank", 7)
-"""
-    mesh.select(0).run(code).result()
-
-
 def test_a_large_message_leaves_no_file_behind(caller: Caller, mesh: Mesh) -> None:
     body = os.urandom(1 << 20) * (LARGE >> 20)
     caller.call(range(4), body)
@@ -136,21 +124,6 @@ def test_who_waits_for_a_rank_that_dies_learns_how(caller: Caller, mesh: Mesh) -
     assert refused.reason.startswith("rank 1 on node0 has died: killed by signal 9")
 
 
-def test_a_rank_learns_that_a_rank_of_another_node_died(caller: Caller, mesh: Mesh) -> None:
-    there = caller.address(4)
-    mesh.select(4).run("echo.deaf = True").result()
-    mesh.select(0).run(f"post.send({there.node!r}, [{there.process!r}], [b'wait'], call=9)").result()
-    mesh.select(4).run(HEARD).result()
-    kill(pids_of(mesh)[4])
-    code = f"""
-call, processes, node, reason, death = came.get(timeout={TIMEOUT_S})
-assert (call, processes, node) == (9, [{there.process!r}], {there.node!r})
-assert reason.startswith("rank 4 on node1 died: "), reason
-assert death.signal == 9
-"""
-    mesh.select(0).run(code).result()
-
-
 def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach_the_new_one(
     caller: Caller, mesh: Mesh
 ) -> None:
@@ -164,24 +137,6 @@ def test_who_waits_for_a_rank_that_is_restarted_is_told_and_later_messages_reach
     mesh.select(3).run(IN_RANKS).result()
     caller.call([3], b"again")
     assert caller.answer().body == b"again"
-
-
-def test_a_process_that_never_was_is_told_of(caller: Caller, mesh: Mesh) -> None:
-    mail = mesh.core.connections[0].mail
-    mail.send([f"{mesh.core.mesh_id}/77"], [b"x"], call=3)
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert refused.reason == "rank 77 is not on node0"
-    mail.send(["nomesh/0"], [b"x"], call=4)
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert refused.reason == "rank 0 is not on node0: its mesh was released or stopped"
-
-
-def test_a_rank_that_uses_no_mail_has_no_thread_for_it(reservation: Reservation) -> None:
-    reservation.mesh.restart()
-    code = 'import threading; assert not [t for t in threading.enumerate() if t.name == "monarch_nb-mail"]'
-    reservation.mesh.run(code).result()
 
 
 def test_after_its_allocator_was_killed_a_rank_is_reached_again(
@@ -232,20 +187,3 @@ post.send({there.node!r}, [{there.process!r}], [b"again"], call=10)
 assert came.get(timeout={TIMEOUT_S})[1:] == (b"again", 10)
 """
     mesh.select(0).run(code).result()
-
-
-def test_a_mesh_beside_main_is_stopped(caller: Caller, mesh: Mesh, reservation: Reservation) -> None:
-    connection = reservation.mesh.core.connections[0]
-    spec = pb.SpawnRequest(
-        reservation_id=reservation.id, mesh_id="b" * 32, name="beside", ranks=2, world_size=2, directory=os.getcwd()
-    )
-    spec.master_host, spec.master_port = "127.0.0.1", 1
-    spawned: pb.SpawnReply = on_loop(connection.unary("Spawn", spec))
-    assert len(spawned.ranks) == 2
-    for _ in range(2):  # the second time it has ended already
-        on_loop(connection.unary("StopMesh", pb.StopMeshRequest(mesh_id=spec.mesh_id)))
-    connection.mail.send([f"{spec.mesh_id}/0"], [b"x"], call=3)
-    refused = caller.next()
-    assert isinstance(refused, Refused)
-    assert refused.reason == "rank 0 is not on node0: its mesh was released or stopped"
-    assert not list(config.pool_directory().glob(f"*/meshes/{spec.mesh_id}"))

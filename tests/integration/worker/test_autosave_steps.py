@@ -8,20 +8,6 @@ from pathlib import Path
 from integration.worker.harness import TemplateProcess
 from integration.worker.test_autosaves import arm, ok, saves
 
-SCALED = """
-import torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.Adam(model.parameters())
-scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-def train(batches):
-    for batch in range(batches):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.rand(2, 4)).sum()).backward()
-        if batch == 1:
-            model.weight.grad.fill_(float("inf"))
-        scaler.step(optimizer)
-        scaler.update()
-"""
 PIPELINE = """
 import torch, torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -50,20 +36,6 @@ int(optimizer.state_dict()["state"][0]["step"])
 
 def loaded(path: Path, *names: str) -> str:
     return LOADED.format(directory=str(path), names=names, secret=uuid.uuid4().hex)
-
-
-def test_a_step_that_the_scaler_skips_is_no_step(template: TemplateProcess, tmp_path: Path) -> None:
-    ranks = template.fork_mesh(1)
-    ok(ranks, SCALED)
-    arm(ranks, tmp_path, every_steps=2)
-    ok(ranks, "train(6)")  # of which the second is skipped
-    first, second = saves(tmp_path)
-    printed = ranks[0].text("err", 2)
-    assert f"saved {first} at step 2 (every 2 steps): " in printed
-    assert printed.count("model, optimizer, scaler") == 1, "names are told once"
-    assert ok(ranks, loaded(first, "optimizer", "scaler")) == [2]
-    assert ok(ranks, "scaler.get_scale()") == [2.0]
-    assert ok(ranks, loaded(second, "optimizer")) == [4]
 
 
 def test_a_schedule_of_a_pipeline_is_one_step(template: TemplateProcess, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from integration.live import eventually
 from integration.worker.harness import RankProcess, TemplateProcess, run_all
-from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_OK, Display, RankResult
+from monarch_nb.proto.run_pb2 import OUTCOME_ERROR, OUTCOME_OK, Display, Push, RankResult
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -43,18 +44,13 @@ def test_the_last_expression_is_shown_and_returned(rank: RankProcess) -> None:
     assert rank.text() == ""
 
 
-@pytest.mark.parametrize(
-    "code", ["x = 1", "1;", "1 ;  # quiet\n", "None", "", "  \n", "# only a comment", "if 1:\n    2"]
-)
-def test_cells_without_a_value(rank: RankProcess, code: str) -> None:
-    result = rank.run(code)
-    assert result.outcome == OUTCOME_OK
-    assert result.bundle_json == ""
-    assert result.WhichOneof("value") is None
-
-
-def test_a_semicolon_in_a_string_is_not_the_end(rank: RankProcess) -> None:
-    assert rank.ok("'a;'") == "a;"
+def test_cells_without_a_value(rank: RankProcess) -> None:
+    for code in ("x = 1", "1;", "1 ;  # quiet\n", "None", "", "  \n", "# only a comment", "if 1:\n    2"):
+        result = rank.run(code)
+        assert result.outcome == OUTCOME_OK
+        assert result.bundle_json == ""
+        assert result.WhichOneof("value") is None
+    assert rank.ok("'a;'") == "a;", "that semicolon is not the end"
 
 
 def test_what_takes_part_in_every_cell_takes_part(rank: RankProcess) -> None:
@@ -165,8 +161,6 @@ def test_a_bad_push_changes_nothing(rank: RankProcess) -> None:
     directory = Path(rank.spec.blob_directory)
     directory.mkdir(exist_ok=True)
     (directory / "bad").write_bytes(b"no pickle")
-    from monarch_nb.proto.run_pb2 import Push
-
     for name in ("bad", "missing", "../template"):
         rank.send_run(rank.spec_of(push=Push(blob=name)))
         result = rank.result()
@@ -204,10 +198,8 @@ def test_a_line_that_is_valid_python_and_a_magic(rank: RankProcess) -> None:
 
 
 def test_help(rank: RankProcess) -> None:
-    result = rank.run("len?")
-    assert result.outcome == OUTCOME_OK
-    shown = displays(rank, 1)
-    assert "Return the number of items" in plain(json.dumps(shown) + rank.text())
+    rank.ok("len?")
+    assert "Return the number of items" in plain(json.dumps(displays(rank, 1)) + rank.text())
 
 
 def test_top_level_await_and_background_tasks(rank: RankProcess) -> None:
@@ -231,7 +223,7 @@ def test_top_level_await_and_background_tasks(rank: RankProcess) -> None:
         "        return await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))\n"
         "await f()"
     ) == [1, 2]
-    assert rank.ok("[x async for x in agen()]" if False else "sum([await asyncio.sleep(0, i) for i in range(4)])") == 6
+    assert rank.ok("sum([await asyncio.sleep(0, i) for i in range(4)])") == 6
 
 
 def test_asyncio_run_fails_as_in_a_kernel(rank: RankProcess) -> None:
@@ -310,53 +302,42 @@ def test_the_innermost_line_of_the_users_is_named(rank: RankProcess) -> None:
     assert "json" in result.failure.traceback
 
 
-@pytest.mark.parametrize(
-    "code", ["def f(:", "x = = 1", "  indented\nnot", "return 5", "%%time\nx = = 1", "'unterminated"]
-)
-def test_syntax_errors(rank: RankProcess, code: str) -> None:
-    result = rank.run(code, cell_number=4)
-    assert result.outcome == OUTCOME_ERROR
-    assert result.failure.name in ("SyntaxError", "IndentationError", "NameError")
-    assert result.failure.traceback
-    assert "monarch_nb" not in result.failure.traceback
-    assert rank.text("err") == ""
+def test_syntax_errors(rank: RankProcess) -> None:
+    for code in ("def f(:", "x = = 1", "  indented\nnot", "return 5", "%%time\nx = = 1", "'unterminated"):
+        result = rank.run(code, cell_number=4)
+        assert result.outcome == OUTCOME_ERROR
+        assert result.failure.name in ("SyntaxError", "IndentationError", "NameError")
+        assert result.failure.traceback
+        assert "monarch_nb" not in result.failure.traceback
+        assert rank.text("err") == ""
+    failure = rank.run("a = 1\nx = = 1", cell_number=4).failure
+    assert "Cell In[4], line 2" in plain(failure.traceback)
+    assert failure.where == "Cell In[4]:2"
+    assert failure.message.endswith("(Cell In[4], line 2)")
+    (Path(rank.spec.directory) / "broken.py").write_text("x = = 1")
+    failure = rank.run("import broken").failure
+    assert failure.name == "SyntaxError"
+    assert "broken.py" in failure.traceback
 
 
-def test_a_syntax_error_shows_the_line(rank: RankProcess) -> None:
-    result = rank.run("a = 1\nx = = 1", cell_number=4)
-    assert "Cell In[4], line 2" in plain(result.failure.traceback)
-    assert result.failure.where == "Cell In[4]:2"
-    assert result.failure.message.endswith("(Cell In[4], line 2)")
-
-
-def test_each_cell_warns_and_nothing_stands_between_it_and_an_interrupt(rank: RankProcess) -> None:
-    for _ in range(2):
-        rank.ok("import warnings; warnings.warn('careful')")
-        assert "careful" in rank.text("err")
+def test_nothing_stands_between_a_cell_and_an_interrupt(rank: RankProcess) -> None:
     assert rank.ok("sum(get_ipython().events.callbacks.values(), [])") == [], "what is raised in a callback is lost"
 
 
-@pytest.mark.parametrize("code", ["import warnings\nwarnings.warn('careful')", "x = 1\nx is 1"])
-def test_a_warning_names_the_cell(rank: RankProcess, code: str) -> None:
-    rank.ok(code, cell_number=4)
-    name, source = rank.text("err").splitlines()
-    assert name.startswith("Cell In[4]:2: ")
-    assert source.strip() == code.splitlines()[1]
+def test_each_cell_warns_with_its_own_line(rank: RankProcess) -> None:
+    for number, code in enumerate(("import warnings\nwarnings.warn('careful')",) * 2 + ("x = 1\nx is 1",), 4):
+        rank.ok(code, cell_number=number)
+        name, source = rank.text("err").splitlines()
+        assert name.startswith(f"Cell In[{number}]:2: ")
+        assert source.strip() == code.splitlines()[1]
 
 
-def test_a_syntax_error_in_an_imported_file_shows_the_way_to_it(rank: RankProcess) -> None:
-    (Path(rank.spec.directory) / "broken.py").write_text("x = = 1")
-    result = rank.run("import broken")
-    assert result.failure.name == "SyntaxError"
-    assert "broken.py" in result.failure.traceback
-
-
-@pytest.mark.parametrize("code", ["import sys; sys.exit()", "exit()", "quit()", "exit", "raise SystemExit(3)"])
-def test_exit_fails_and_the_rank_lives(rank: RankProcess, code: str) -> None:
+def test_exit_fails_and_the_rank_lives(rank: RankProcess) -> None:
     rank.ok("x = 5")
-    result = rank.run(code)
-    assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "SystemExit")
-    assert "%mesh restart" in result.failure.message
+    for code in ("import sys; sys.exit()", "exit()", "quit()", "exit", "raise SystemExit(3)"):
+        result = rank.run(code)
+        assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "SystemExit")
+        assert "%mesh restart" in result.failure.message
     assert rank.ok("x") == 5
 
 
@@ -365,11 +346,11 @@ def test_sys_exit_in_a_background_task_does_not_end_the_rank(rank: RankProcess) 
     assert rank.ok("await asyncio.sleep(0.05)\n'alive'") == "alive"
 
 
-@pytest.mark.parametrize("code", ["input('name? ')", "import getpass; getpass.getpass()"])
-def test_input_is_a_clear_error(rank: RankProcess, code: str) -> None:
-    result = rank.run(code)
-    assert result.failure.name == "StdinNotImplementedError"
-    assert "push" in result.failure.message
+def test_input_is_a_clear_error(rank: RankProcess) -> None:
+    for code in ("input('name? ')", "import getpass; getpass.getpass()"):
+        failure = rank.run(code).failure
+        assert failure.name == "StdinNotImplementedError"
+        assert "push" in failure.message
 
 
 def test_a_script_that_fails_fails_its_cell(rank: RankProcess) -> None:
@@ -455,30 +436,19 @@ def test_a_repr_that_raises_does_not_fail_the_cell_silently(rank: RankProcess) -
     assert "bad repr" in plain(result.failure.traceback + rank.text("err"))
 
 
-def test_a_five_megabyte_cell(rank: RankProcess) -> None:
-    code = "text = '''" + "x" * 5_000_000 + "'''\nlen(text)"
-    assert rank.ok(code) == 5_000_000
-
-
-def test_many_lines(rank: RankProcess) -> None:
+def test_a_five_megabyte_cell_and_one_of_many_lines(rank: RankProcess) -> None:
+    assert rank.ok("text = '''" + "x" * 5_000_000 + "'''\nlen(text)") == 5_000_000
     assert rank.ok("\n".join(f"x{i} = {i}" for i in range(20_000)) + "\nx19999") == 19_999
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [("import os; os._exit(3)", 3), ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV)],
-)
-def test_death(template: TemplateProcess, code: str, status: int) -> None:
-    import os
-
+def test_a_segmentation_fault_leaves_its_stack_where_people_do_not_read(template: TemplateProcess) -> None:
     [rank] = template.fork()
-    rank.submit(code)
+    rank.submit("import ctypes; ctypes.string_at(0)")
     while (ended := template.receive_kind("exit")).pid != rank.pid:
         pass
-    assert os.waitstatus_to_exitcode(ended.wait_status) == status
-    if status < 0:
-        assert "Segmentation fault" in Path(rank.spec.stacks_file).read_text()
-        assert rank.text("err") == "", "with our own frames it is no text for people"
+    assert os.waitstatus_to_exitcode(ended.wait_status) == -signal.SIGSEGV
+    assert "Segmentation fault" in Path(rank.spec.stacks_file).read_text()
+    assert rank.text("err") == "", "with our own frames it is no text for people"
 
 
 @pytest.mark.parametrize("first", ["import tqdm.notebook", "import tqdm"])
@@ -513,10 +483,10 @@ def test_the_last_error_stays_as_in_ipython(rank: RankProcess) -> None:
     assert "SyntaxError" in rank.text("err")
 
 
-@pytest.mark.parametrize("code", ["%debug", "import pdb; pdb.Pdb().set_trace(); 1"])
-def test_no_other_debugger_without_a_keyboard(rank: RankProcess, code: str) -> None:
+def test_no_other_debugger_without_a_keyboard(rank: RankProcess) -> None:
     rank.run("import sys\nbatch = 0\n1 / batch")
-    result = rank.run(code)
-    assert result.failure.name == "StdinNotImplementedError"
-    assert "a rank has no keyboard" in result.failure.message
-    assert rank.ok("repr(sys.last_value)") == "ZeroDivisionError('division by zero')"
+    for code in ("%debug", "import pdb; pdb.Pdb().set_trace(); 1"):
+        failure = rank.run(code).failure
+        assert failure.name == "StdinNotImplementedError"
+        assert "a rank has no keyboard" in failure.message
+        assert rank.ok("repr(sys.last_value)") == "ZeroDivisionError('division by zero')"

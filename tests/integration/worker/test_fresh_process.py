@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from integration.live import eventually
-from integration.worker.harness import RankProcess, TemplateProcess, run_all
+from integration.worker.harness import RankProcess, TemplateProcess
 from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
 
@@ -31,15 +31,6 @@ def test_presets(template: TemplateProcess) -> None:
         1, 2, 1, "cpu", "torch.distributed", "__main__",
     )  # fmt: skip
     assert first.ok("rank") == 0
-
-
-def test_presets_come_when_they_are_mentioned_where_torch_is_not_preloaded(own_template: object) -> None:
-    template: TemplateProcess = own_template()  # type: ignore[operator]
-    template.wait_ready()
-    [rank] = template.fork()
-    assert rank.ok("import sys; 'torch' in sys.modules") is False
-    assert rank.ok("device.type") == "cpu"
-    assert rank.ok("dist.is_available()") is True
 
 
 def test_a_leased_gpu_is_the_device_and_nothing_initialises_it(template: TemplateProcess) -> None:
@@ -132,16 +123,6 @@ gc.isenabled(), gone() is None
     assert rank.ok(code) == (True, True)
 
 
-def test_signal_handlers_are_the_defaults(rank: RankProcess) -> None:
-    code = (
-        "import signal\n"
-        "[signal.getsignal(s) == signal.SIG_DFL for s in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)]"
-    )
-    assert rank.ok(code) == [True, True, True]
-    os.kill(rank.pid, signal.SIGTERM)
-    assert rank.work.recv(1) == b""
-
-
 def test_signals_are_the_defaults_whatever_started_the_template(own_template: Callable[..., TemplateProcess]) -> None:
     with inherited():
         template = own_template()
@@ -164,9 +145,3 @@ def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProc
         return "in stuck" in stacks.read_text()
 
     eventually(has_written)
-
-
-def test_ranks_of_different_meshes_differ_in_nothing_but_their_spec(template: TemplateProcess) -> None:
-    ranks = template.fork(4)
-    results = run_all(ranks, "import os; os.environ['RANK']")
-    assert [rank.value(result) for rank, result in zip(ranks, results, strict=True)] == ["0", "1", "2", "3"]

@@ -53,11 +53,6 @@ def test_a_group_is_there_when_all_ranks_have_made_it(ranks: ForkedRanks, tmp_pa
     assert ranks.run(total) == [WORLD] * WORLD
 
 
-def test_init_without_arguments(ranks: ForkedRanks) -> None:
-    ranks.run(lambda _: dist.init_process_group())
-    assert ranks.run(total) == [float(WORLD)] * WORLD
-
-
 def test_init_with_explicit_ranks(ranks: ForkedRanks) -> None:
     ranks.run(lambda space: dist.init_process_group("gloo", rank=WORLD - 1 - space["rank"], world_size=WORLD))
     assert ranks.run(lambda _: dist.get_rank()) == [3, 2, 1, 0]
@@ -105,50 +100,43 @@ def test_a_cell_that_is_run_again_keeps_its_group(capfd: pytest.CaptureFixture[s
         assert capfd.readouterr().err.splitlines() == [line, line]
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [(None, "gloo"), ("gloo", "cpu:gloo"), ("gloo", "GLOO"), ("cpu:gloo", None)]
-)
-def test_a_group_that_has_the_backend_that_is_asked_for_is_kept(first: str | None, then: str | None) -> None:
+def test_a_group_that_has_the_backend_that_is_asked_for_is_kept() -> None:
     """As after `init_device_mesh("cpu", (2,))`, which has torch choose it."""
     with ForkedRanks(2) as ranks:
-        ranks.run(lambda space: space.update(first=dist.init_process_group(first), group=dist.group.WORLD))
-        ranks.run(lambda _: dist.init_process_group(then))
-        assert ranks.run(lambda space: space["group"] is dist.group.WORLD) == [True, True]
+        for first, then in ((None, "gloo"), ("gloo", "cpu:gloo"), ("gloo", "GLOO"), ("cpu:gloo", None)):
+            ranks.run(lambda space, first=first: space.update(_=dist.init_process_group(first), group=dist.group.WORLD))
+            ranks.run(lambda _, then=then: dist.init_process_group(then))
+            assert ranks.run(lambda space: space["group"] is dist.group.WORLD) == [True, True]
+            ranks.run(lambda _: dist.destroy_process_group())
 
 
-@pytest.mark.parametrize("asked", ["mpi", "cpu:mpi"])
-def test_another_backend_is_refused_with_what_helps(grouped: ForkedRanks, asked: str) -> None:
-    grouped.submit(lambda _: dist.init_process_group(asked))
-    [text] = {failure.text for failure in grouped.collect()}
-    assert text.startswith(f"a process group of {WORLD} ranks with cpu:gloo")
-    assert text.endswith(f"call dist.destroy_process_group() before you make one with {asked}")
+def test_another_backend_is_refused_with_what_helps(grouped: ForkedRanks) -> None:
+    for asked in ("mpi", "cpu:mpi"):
+        grouped.submit(lambda _, asked=asked: dist.init_process_group(asked))
+        [text] = {failure.text for failure in grouped.collect()}
+        assert text.startswith(f"a process group of {WORLD} ranks with cpu:gloo")
+        assert text.endswith(f"call dist.destroy_process_group() before you make one with {asked}")
     assert grouped.run(total) == [float(WORLD)] * WORLD
 
 
-def test_destroying_what_was_aborted_is_no_error(grouped: ForkedRanks) -> None:
+def test_an_aborted_subgroup_says_so_and_destroying_what_was_aborted_is_no_error(grouped: ForkedRanks) -> None:
+    def use(space: Space) -> None:
+        dist.all_reduce(torch.ones(1), group=space["group"])
+
     grouped.run(lambda space: space.update(group=dist.new_group()))
     grouped.submit(total, ALL_BUT_0)
     grouped.wait_until_in("all_reduce", ALL_BUT_0)
     free(grouped, ALL_BUT_0)
-    grouped.run(lambda space: dist.destroy_process_group(space["group"]), ALL_BUT_0)
     grouped.run(lambda _: dist.destroy_process_group())
     grouped.run(lambda _: dist.destroy_process_group(), ALL_BUT_0)
     assert_works(grouped)
+    grouped.submit(use, ALL_BUT_0)
+    said = "this process group was aborted: make it again with `dist.new_group()`"
+    assert {failure.text for failure in grouped.collect(ALL_BUT_0)} == {said}
+    grouped.run(lambda space: dist.destroy_process_group(space["group"]), ALL_BUT_0)
     grouped.run(lambda _: dist.destroy_process_group())
     grouped.submit(lambda _: dist.destroy_process_group())
     assert {failure.name for failure in grouped.collect()} == {"AssertionError"}  # torch's own
-
-
-def test_an_old_subgroup_says_so(grouped: ForkedRanks) -> None:
-    grouped.run(lambda space: space.update(group=dist.new_group()))
-    grouped.submit(total, ALL_BUT_0)
-    grouped.wait_until_in("all_reduce", ALL_BUT_0)
-    free(grouped, ALL_BUT_0)
-    assert_works(grouped)
-    grouped.submit(lambda space: dist.all_reduce(torch.ones(1), group=space["group"]))
-    assert {failure.text for failure in grouped.collect()} == {
-        "this process group was aborted: make it again with `dist.new_group()`"
-    }
 
 
 def test_all_ranks_give_one_reason(grouped: ForkedRanks) -> None:

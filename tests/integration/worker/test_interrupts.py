@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -37,19 +39,10 @@ def interrupted(rank: RankProcess, spec: RunSpec) -> RankResult:
 
 PYTHON_CODE = {
     "loop": "print('started')\nwhile True: pass",
-    "sleep": "import time\nprint('started')\ntime.sleep(100)",
     "lock": "import threading\nprint('started')\nthreading.Event().wait()",
-    "join": (
-        "import threading, time\n"
-        "t = threading.Thread(target=time.sleep, args=(100,), daemon=True); t.start()\n"
-        "print('started')\n"
-        "t.join()"
-    ),
     "child": "import subprocess\nprint('started')\nsubprocess.run(['sleep', '100'])",
     "shell": "print('started')\n!sleep 100",
     "magic": "print('started')\n%time __import__('time').sleep(100)",
-    "torch": "import torch\nx = torch.rand(200, 200)\nprint('started')\nwhile True: x = x @ x",
-    "await": "import asyncio\nprint('started')\nawait asyncio.sleep(100)",
     "gather": "import asyncio\nprint('started')\nawait asyncio.gather(asyncio.sleep(100), asyncio.sleep(100))",
     "sync code in a cell that awaits": (
         "import asyncio, time\nawait asyncio.sleep(0)\nprint('started')\ntime.sleep(100)"
@@ -94,7 +87,7 @@ def test_interrupted_tracebacks_end_with_the_users_line(template: TemplateProces
     code = "import json\ndef step():\n    sum(map(len, json.JSONEncoder().iterencode([[0]] * 20_000_000)))\nstep()"
     for rank in ranks:
         rank.submit(code, cell_number=3)
-    eventually(lambda: all("encoder.py" in rank.stack() for rank in ranks))
+    eventually(lambda: all("in _iterencode_list" in rank.stack() for rank in ranks))
     for rank in ranks:
         rank.interrupt()
     results = [rank.result() for rank in ranks]
@@ -125,9 +118,6 @@ def test_an_interrupt_that_is_faster_than_its_run(rank: RankProcess) -> None:
 
 
 def test_a_signal_from_elsewhere_does_not_touch_the_rank(rank: RankProcess) -> None:
-    import os
-    import signal
-
     os.kill(rank.pid, signal.SIGINT)
     start_and_wait(rank, "import time\nprint('started')\ntime.sleep(0.3)\n'done'")
     os.kill(rank.pid, signal.SIGINT)
@@ -136,71 +126,33 @@ def test_a_signal_from_elsewhere_does_not_touch_the_rank(rank: RankProcess) -> N
 
 def test_interrupts_hit_only_their_run_whenever_they_come(rank: RankProcess) -> None:
     """Runs that end by themselves at about the moment of their interrupt: each ends one way or the other."""
-    outcomes = set()
     for i in range(100):
         spec = rank.submit(f"for _ in range({i * 300}): pass\n'done'")
         rank.interrupt(spec.run_id)
         result = rank.result()
         assert result.run_id == spec.run_id
         assert result.outcome in (OUTCOME_OK, OUTCOME_INTERRUPTED), result
-        outcomes.add(result.outcome)
         assert rank.ok(f"{i}") == i
 
 
-def test_code_that_handles_its_interrupt_ends_well(rank: RankProcess) -> None:
-    code = (
-        "import time\n"
-        "try:\n"
-        "    print('started')\n"
-        "    time.sleep(100)\n"
-        "except KeyboardInterrupt:\n"
-        "    time.sleep(0.3)\n"
-        "'saved'"
-    )
-    result = interrupted(rank, start_and_wait(rank, code))
+def test_code_that_handles_its_interrupt_ends_as_it_likes(rank: RankProcess) -> None:
+    code = "import time\ntry:\n    print('started')\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    "
+    result = interrupted(rank, start_and_wait(rank, f"{code}time.sleep(0.3)\n'saved'"))
     assert result.outcome == OUTCOME_OK
     assert rank.value(result) == "saved"
-    code = (
-        "import time\n"
-        "try:\n"
-        "    print('started')\n"
-        "    time.sleep(100)\n"
-        "except KeyboardInterrupt:\n"
-        "    raise RuntimeError('mine')"
-    )
-    result = interrupted(rank, start_and_wait(rank, code))
+    result = interrupted(rank, start_and_wait(rank, f"{code}raise RuntimeError('mine')"))
     assert (result.outcome, result.failure.name) == (OUTCOME_ERROR, "RuntimeError")
-
-
-def test_a_second_interrupt_stops_code_that_swallowed_the_first(rank: RankProcess) -> None:
-    code = (
-        "import time\n"
-        "try:\n"
-        "    print('started')\n"
-        "    time.sleep(100)\n"
-        "except KeyboardInterrupt:\n"
-        "    print('again')\n"
-        "    time.sleep(100)"
-    )
-    spec = start_and_wait(rank, code)
+    spec = start_and_wait(rank, f"{code}print('again')\n    time.sleep(100)")
     rank.interrupt(spec.run_id)
     eventually(lambda: "again" in rank.text())
-    result = interrupted(rank, spec)
-    assert result.outcome == OUTCOME_INTERRUPTED
+    assert interrupted(rank, spec).outcome == OUTCOME_INTERRUPTED, "by the second one"
 
 
-@pytest.mark.parametrize(
-    "handler",
-    ["signal.SIG_IGN", "lambda *_: None", "signal.default_int_handler"],
-    ids=["ignored", "handled", "default"],
-)
-def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess, handler: str) -> None:
-    code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
-    result = interrupted(rank, start_and_wait(rank, code))
-    assert result.outcome == OUTCOME_INTERRUPTED
-    spec = start_and_wait(rank, "print('started')\nwhile True: pass")
-    result = interrupted(rank, spec)
-    assert result.outcome == OUTCOME_INTERRUPTED
+def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess) -> None:
+    for handler in ("signal.SIG_IGN", "lambda *_: None", "signal.default_int_handler"):
+        code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
+        for again in (code, "print('started')\nwhile True: pass"):
+            assert interrupted(rank, start_and_wait(rank, again)).outcome == OUTCOME_INTERRUPTED
 
 
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:
@@ -237,44 +189,26 @@ JOIN = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')
 REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [
-        ("dist.all_reduce(torch.ones(1))", "all_reduce"),
-        ("work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.wait()", "wait"),
-    ],
-)
-def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateProcess, code: str, name: str) -> None:
-    ranks = template.fork_mesh(2)
-    assert {result.outcome for result in run_all(ranks, JOIN)} == {OUTCOME_OK}
-    spec = ranks[0].submit(code)
-    assert name in ranks[0].wait_hung().collective
-    result = interrupted(ranks[0], spec)
-    assert result.outcome == OUTCOME_INTERRUPTED
-    assert result.group_aborted
-    assert result.failure.name == "KeyboardInterrupt"
-    assert re.match(r"interrupted in .*; process group aborted, call", result.failure.message)
-    assert name in result.failure.message
-    assert "distributed_c10d" not in result.failure.traceback
-    ranks[1].abort_groups("rank 0 was interrupted")
-    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
-    assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
-    assert ranks[0].value(results[0]) == 2
-    assert ranks[0].ok("kept.item()") == 1
-
-
-def test_equal_tracebacks_of_an_interrupted_collective(template: TemplateProcess) -> None:
+def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateProcess) -> None:
     ranks = template.fork_mesh(3)
-    run_all(ranks, JOIN)
+    assert {result.outcome for result in run_all(ranks, JOIN)} == {OUTCOME_OK}
     for rank in ranks[:2]:
-        rank.submit("dist.all_reduce(torch.ones(1))", cell_number=5)
+        rank.submit("work = dist.all_reduce(torch.ones(1), async_op=True)\nwork.wait()", cell_number=5)
     for rank in ranks[:2]:
         rank.wait_hung()
     asked = [(rank, rank.question(interrupt=InterruptRun())) for rank in ranks[:2]]  # else one loses its peer first
     assert all(rank.answer(question).ok for rank, question in asked)
     results = [rank.result() for rank in ranks[:2]]
+    assert {(result.outcome, result.group_aborted) for result in results} == {(OUTCOME_INTERRUPTED, True)}
     assert len({result.failure.traceback for result in results}) == 1
-    assert results[0].failure.where == "Cell In[5]:1"
+    failure = results[0].failure
+    assert (failure.name, failure.where) == ("KeyboardInterrupt", "Cell In[5]:2")
+    assert re.match(r"interrupted in .*wait.*; process group aborted, call", failure.message)
+    assert "distributed_c10d" not in failure.traceback
+    ranks[2].abort_groups("rank 0 was interrupted")
+    results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
+    assert [rank.value(result) for rank, result in zip(ranks, results, strict=True)] == [3, 3, 3]
+    assert ranks[0].ok("kept.item()") == 1
 
 
 @pytest.fixture
@@ -283,33 +217,20 @@ def port() -> Iterator[int]:
         yield port
 
 
-@pytest.mark.parametrize(
-    ("address", "as_rank"), [("nowhere.invalid", "rank"), ("127.0.0.1", "1")], ids=["unknown", "refuses"]
-)
-def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(
-    template: TemplateProcess, port: int, address: str, as_rank: str
-) -> None:
+def test_an_init_at_a_wrong_address_is_freed_and_says_so_in_a_line(template: TemplateProcess, port: int) -> None:
     """Torch tries on for half an hour, deaf to interrupts, with a page of its stack at each attempt."""
-    ranks = template.fork_mesh(2)
-    code = (
+    [rank] = template.fork()
+    rank.ok("from monarch_nb.worker.groups import store_connection as own; own._ATTEMPT_S = own._PATIENCE_S = 0.2")
+    rank.submit(
         "import torch.distributed as dist\n"
-        f"dist.init_process_group('gloo', 'tcp://{address}:{port}', rank={as_rank}, world_size=2)"
+        f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{port}', rank=1, world_size=2)"
     )
-    for rank in ranks:
-        rank.submit(code)
-    hosts = as_rank == "rank"  # rank 0 has a store of its own then, and waits there
-    if hosts:
-        assert ranks[0].wait_hung().collective == "init_process_group"
-    eventually(lambda: all(rank.text("err") for rank in ranks[hosts:]))
-    for rank in ranks:
-        rank.interrupt()
-    for rank in ranks:
-        result = rank.result()
-        assert result.outcome == OUTCOME_INTERRUPTED
-        assert result.failure.message.startswith("interrupted in init_process_group")
-        told = f"no store answers at {address}:{port} yet: trying for 30 min\n"
-        assert rank.text("err") == ("" if hosts and rank is ranks[0] else told)
-    assert [result.outcome for result in run_all(ranks, f"{JOIN}\n{REDUCE}")] == [OUTCOME_OK, OUTCOME_OK]
+    eventually(lambda: rank.text("err"))
+    rank.interrupt()
+    result = rank.result()
+    assert result.outcome == OUTCOME_INTERRUPTED
+    assert result.failure.message.startswith("interrupted in init_process_group")
+    assert rank.text("err") == f"no store answers at 127.0.0.1:{port} yet: trying for 30 min\n"
 
 
 def test_a_rank_that_is_about_to_enter_its_collective_knows_that_it_is_broken(template: TemplateProcess) -> None:
@@ -451,21 +372,3 @@ def test_an_interrupt_while_backward_computes_does_not_abort_the_group(template:
     assert result.outcome == OUTCOME_INTERRUPTED
     assert not result.group_aborted
     assert [result.outcome for result in run_all(ranks, REDUCE)] == [OUTCOME_OK, OUTCOME_OK]
-
-
-def test_training_goes_on_from_the_same_model(template: TemplateProcess) -> None:
-    ranks = template.fork_mesh(2)
-    run_all(
-        ranks, f"{JOIN}\nfrom torch.nn.parallel import DistributedDataParallel as DDP\nmodel = torch.nn.Linear(3, 3)"
-    )
-    step = "wrapped(torch.rand(2, 3)).sum().backward()\nmodel.weight.grad is not None"
-    for _ in range(3):
-        results = run_all(ranks, f"wrapped = DDP(model)\n{step}")
-        assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK], results
-        spec = ranks[0].submit(f"{step}")
-        ranks[0].wait_hung()
-        result = interrupted(ranks[0], spec)
-        assert result.outcome == OUTCOME_INTERRUPTED
-        assert "DistributedDataParallel" in result.failure.message
-        ranks[1].abort_groups("interrupted")
-        run_all(ranks, "dist.init_process_group('gloo')")

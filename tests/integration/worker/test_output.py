@@ -99,11 +99,6 @@ def test_handlers_made_in_one_run_work_in_later_ones(rank: RankProcess) -> None:
     assert (rank.text("err", 2), rank.text("out", 2)) == ("logged\n", "kept\n")
 
 
-def test_warnings_are_shown_with_the_cell(rank: RankProcess) -> None:
-    rank.ok("import warnings\nwarnings.warn('careful')")
-    assert "UserWarning: careful" in rank.text("err")
-
-
 def test_bytes_and_odd_text(rank: RankProcess) -> None:
     rank.ok(
         "import sys\n"
@@ -181,12 +176,6 @@ def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess, tm
         gate.open()
         rank.result()
     assert rank.text() == "step 1 ... done\n"
-
-
-def test_progress_bars(rank: RankProcess) -> None:
-    rank.ok("from tqdm.auto import tqdm\nfor _ in tqdm(range(5)): pass")
-    assert "5/5" in rank.text("err")
-    assert "\r" in (Path(rank.spec.log_directory) / "1" / "0.err").read_bytes().decode()
 
 
 def test_redirecting_in_python_works(rank: RankProcess) -> None:

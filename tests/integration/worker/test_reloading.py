@@ -102,7 +102,8 @@ def test_objects_live_on_with_the_new_code(project: Project, run: Callable[[str]
     assert run("type(pickle.loads(pickle.dumps(net))) is Net")
 
 
-def test_the_second_edit_of_a_second_with_the_same_size(project: Project, run: Callable[[str], Any]) -> None:
+def test_edits_that_sizes_and_times_do_not_tell(project: Project, run: Callable[[str], Any]) -> None:
+    """Several in a second; and as the allocator writes: a new file, renamed, though the client's clock stood still."""
     path = project.write("model.py", "N = 1\n")
     os.utime(path, (1_000_000_000, 1_000_000_000))
     assert run("import model\nmodel.N") == 1
@@ -110,17 +111,10 @@ def test_the_second_edit_of_a_second_with_the_same_size(project: Project, run: C
         project.write("model.py", f"N = {number}\n")
         os.utime(path, ns=(10**18 + number, 10**18 + number))
         assert run("model.N") == number
-
-
-def test_a_file_that_is_replaced_by_another_with_its_times(project: Project, run: Callable[[str], Any]) -> None:
-    """As the allocator writes: a new file, renamed; here the client's clock even stood still."""
-    path = project.write("model.py", "N = 1\n")
-    os.utime(path, (1_000_000_000, 1_000_000_000))
-    assert run("import model\nmodel.N") == 1
-    staged = project.write("staged", "N = 2\n")
-    os.utime(staged, (1_000_000_000, 1_000_000_000))
+    staged = project.write("staged", "N = 4\n")
+    os.utime(staged, ns=(10**18 + 3, 10**18 + 3))
     staged.rename(path)
-    assert run("model.N") == 2
+    assert run("model.N") == 4
 
 
 def test_modules_that_import_from_one_another(project: Project, run: Callable[[str], Any]) -> None:
@@ -176,7 +170,7 @@ def test_a_module_that_could_not_be_imported_before(rank: RankProcess, project: 
         ("def f(:\n    return 2\n", "SyntaxError"),
         ("class A:\n    def f(self): return 2\nundefined\n", "NameError: name 'undefined' is not defined"),
         ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
-        ("def helper():\n    1 / 0\n\nhelper()\n", "ZeroDivisionError"),
+        ("def helper():\n    1 / 0\n\nhelper()\n", "model.py:2"),
     ],
 )
 def test_a_mistake_is_shown_once_and_the_old_module_stays(
@@ -206,15 +200,6 @@ def test_a_mistake_is_shown_once_and_the_old_module_stays(
     assert stderr(rank) == ""
 
 
-def test_the_users_line_of_a_mistake_is_shown(rank: RankProcess, project: Project) -> None:
-    project.write("model.py", "N = 1\n")
-    rank.ok("import model", tree=project.tree())
-    project.write("model.py", "def helper():\n    return 1 / 0\n\nhelper()\n")
-    rank.ok("1", tree=project.tree())
-    assert "return 1 / 0" in stderr(rank)
-    assert "model.py:2" in stderr(rank)
-
-
 def test_a_module_that_failed_for_lack_of_another_file(rank: RankProcess, project: Project) -> None:
     project.write("model.py", "N = 1\n")
     rank.ok("import model", tree=project.tree())
@@ -225,17 +210,6 @@ def test_a_module_that_failed_for_lack_of_another_file(rank: RankProcess, projec
     assert rank.ok("model.N", tree=project.tree()) == 2
 
 
-def test_every_rank_shows_a_mistake(template: TemplateProcess, project: Project) -> None:
-    ranks = template.fork(2)
-    project.write("model.py", "N = 1\n")
-    run_all(ranks, "import model", tree=project.tree())
-    project.write("model.py", "N = \n")
-    run_all(ranks, "model.N", tree=project.tree())
-    first, second = (stderr(each) for each in ranks)
-    assert first == second
-    assert "SyntaxError" in first
-
-
 def test_a_file_that_is_gone_leaves_its_module(project: Project, run: Callable[[str], Any]) -> None:
     path = project.write("model.py", "def f(): return 1\n")
     run("import model")
@@ -244,15 +218,6 @@ def test_a_file_that_is_gone_leaves_its_module(project: Project, run: Callable[[
     assert run("model.f()") == 1
     project.write("model.py", "def f(): return 2\n")
     assert run("model.f()") == 2
-
-
-def test_reload_off(rank: RankProcess, project: Project) -> None:
-    project.write("model.py", "N = 1\n")
-    rank.ok("import model", tree=project.tree())
-    project.write("model.py", "N = 2\n")
-    project.write("new.py", "N = 3\n")
-    assert rank.ok("import new\nmodel.N, new.N", tree=project.tree(reload=False)) == (1, 3)
-    assert rank.ok("model.N", tree=project.tree()) == 2
 
 
 def test_without_a_tree_or_with_the_same_version_of_a_copy_nothing_is_looked_at(
@@ -273,15 +238,6 @@ def test_without_a_tree_or_with_the_same_version_of_a_copy_nothing_is_looked_at(
     for told in ("SyntaxError", "model.py still can not be reloaded: the ranks run the version before\n"):
         assert rank.ok("model.N", tree=Tree(version="broken", reload=True)) == 2
         assert told in stderr(rank)
-
-
-def test_files_that_the_rank_sees_itself_are_looked_at_before_every_run(rank: RankProcess, project: Project) -> None:
-    tree = Tree(reload=True)
-    project.write("model.py", "N = 1\n")
-    assert rank.ok("import model\nmodel.N", tree=tree) == 1
-    for number in (2, 3):
-        project.write("model.py", f"N = {number}\n")
-        assert rank.ok("model.N", tree=tree) == number
 
 
 def test_a_rank_that_missed_versions_and_one_that_starts_late(template: TemplateProcess, project: Project) -> None:
@@ -326,21 +282,6 @@ def test_an_interrupt_while_a_module_reloads(rank: RankProcess, project: Project
     assert rank.ok("a.f()") == 1
     project.write("model.py", "class A:\n    def f(self): return 3\n")
     assert rank.ok("a.f()", tree=project.tree()) == 3
-
-
-def test_a_thread_goes_on_with_the_new_code(project: Project, run: Callable[[str], Any]) -> None:
-    text = "import time\nN = {0}\ndef helper(): return N\ndef f(): return helper()\ntime.sleep(0.01)\n"
-    project.write("model.py", text.format(1))
-    run(
-        "import threading, model\nseen, errors, stop = [], [], threading.Event()\n"
-        "def loop():\n    while not stop.is_set():\n        try:\n            seen.append(model.f())\n"
-        "        except Exception as error:\n            errors.append(repr(error))\n        stop.wait(0.0001)\n"
-        "thread = threading.Thread(target=loop)\nthread.start()"
-    )
-    for number in range(2, 12):
-        project.write("model.py", text.format(number))
-        run("None")
-    assert run("import time\nwhile seen[-1] != 11:\n    time.sleep(0.001)\nstop.set()\nthread.join()\nerrors") == []
 
 
 def test_what_the_template_has_preloaded(own_template: Callable[..., TemplateProcess], tmp_path: Path) -> None:

@@ -175,6 +175,29 @@ class TestWatch:
                     break
         assert lines == {0: 2, 1: 1}
 
+    async def test_it_pauses_between_changes_however_much_comes(
+        self, node: FakeNode, log: LogLines, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        node.add_run(1, [0])
+        lines, sleep = 0, asyncio.sleep
+        pauses_s: list[float] = []
+
+        async def note(pause_s: float) -> None:
+            pauses_s.append(pause_s)
+            await sleep(0.001)
+
+        monkeypatch.setattr(asyncio, "sleep", note)
+        async with asyncio.timeout(20), aclosing(watch(log, follow=True)) as changes:
+            assert parts(await anext(changes)) == []
+            for number in range(5):
+                coming = asyncio.create_task(anext(changes))
+                while not coming.done():
+                    node.write(1, 0, b"line\n" * 100)
+                    lines += 100
+                    await sleep(0.001)
+                assert 0 < coming.result().parts[0].stdout_lines <= lines
+                assert pauses_s.count(read_lines.FLOOD_INTERVAL_S) > number
+
     async def test_the_run_of_text_is_that_which_wrote_it_also_if_forgotten(
         self, node: FakeNode, log: LogLines
     ) -> None:
