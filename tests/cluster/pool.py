@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +29,13 @@ from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.guard import Guard
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.client.connections import bridge
+from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.pools import pool as pools
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.ground.flag import Flag
 from monarch_nb.provision import known
+from monarch_nb.shape import Extent
 from monarch_nb.trust.authority import Authority
 from monarch_nb.trust.identity import Identity
 from monarch_nb.trust.pools import Hosts, change_hosts, make_paths
@@ -45,6 +49,8 @@ CHAOS_S = 0.5
 """So long a message takes at most when there is chaos."""
 SHUFFLE_S = 0.002
 """The same when only the order is to be another."""
+END_S = 3600.0
+"""So long the end of a cluster may take: a test that has failed leaves anything."""
 
 
 class Machine:
@@ -123,6 +129,24 @@ class Machine:
     async def close(self) -> None:
         await self.node.close(end_processes=True)
         await self._service.close()
+
+
+class _Cores(weakref.WeakValueDictionary[Any, Any]):
+    """The meshes that clients have met: each knows its own, as each is a process."""
+
+    pool = ""
+
+    def of(
+        self, get: Callable[..., MeshCore], mesh_id: str, connections: dict[int, Connection], extent: Extent
+    ) -> MeshCore:
+        self.pool = next(iter(connections.values())).identity.pool  # type: ignore[union-attr]
+        return get(mesh_id, connections, extent)
+
+    def get(self, mesh_id: str, default: Any = None) -> Any:
+        return super().get((self.pool, mesh_id), default)
+
+    def __setitem__(self, mesh_id: str, core: Any) -> None:
+        super().__setitem__((self.pool, mesh_id), core)
 
 
 class Client:
@@ -209,6 +233,8 @@ class Cluster:
         patch.setattr(Flag, "wait", lambda flag, timeout_s=None: self._wait(flag, timeout_s))
         patch.setattr(bridge, "_loops", [loop])
         patch.setattr(pools, "_pools", {})
+        patch.setattr(MeshCore, "_cores", cores := _Cores())
+        patch.setattr(MeshCore, "get", functools.partial(cores.of, MeshCore.get))
         patch.setattr(known, "pool_names", lambda: [life.name] if (life := running.get()) else [])
         patch.setattr(channels, "_credentials", lambda _, identity: identity)
         patch.setattr(
@@ -240,10 +266,13 @@ class Cluster:
         shutil.rmtree(self.directory)
 
     async def _close(self) -> None:
-        for machine in self.nodes:
-            if not machine.life.is_over:
-                await machine.close()
-        await self.loop.end_all()
+        try:
+            async with asyncio.timeout(END_S):
+                for machine in self.nodes:
+                    if not machine.life.is_over:
+                        await machine.close()
+        finally:
+            await self.loop.end_all()
 
     # ---- who takes part ----
 

@@ -28,7 +28,8 @@ FIRST_PID = 1 << 29
 
 class Rank:
     """The process of a rank: it executes cells in a namespace of its own, on the loop. Cells may `await sleep(s)`,
-    `print(...)`, and `die(signal)`. What it has done it keeps until an allocator has stored it."""
+    `print(...)` and `die(signal)`, and they have `rank`, `pid` and `env`. What it has done it keeps until an allocator
+    has stored it."""
 
     _pids = itertools.count(FIRST_PID)
 
@@ -41,6 +42,7 @@ class Rank:
         self.told: list[str] = []
         """The kinds of what the control thread was told."""
         self.runs_on = {"rank": spec.rank, "sleep": asyncio.sleep, "die": self.die, "pid": self.pid}
+        self.runs_on["env"] = dict(spec.environment)
         self._queue: deque[run_pb2.RunSpec] = deque()
         self._running, self._task = "", None
         self._done: list[str] = []
