@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,24 +125,6 @@ def test_workers_that_nobody_uses_end(start: Callable[..., Program]) -> None:
         first.kill()
     again = start(USE + SPAWN, linger="0.5").told()
     assert not set(again["workers"]) & set(told["workers"])
-
-
-def test_a_worker_and_an_allocator_are_killed(start: Callable[..., Program], pool_home: Path) -> None:
-    first = start(RESERVE + SPAWN + "input()")
-    told = first.told()
-    os.kill(told["workers"][1], 9)
-    eventually(lambda: not lives(told["pids"][2]))
-    first.kill()
-    second = start(USE + SPAWN + "input()")
-    again = second.told()
-    assert again["workers"][0] == told["workers"][0]
-    assert again["workers"][1] != told["workers"][1]
-    [facts, *_] = (json.loads(path.read_text()) for path in sorted(pool_home.glob("local/*/node.json")))
-    os.kill(facts["pid"], 9)
-    with ending(again["pids"]):
-        second.kill()
-    third = start(USE + SPAWN + "dev.release()").told()
-    assert third["workers"] == again["workers"]
 
 
 def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> None:
