@@ -11,6 +11,7 @@ import pytest
 
 import monarch_nb
 from integration.notebooks import NOTEBOOKS, Executed, execute
+from integration.pools import release_all
 from monarch_nb.provision import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -31,8 +32,7 @@ def notebooks(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory)
     try:
         yield Pair(execute("quickstart", folder), execute("reattach", folder))
     finally:
-        for reservation in monarch_nb.list_reservations():  # none, unless a notebook failed half-way
-            monarch_nb.attach(reservation.name).release()
+        release_all()  # nothing is held, unless a notebook failed half-way
 
 
 def test_notebooks_are_stored_clean() -> None:

@@ -76,15 +76,6 @@ def test_gpus_of_a_node(gpus: FakeGpus, tmp_path: Path) -> None:
     [notice] = [event.text for event in told.of(Notice) if "live ranks hold" in event.text]
     assert re.fullmatch(r"rank 2: live ranks hold [\d.]+ GB of GPU 2, [\d.]+ GB of GPU 5: %mesh restart .*", notice)
 
-    gpus.set(lost=[3])
-    lost = "GPU 3 has fallen off the bus: the machine has to be restarted"
-    eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 3 + [lost] + [""] * 4)
-
-    gpus.set(hangs=True)
-    eventually(lambda: all(gpu.error == "the GPU driver does not answer" for gpu in asked()[0].readings.gpus))
-    assert dev.mesh.run("1 + 1").values == [2] * 8, "nobody waits for the driver"
-    gpus.set()
-    eventually(lambda: not any(gpu.error for gpu in asked()[0].readings.gpus))
     dev.release()
 
 
@@ -116,30 +107,6 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
     third = reserve("third", nodes=1, gpus=2)
     assert [info.gpu_indices for info in third.mesh.status()] == [(3,), (5,)]
     assert not any(info.trouble for info in first.mesh.status())
-
-
-def test_without_readings_nothing_is_read(shared_pool: list[Node]) -> None:
-    for _, reply in call(pool_named(None).ask()):
-        assert not reply.HasField("readings")
-
-
-def test_what_ranks_take(mesh: Mesh) -> None:
-    busy = "data = b'x' * (300 << 20)\n    while True: pass"
-    run, _ = started(mesh, f"import time\nif rank == 0:\n    {busy}\ntime.sleep(60)")
-
-    def only_one_is_busy(all_: list[RankInfo]) -> bool:
-        """In the end. Nodes take readings at different moments; the first have in them what ranks did to begin, and the
-        memory of those that are not measured yet with what they share."""
-        busy, *others = all_
-        takes_little = [
-            rank.cpu is not None and rank.cpu < 0.1 and 1 << 20 < rank.memory_bytes < 200 << 20 for rank in others
-        ]
-        return (busy.cpu or 0) > 0.1 and busy.memory_bytes > 300 << 20 and all(takes_little)
-
-    until(mesh, only_one_is_busy)
-    run.interrupt()
-    run.join()
-    mesh.run("data = None")
 
 
 def test_where_ranks_wait_and_that_they_do_no_longer(fresh_mesh: Mesh, gate: Gate) -> None:
@@ -181,19 +148,6 @@ def test_a_rank_whose_newest_run_raised_says_what(mesh: Mesh) -> None:
     assert ranks(mesh)[3].failure
     mesh.run("1")
     assert not any(rank.failure for rank in ranks(mesh))
-
-
-def test_of_a_run_who_failed_while_others_go_on(mesh: Mesh, gate: Gate) -> None:
-    run = mesh.submit(f"if rank in (2, 6): raise ValueError('bad')\n{gate.wait}")
-    until(mesh, lambda all_: bool(all_[2].failure and all_[6].failure))
-    info = info_of(run)
-    assert (info.failed, info.finished, info.running) == ((2, 6), (2, 6), (0, 1, 3, 4, 5, 7))
-    gate.open(6)
-    run.join()
-    info = info_of(run)
-    assert (info.done, info.failed, info.running) == (True, (2, 6), ())
-    assert 0 < info.running_s < 60
-    run.collected()
 
 
 def test_what_was_raised_is_known_across_a_restart_of_the_allocator(spare_pool: list[Node]) -> None:
