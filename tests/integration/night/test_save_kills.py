@@ -102,17 +102,13 @@ class Rounds:
         mesh.save(self.place, NAMES)
         self.last = 0
         self.whole_s = 0.0
-        self.took("save")
-        self.took("save")
+        self.take_time("save")
+        self.take_time("save")
 
-    def took(self, what: str) -> float:
+    def take_time(self, what: str) -> None:
         began = time.monotonic()
-        if what == "save":
-            self.mesh.save(self.place, NAMES, keep=3)
-        else:
-            self.mesh.load(self.place)
+        self.call(what)()
         self.whole_s = time.monotonic() - began
-        return self.whole_s
 
     def fault(self, kind: str) -> Callable[[], object]:
         pids = pids_of(self.mesh)
