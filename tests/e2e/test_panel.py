@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import nbformat
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Response, expect
 
 import monarch_nb
 from e2e.lab import WAIT_MS, Lab, NotebookPage
@@ -242,41 +239,6 @@ def test_a_notebook_without_a_kernel_is_told_so(
     notebook.run_on_mesh(0)
     expect(panel.page.locator(".Toastify__toast", has_text="has no kernel")).to_be_visible()
     assert sources(notebook) == ["rank"]
-
-
-def test_a_notebook_of_another_language_is_told_so(lab: Lab, page: Page, other_language: str) -> None:
-    path = lab.write("other.ipynb", ["print(1)"])
-    written = nbformat.read(path, as_version=4)
-    written.metadata.kernelspec = {"name": other_language, "display_name": "Other", "language": other_language}
-    nbformat.write(written, path)
-    page.goto(lab.address(path))
-    expect(page.locator("#jp-main-statusbar")).to_contain_text("Other | Idle")
-    panel = PanelPage(page)
-    panel.show()
-    panel.reserve(name="dev", nodes="1", kind="procs", per_node="1")
-    panel.button("Attach notebook").click()
-    expect(panel.card("dev")).to_contain_text(f"other.ipynb has a kernel for {other_language}")
-    NotebookPage(lab, page, path).run_on_mesh(0)
-    expect(page.locator(".Toastify__toast", has_text=f"has a kernel for {other_language}")).to_be_visible()
-
-
-@pytest.fixture
-def other_language(workplace: Path) -> str:
-    """A kernel that says it is for another language."""
-    name = "otherlang"
-    code = (
-        "from ipykernel.ipkernel import IPythonKernel\n"
-        "class Kernel(IPythonKernel):\n"
-        f"    language_info = dict(name={name!r}, mimetype='text/plain', file_extension='.o')\n"
-        "from ipykernel.kernelapp import launch_new_instance\n"
-        "launch_new_instance(kernel_class=Kernel)"
-    )
-    folder = workplace / "data" / "kernels" / name
-    folder.mkdir(parents=True)
-    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
-    specification = {"argv": argv, "display_name": "Other", "language": name}
-    (folder / "kernel.json").write_text(json.dumps(specification))
-    return name
 
 
 def test_gpus_are_a_map_of_what_they_do_and_who_holds_them(panel: PanelPage, gpus: FakeGpus) -> None:
