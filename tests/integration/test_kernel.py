@@ -7,8 +7,6 @@ from collections.abc import Callable
 from integration.kernels import Kernel
 from integration.live import Gate, eventually
 
-COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
-
 
 def test_cells(kernel: Kernel) -> None:
     assert "already held, 4 ranks alive" in kernel.run("%mesh reserve dev --nodes 2 --procs 2")
@@ -97,17 +95,6 @@ def in_a_thread(gate: Gate) -> str:
         f"import threading\ndef later():\n    {gate.wait}\n    print('from the thread', rank)\n"
         "threading.Thread(target=later).start()"
     )
-
-
-def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
-    cell = kernel.start(f"%%mesh\n{COUNT}")
-    kernel.wait(cell, "[0-3] step 3")
-    kernel.interrupt()
-    shown = kernel.wait(cell)
-    assert "[0-3] step 3" in shown
-    assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-3" in shown
-    assert "Traceback" not in shown
-    assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
 
 
 def test_environments(kernel: Kernel) -> None:

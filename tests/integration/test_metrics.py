@@ -42,6 +42,13 @@ def test_all_numbers_of_a_run(mesh: Mesh) -> None:
         run.metrics(["los"])
 
 
+def test_numbers_that_only_some_lines_have(mesh: Mesh) -> None:
+    lines = ({"loss": math.inf, "epoch": 0.5}, {"eval_loss": "2.5", "epoch": 1.0}, "loss: 1.234,5")
+    columns = mesh.run(f"inf = float('inf')\nif rank == 3: print(*{lines!r}, sep='\\n')").metrics()
+    assert (columns["rank"], columns["step"]) == ([3, 3], [None, None])
+    assert (columns["loss"], columns["eval_loss"]) == ([math.inf, None], [None, 2.5])
+
+
 def test_a_curve_and_its_band(mesh: Mesh) -> None:
     same = mesh.run(TRAINING.format(steps=3000, spread=0))
     numbers, [picture] = curves(mesh, same.number, "loss")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from integration.live import Recorder, pids_of, started
+from integration.live import Recorder, started
 from integration.test_lightning import MODEL, same, values
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
@@ -54,23 +52,6 @@ def test_defaults_and_arguments_mean_the_mesh(mesh: Mesh) -> None:
 
 def test_a_fit_after_its_group_was_destroyed(mesh: Mesh) -> None:
     same(mesh, "fit()\ndist.destroy_process_group()\nfit()\ndist.get_world_size()")
-
-
-def test_two_dimensions_of_parallelism(mesh: Mesh) -> None:
-    code = """
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
-
-class Sharded(Regression):
-    def configure_model(self):
-        for layer in (self.net[0], self.net[2], self.net):
-            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
-
-trainer, model = fit(Sharded(), strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2))
-weight = model.net[0].weight
-type(weight).__name__, tuple(model.device_mesh.shape), tuple(weight.to_local().shape), len(model.losses)
-"""
-    assert same(mesh, code) == ("DTensor", (2, 2), (8, 8), 8)
 
 
 def test_fabric_and_uneven_data(mesh: Mesh) -> None:
@@ -186,35 +167,6 @@ fit(Waits())
         run.result(60)
     assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}
     assert same(mesh, "weights(fit()[1])") == trained
-
-
-def test_a_killed_rank_and_its_last_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
-    code = f"""
-from lightning.pytorch.callbacks import ModelCheckpoint
-def fit_all(name, **options):
-    L.seed_everything(5, verbose=False)
-    trainer = L.Trainer(max_epochs=3, callbacks=[ModelCheckpoint(f"{tmp_path}/{{name}}", save_last=True)],
-                        logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(Waits() if options.pop("waits", False) else Regression(), **options)
-    return weights(trainer.model)
-class Waits(Regression):
-    def training_step(self, batch, index):
-        if self.current_epoch == 1 and index == 2 and rank == 1:
-            print("\\x02waits")
-            import threading; threading.Event().wait(600)
-        return super().training_step(batch, index)
-"""
-    mesh.run(code)
-    undisturbed = same(mesh, "fit_all('undisturbed')")
-    run, recorder = started(mesh, "fit_all('killed', waits=True)", on_error="abort")
-    recorder.wait_for_text("\x02waits")
-    os.kill(pids_of(mesh)[1], signal.SIGKILL)
-    with pytest.raises(RunFailed):
-        run.result(60)
-    mesh.restart([1])
-    mesh.select(1).run(MODEL + code)
-    resumed = same(mesh, f"fit_all('killed', ckpt_path={str(tmp_path / 'killed' / 'last.ckpt')!r})")
-    assert resumed == pytest.approx(undisturbed, rel=1e-6)  # four addends in another order: DDP orders its buckets anew
 
 
 @pytest.mark.parametrize("trainer", ["L.Trainer(max_epochs=1, **quiet).fit(model, data)", "by_hand()"])

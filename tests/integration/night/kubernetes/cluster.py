@@ -128,14 +128,6 @@ class Cluster:
             ready = {"type": "Ready", "status": "False"}
             told["status"]["conditions"] = [ready, *_without(told["status"]["conditions"], "Ready")]
 
-    def take_away(self, pod: str, reason: str, message: str) -> None:
-        """Preempt or evict a pod."""
-        with self.lock:
-            told = self.objects["pods", pod]
-            target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-            told["status"]["conditions"].append(target)
-            self._kill(told)
-
     # ---- the API ----
 
     def answer(self, method: str, url: str, body: Object) -> tuple[int, Object | str]:

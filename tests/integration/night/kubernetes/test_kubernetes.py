@@ -125,17 +125,6 @@ def test_the_role_has_the_rights_that_are_needed_and_no_other(
     assert standin.done - {("list", "", "nodes")} == has
 
 
-@pytest.mark.slow
-def test_a_pod_that_is_preempted_is_named(standin: Cluster) -> None:
-    dev = pods_of_lab(nodes=2)
-    assert "activeDeadlineSeconds" not in standin.of("jobs")[0]["spec"], "it stays until it is released"
-    name = dev.node_names[1]
-    standin.take_away(name, "PreemptionByScheduler", "to make room for pod 7")
-    said = f"{name} was preempted (PreemptionByScheduler: to make room for pod 7)"
-    eventually(lambda: any(said in info.absence for info in dev.mesh.status()))
-    dev.release()
-
-
 def test_a_right_that_is_lost_later_ends_nothing(standin: Cluster) -> None:
     dev = pods_of_lab()
     standin.denied.add(("list", "pods"))
