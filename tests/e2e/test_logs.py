@@ -72,22 +72,6 @@ def test_lines_are_found_filtered_and_folded(log: LogPage) -> None:
     log.wait_for_total(6004)
 
 
-def test_any_line_is_reached_by_mouse_and_keyboard(log: LogPage) -> None:
-    lines = log.root.get_by_role("log", name="Lines of the log")
-    lines.focus()
-    log.page.keyboard.press("Home")
-    expect(log.line(re.compile(r"step 0 loss"))).to_be_in_viewport()
-    log.page.keyboard.press("ArrowDown")
-    expect(log.lines.first).to_contain_text("step 0 loss")  # above it was the name of the run
-    log.page.keyboard.press("End")
-    expect(log.line("green")).to_be_in_viewport()
-    lines.evaluate("box => box.scrollTop = box.scrollHeight / 2")
-    expect(log.lines.first).to_contain_text(re.compile(r"step 1[45]\d\d "))
-    lines.hover()
-    log.page.mouse.wheel(0, 100_000)
-    expect(log.line("green")).to_be_in_viewport()
-
-
 def test_a_log_follows_until_one_looks_up(
     panel: PanelPage, log: LogPage, held: Reservation, make_gate: Callable[[], Gate]
 ) -> None:
