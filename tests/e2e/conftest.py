@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,10 +13,11 @@ import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Error, Page
 
 import monarch_nb
-from e2e.lab import Desk, Lab, NotebookPage, OpenNotebook, home_variables, running_browser, running_lab
+from e2e.lab import DARK, LIGHT, Desk, Lab, NotebookPage, OpenNotebook, own_home, running_browser, running_lab
 from e2e.panel import PanelPage
 from gpus import FAKE_NVML, FakeGpus
 from integration.live import Gate
+from integration.pools import release_all
 from leaks import GRACE_S, processes_of, wait_for_end
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.provision import Node
@@ -41,17 +41,11 @@ OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
 @pytest.fixture(scope="session")
 def workplace() -> Iterator[Path]:
     """The folder in which all programs of these tests keep what they keep."""
-    folder = Path(tempfile.mkdtemp(prefix="mnb-e2e-", dir="/tmp"))
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in home_variables(folder).items():
-                patch.setenv(name, value)
-            yield folder
+    with own_home("e2e") as folder:
+        yield folder
         for process in processes_of(folder):
             wait_for_end(process.pid, GRACE_S)
         leaks = processes_of(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     assert not leaks, "left behind:\n" + "\n".join(map(str, leaks))
 
 
@@ -91,6 +85,16 @@ def desk(lab: Lab, browser_context: BrowserContext) -> Desk:
     return Desk(lab, browser_context)
 
 
+@pytest.fixture(params=[LIGHT, DARK])
+def theme(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[str]:
+    """A page keeps the theme that it was loaded with."""
+    desk.leave()
+    lab.use_theme(request.param)
+    yield request.param
+    lab.use_theme(LIGHT)
+    desk.leave()
+
+
 @pytest.fixture
 def page(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[Page]:
     """A JupyterLab with nothing open; what the test leaves in it and on the pool ends with it."""
@@ -121,8 +125,7 @@ def page(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[Page]
         assert not ours, "the panel's code failed:\n" + "\n".join(ours)
     finally:
         lab.shut_kernels_down()
-        for reservation in monarch_nb.list_reservations():
-            monarch_nb.attach(reservation.name).release()
+        release_all()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import IO, Any
 from urllib.request import Request, urlopen
 
 import nbformat
+import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
@@ -73,6 +75,17 @@ def home_variables(folder: Path) -> dict[str, str]:
         (folder / name).mkdir(mode=0o700)
     own_first = {"JUPYTER_PREFER_ENV_PATH": "no"}  # before what the virtual environment has
     return {variable: str(folder / name) for variable, name in names.items()} | own_first
+
+
+@contextmanager
+def own_home(kind: str) -> Iterator[Path]:
+    """Have a folder of which `home_variables` are set, until it goes with all that lies there."""
+    folder = Path(tempfile.mkdtemp(prefix=f"mnb-{kind}-", dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in home_variables(folder).items():
+            patch.setenv(name, value)
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Lab:
@@ -254,7 +267,7 @@ def running_lab(
     *,
     collaborative: bool = False,
 ) -> Iterator[Lab]:
-    """A JupyterLab that keeps all it has in `folder`, of which `home_variables` are set."""
+    """A JupyterLab that keeps all it has in `folder`, of `own_home`."""
     with held_port() as port:
         lab = Lab(folder, port, base_url, options, python, collaborative=collaborative)
         try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +12,6 @@ from e2e.lab import NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, started
 from monarch_nb.client.reservations.reservation import Reservation
-from monarch_nb.provision.local import LocalProvisioner
 
 PRINT = """\
 import sys
@@ -75,22 +72,6 @@ def test_lines_are_found_filtered_and_folded(log: LogPage) -> None:
     log.wait_for_total(6004)
 
 
-def test_any_line_is_reached_by_mouse_and_keyboard(log: LogPage) -> None:
-    lines = log.root.get_by_role("log", name="Lines of the log")
-    lines.focus()
-    log.page.keyboard.press("Home")
-    expect(log.line(re.compile(r"step 0 loss"))).to_be_in_viewport()
-    log.page.keyboard.press("ArrowDown")
-    expect(log.lines.first).to_contain_text("step 0 loss")  # above it was the name of the run
-    log.page.keyboard.press("End")
-    expect(log.line("green")).to_be_in_viewport()
-    lines.evaluate("box => box.scrollTop = box.scrollHeight / 2")
-    expect(log.lines.first).to_contain_text(re.compile(r"step 1[45]\d\d "))
-    lines.hover()
-    log.page.mouse.wheel(0, 100_000)
-    expect(log.line("green")).to_be_in_viewport()
-
-
 def test_a_log_follows_until_one_looks_up(
     panel: PanelPage, log: LogPage, held: Reservation, make_gate: Callable[[], Gate]
 ) -> None:
@@ -138,23 +119,3 @@ def test_a_rank_s_log_leads_back_to_the_cell(notebook: NotebookPage, panel: Pane
     log.root.get_by_label("Jump to run").select_option(index=0)
     log.button("Show cell").click()
     expect(log.root.get_by_role("status")).to_contain_text("any more")
-
-
-def test_while_a_node_does_not_answer_the_others_lines_are_there(panel: PanelPage, held: Reservation) -> None:
-    held.mesh.run("print('from rank', rank)")
-    panel.wait_for_state("idle", 0, 1, 2, 3)  # the server knows the reservation from both nodes
-    allocator = next(node.pid for node in LocalProvisioner().nodes() if node.node_id == "node1")
-    assert allocator
-    os.kill(allocator, signal.SIGSTOP)
-    try:
-        panel.wait_for_state("unreachable", 2, 3)
-        panel.button("Log").click()
-        log = LogPage(panel.page)
-        missing = log.root.get_by_role("alert")
-        expect(missing).to_have_text("Lines are missing of ranks 2-3: node1 does not answer")
-        expect(log.line("from rank 1")).to_be_visible()
-        log.wait_for_total(2)
-    finally:
-        os.kill(allocator, signal.SIGCONT)
-    expect(log.line("from rank 3")).to_be_visible()
-    expect(missing).to_have_count(0)

@@ -75,39 +75,6 @@ def test_lines_and_progress_bars_show_while_the_cell_runs(
     assert " 75%" not in notebook.text(2)
 
 
-def test_output_lands_in_the_cell_that_caused_it(open_notebook: OpenNotebook, make_gate: Callable[[], Gate]) -> None:
-    go_on, finish, kernel, thread, silent = (make_gate() for _ in range(5))
-    notebook = open_notebook(
-        f"%%mesh --noblock\nprint('begun')\n{go_on.wait}\nprint('still here')\n{finish.wait}\nrank + 40",
-        f"print('in the kernel')\n{kernel.wait}",
-        f"%%mesh\n{_thread(thread)}\nprint('started')",
-        f"%%mesh\n{_thread(silent)}",
-        "%%mesh\nprint('another cell')",
-    )
-    notebook.run(1)
-    notebook.wait_for_text(1, "[0-3] begun")
-    notebook.start(2)
-    notebook.wait_for_text(2, "in the kernel")
-    go_on.open(4)
-    notebook.wait_for_text(1, "[0-3] still here")
-    assert notebook.is_running(2)
-    kernel.open()
-    notebook.wait_for_end(2)
-    finish.open(4)
-    notebook.wait_for_text(1, "Out[3]: 43")
-    assert notebook.text(2) == "in the kernel"
-
-    for place in (3, 4, 5):
-        notebook.run(place)
-    thread.open(4)
-    notebook.wait_for_text(3, "[2] from the thread 2")
-    assert notebook.text(3).splitlines()[0] == "[0-3] started"
-    assert notebook.text(4).strip() == ""
-    silent.open(4)
-    notebook.wait_for_text(4, "[1] from the thread 1")
-    assert notebook.text(5) == "[0-3] another cell"
-
-
 def test_a_flood_leaves_the_page_responsive_and_the_file_small(open_notebook: OpenNotebook) -> None:
     notebook = open_notebook("%%mesh\nfor i in range(200_000):\n    print('line', i, 'of rank', rank)", "pass")
     notebook.start(1)
@@ -122,14 +89,6 @@ def test_a_flood_leaves_the_page_responsive_and_the_file_small(open_notebook: Op
     assert re.search(r"… [\d,]+ lines on rank.* not shown; %mesh logs --run \d+ -n 0 has them", notebook.text(1))
     notebook.save()
     assert notebook.path.stat().st_size < MAX_STORED_BYTES
-
-
-def _thread(gate: Gate) -> str:
-    """Code that starts a thread that waits at a gate and then prints."""
-    return (
-        f"import threading\ndef later():\n    {gate.wait}\n    print('from the thread', rank)\n"
-        "threading.Thread(target=later).start()"
-    )
 
 
 def _draw_frame(page: Page) -> None:

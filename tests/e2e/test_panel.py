@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
-import nbformat
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Response, expect
 
 import monarch_nb
 from e2e.lab import WAIT_MS, Lab, NotebookPage
@@ -120,24 +117,12 @@ def test_nodes_are_added_and_given_back_when_that_is_what_one_wants(panel: Panel
     dev.mesh.run("kept = 3")
     world = "import os; (int(os.environ['WORLD_SIZE']), globals().get('kept'))"
     panel.wait_for_state("idle", 0, 1)
-    panel.button("Log").click()
     panel.button("Resize…").click()
     verdict = panel.form.get_by_role("status")
     expect(verdict).to_have_text("node1 besides; grown has 4 ranks then, others stay")
     panel.fill(nodes="7")
     expect(panel.form).to_contain_text("only 1 of 1 node can take 2 procs")
     panel.fill(nodes="2")
-    panel.field("Mesh").select_option("main")
-    expect(verdict).to_have_text("node1 besides; main has 4 ranks then, all new")
-
-    panel.field("Nodes").press("Enter")
-    expect(panel.question).to_contain_text("All ranks of main start anew: 4 ranks, on 2 nodes.")
-    expect(panel.question).to_contain_text("the variables of 2 ranks")
-    panel.page.keyboard.press("Enter")  # on Keep
-    expect(panel.question).to_have_count(0)
-    assert dev.mesh.run(world).values == [(2, 3)] * 2
-
-    panel.button("Resize…").click()
     panel.submit()
     expect(panel.card("dev")).to_contain_text("dev has 2 nodes: node1 is new")
     expect(panel.card("dev")).to_contain_text("2 nodes × 2 procs")
@@ -157,26 +142,6 @@ def test_nodes_are_added_and_given_back_when_that_is_what_one_wants(panel: Panel
     panel.button("Shrink").click()
     expect(panel.card("dev")).to_contain_text("dev has 1 node: node1 is given back")
     expect(panel.card("dev")).to_contain_text("1 node × 2 procs")
-
-    panel.button("Resize…").click()
-    panel.field("Mesh").select_option("main")
-    panel.submit()
-    panel.button("Grow").click()
-    expect(panel.card("dev")).to_contain_text("main has 4 ranks, all new")
-    panel.wait_for_state("idle", 0, 1, 2, 3)
-    assert monarch_nb.attach("dev").mesh.run(f"print('hello from', rank)\n{world}").values == [(4, None)] * 4
-    expect(LogPage(panel.page).line("hello from 3")).to_be_visible()
-    panel.rank(3).click()
-
-    panel.button("Resize…").click()
-    panel.fill(nodes="1")
-    expect(verdict).to_have_text("node1 given back; main has 2 ranks then, all new")
-    panel.submit()
-    expect(panel.question).to_contain_text("Logs of ranks on node1 are deleted")
-    panel.button("Shrink").click()
-    expect(panel.rank(2)).to_have_count(0)
-    panel.wait_for_state("idle", 0, 1)
-    expect(panel.button("Interrupt")).to_be_visible()  # and not that of rank 3
 
 
 def test_a_hang_is_explained_and_ended(panel: PanelPage, held: Reservation) -> None:
@@ -274,41 +239,6 @@ def test_a_notebook_without_a_kernel_is_told_so(
     notebook.run_on_mesh(0)
     expect(panel.page.locator(".Toastify__toast", has_text="has no kernel")).to_be_visible()
     assert sources(notebook) == ["rank"]
-
-
-def test_a_notebook_of_another_language_is_told_so(lab: Lab, page: Page, other_language: str) -> None:
-    path = lab.write("other.ipynb", ["print(1)"])
-    written = nbformat.read(path, as_version=4)
-    written.metadata.kernelspec = {"name": other_language, "display_name": "Other", "language": other_language}
-    nbformat.write(written, path)
-    page.goto(lab.address(path))
-    expect(page.locator("#jp-main-statusbar")).to_contain_text("Other | Idle")
-    panel = PanelPage(page)
-    panel.show()
-    panel.reserve(name="dev", nodes="1", kind="procs", per_node="1")
-    panel.button("Attach notebook").click()
-    expect(panel.card("dev")).to_contain_text(f"other.ipynb has a kernel for {other_language}")
-    NotebookPage(lab, page, path).run_on_mesh(0)
-    expect(page.locator(".Toastify__toast", has_text=f"has a kernel for {other_language}")).to_be_visible()
-
-
-@pytest.fixture
-def other_language(workplace: Path) -> str:
-    """A kernel that says it is for another language."""
-    name = "otherlang"
-    code = (
-        "from ipykernel.ipkernel import IPythonKernel\n"
-        "class Kernel(IPythonKernel):\n"
-        f"    language_info = dict(name={name!r}, mimetype='text/plain', file_extension='.o')\n"
-        "from ipykernel.kernelapp import launch_new_instance\n"
-        "launch_new_instance(kernel_class=Kernel)"
-    )
-    folder = workplace / "data" / "kernels" / name
-    folder.mkdir(parents=True)
-    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
-    specification = {"argv": argv, "display_name": "Other", "language": name}
-    (folder / "kernel.json").write_text(json.dumps(specification))
-    return name
 
 
 def test_gpus_are_a_map_of_what_they_do_and_who_holds_them(panel: PanelPage, gpus: FakeGpus) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from playwright.sync_api import expect
@@ -12,7 +11,6 @@ from e2e.panel import PanelPage
 from integration.live import TIMEOUT_S, started
 from monarch_nb.client.reservations.reservation import Reservation
 
-SHOTS = os.environ.get("MONARCH_NB_TOP_SHOTS", "")
 LATE = """
 import time, torch
 import torch.distributed as dist
@@ -51,8 +49,6 @@ def test_the_panel_names_who_is_waited_for_in_a_tab_while_it_can_be_seen(panel: 
             .first.evaluate("bar => bar.getBoundingClientRect().width")
         )
         assert width > 40, "the bar shows the share"
-        if SHOTS:
-            page.screenshot(path=f"{SHOTS}/top.png")
         page.wait_for_event("request", lambda request: "/monarch-nb/api/top" in request.url)
         page.get_by_role("tab", name=re.compile("dev top")).locator(".lm-TabBar-tabCloseIcon").click()
         expect(root).to_have_count(0)
@@ -72,8 +68,6 @@ def test_a_flame_graph_is_a_picture_in_the_cell_and_in_the_saved_notebook(
     expect(picture).to_be_visible()
     expect(notebook.output(1)).to_contain_text("open it at www.speedscope.app")
     expect(notebook.output(1).locator("a").first).to_have_text(re.compile(r"^traces/run\d+\.speedscope\.json$"))
-    if SHOTS:
-        notebook.page.screenshot(path=f"{SHOTS}/flames.png")
     outputs = notebook.save().cells[1].outputs
     [drawn] = [output.data["image/svg+xml"] for output in outputs if "image/svg+xml" in output.get("data", {})]
     assert "busy" in drawn

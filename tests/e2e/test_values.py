@@ -14,7 +14,7 @@ from playwright.sync_api import Locator, Page, expect
 import monarch_nb
 from e2e.axe import serious_findings
 from e2e.conftest import PICTURES
-from e2e.lab import DARK, LIGHT, Desk, Lab, NotebookPage
+from e2e.lab import Lab, NotebookPage
 from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.provision.local import LocalProvisioner
 
@@ -24,16 +24,6 @@ ROW = "Out[0-15]: 15 numbers from 2.0 (rank 0) to 9.5 (rank 11), median 2.0625 Â
 
 RANKS = (0, 5, 7, 15)
 COLOUR = "cell => getComputedStyle(cell).backgroundColor"
-
-
-@pytest.fixture(params=[LIGHT, DARK])
-def theme(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[str]:
-    """A page keeps the theme that it was loaded with."""
-    desk.leave()
-    lab.use_theme(request.param)
-    yield request.param
-    lab.use_theme(LIGHT)
-    desk.leave()
 
 
 @pytest.fixture

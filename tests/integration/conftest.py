@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.client.runs.interrupts import freeing
 from monarch_nb.client.scripts import script_run
-from monarch_nb.config import PATIENCE_VARIABLE, patience
+from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, PATIENCE_VARIABLE, patience
 from monarch_nb.provision import Node
 from monarch_nb.provision.local import LocalProvisioner
 from scheduling import (  # noqa: F401 (hooks)
@@ -46,6 +49,20 @@ def a_failure_stays_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(HAS_FAILED, False) and POOLS_OF_MANY.intersection(request.fixturenames):
         make_whole(kept="dev" if "dev" in request.fixturenames else "")
+
+
+@pytest.fixture
+def client_home(no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The config directory of a client that has nothing yet. What nodes have in its state directory ends with the test;
+    the engine's own fixture looks that no key stays."""
+    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
+    config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
+    monkeypatch.setenv(HOME_VARIABLE, str(home))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+    no_leaks(home)
+    yield config
+    shutil.rmtree(config)
+    shutil.rmtree(home / "notebooks", ignore_errors=True)  # what is remembered of notebooks
 
 
 @pytest.fixture
@@ -131,6 +148,13 @@ def second_gate(tmp_path: Path) -> Iterator[Gate]:
     made = Gate(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
+    """Make more of them."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Gate(tmp_path)))
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import os
 import queue
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,16 @@ class Kernel:
         elif kind == "status" and content["execution_state"] == "idle":
             return cell
         return None
+
+
+@contextmanager
+def opened(notebook: Path) -> Iterator[Kernel]:
+    """A kernel of a notebook, which is gone at the end."""
+    kernel = Kernel(notebook)
+    try:
+        yield kernel
+    finally:
+        kernel.kill()
 
 
 def _text_of(output: nbformat.NotebookNode) -> str:

@@ -186,12 +186,18 @@ def leave(dev: Reservation, left_s: float) -> None:
 
 
 class Client:
-    """A client in a process of its own: runs a program that has `monarch_nb` imported, and prints for the test."""
+    """A client in a process of its own: runs a program that has `monarch_nb` imported, and prints for the test.
 
-    def __init__(self, program: str) -> None:
+    Args:
+        python: that it runs, where it is another than the test's. directory: where it works.
+    """
+
+    def __init__(self, program: str, python: Path | str = sys.executable, directory: Path | None = None) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        code = f"{STACKS_ON_SIGNAL}\nimport monarch_nb, os, sys, threading\n{program}"
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", f"{STACKS_ON_SIGNAL}\nimport monarch_nb, os, sys, threading\n{program}"],
+            [str(python), "-u", "-c", code],
+            cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -115,8 +115,6 @@ class Browser:
         self._server, self._socket = server, socket
         self.view: Any = None
         self.jobs: dict[str, Any] = {}
-        self.logs: dict[str, Any] = {}
-        self.notices: list[Any] = []
 
     async def until(self, condition: Callable[[Browser], object]) -> Any:
         """Take events until a condition holds; return what it returned."""
@@ -133,10 +131,6 @@ class Browser:
                 self.view = view_after(self.view, event)
             case "job":
                 self.jobs[event["job"]["id"]] = event["job"]
-            case "log":
-                self.logs[event["log"]] = event
-            case "notice":
-                self.notices.append(event)
 
     async def finish(self, name: str, **body: Any) -> Any:
         """Do something that takes long; return the job's result."""
@@ -147,26 +141,12 @@ class Browser:
         assert ended["state"] == "done", ended
         return ended["result"]
 
-    async def counted(self, opened: Any) -> int:
-        """Wait until all is counted that a log had when it was opened; return how many lines it has."""
-        if opened["complete"]:
-            return int(opened["lines"])
-        told = await self.until(lambda told: (log := told.logs.get(opened["log"])) and log["complete"] and log)
-        return int(told["lines"])
-
     @property
     def ranks(self) -> list[Any]:
         """The ranks of the only reservation, which is there a moment before its mesh."""
         (reservation,) = self.view["reservations"].values()
         meshes: list[Any] = reservation["meshes"]
         return meshes[0]["ranks"] if meshes else []
-
-    @property
-    def runs(self) -> list[Any]:
-        """The runs of the only reservation."""
-        (reservation,) = self.view["reservations"].values()
-        runs: list[Any] = reservation["meshes"][0]["runs"]
-        return runs
 
     def states(self) -> list[str]:
         return [rank["state"] for rank in self.ranks] if self.view["reservations"] else []

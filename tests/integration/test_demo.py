@@ -56,18 +56,6 @@ def test_it_shows_cells_and_takes_its_pool_down(tmp_path: Path) -> None:
     assert not home_of(demo.stdout).exists()
 
 
-@pytest.mark.usefixtures("without_torch")
-def test_a_kernel_that_dies_fails_the_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MONARCH_NB_HOME", "")  # the script has another, and this process its own again
-    monkeypatch.setattr(sys, "argv", command_with(tmp_path, SAY_HOME, "import os; os._exit(1)", "print('not reached')"))
-    assert runpy.run_path(str(SCRIPT), run_name="demo")["main"]() == 1
-    said = capsys.readouterr().out
-    assert "not reached" not in said
-    assert not home_of(said).exists()
-
-
 def test_a_failing_cell_fails_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

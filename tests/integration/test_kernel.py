@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from integration.kernels import Kernel
 from integration.live import Gate, eventually
-
-COUNT = "import time\nfor i in range(600):\n    print('step', i)\n    time.sleep(0.05)"
 
 
 def test_cells(kernel: Kernel) -> None:
@@ -60,26 +60,41 @@ def test_only_some_ranks_are_shown(kernel: Kernel) -> None:
     kernel.run("%mesh show all")
 
 
-def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate) -> None:
+def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate, second_gate: Gate) -> None:
     slow = kernel.start(f"%%mesh --timeout 0.3\n{gate.wait}\nprint('late')")
     assert "TimeoutError" in kernel.wait(slow)
     background = kernel.start("%%mesh --noblock\nprint('behind')")
     kernel.wait(background)
-    assert kernel.run("print('meanwhile')") == "meanwhile\n"
+    meanwhile = kernel.start(f"print('meanwhile')\n{second_gate.wait}")
+    kernel.wait(meanwhile, "meanwhile")
     gate.open(4)
     kernel.wait(slow, "[0-3] late")
     kernel.wait(background, "[0-3] behind")
+    second_gate.open()
+    assert kernel.wait(meanwhile) == "meanwhile\n"
 
 
-def test_an_interrupt_frees_the_ranks(kernel: Kernel) -> None:
-    cell = kernel.start(f"%%mesh\n{COUNT}")
-    kernel.wait(cell, "[0-3] step 3")
-    kernel.interrupt()
-    shown = kernel.wait(cell)
-    assert "[0-3] step 3" in shown
-    assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-3" in shown
-    assert "Traceback" not in shown
-    assert kernel.run("%%mesh\nprint(i < 500)") == "[0-3] True"
+def test_output_of_a_thread_lands_in_the_cell_that_started_it(kernel: Kernel, make_gate: Callable[[], Gate]) -> None:
+    """Also when its cell has shown nothing, and while another cell runs on the ranks."""
+    telling, silent, busy = make_gate(), make_gate(), make_gate()
+    telling_cell = kernel.start(f"%%mesh\nprint('told')\n{in_a_thread(telling)}")
+    silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
+    busy_cell = kernel.start(f"%%mesh\nprint('busy')\n{busy.wait}")
+    kernel.wait(busy_cell, "[0-3] busy")
+    telling.open(4)
+    assert kernel.wait(telling_cell, "[3] from the thread 3").startswith("[0-3] told\n")
+    busy.open(4)
+    assert kernel.wait(busy_cell) == "[0-3] busy"
+    silent.open(4)
+    kernel.wait(silent_cell, "[3] from the thread 3")
+
+
+def in_a_thread(gate: Gate) -> str:
+    """Code that starts a thread that waits at a gate and then prints."""
+    return (
+        f"import threading\ndef later():\n    {gate.wait}\n    print('from the thread', rank)\n"
+        "threading.Thread(target=later).start()"
+    )
 
 
 def test_environments(kernel: Kernel) -> None:

@@ -43,18 +43,10 @@ def test_all_numbers_of_a_run(mesh: Mesh) -> None:
 
 
 def test_numbers_that_only_some_lines_have(mesh: Mesh) -> None:
-    code = """
-if rank == 3:
-    print({"loss": float("nan"), "epoch": 0.5})
-    print({"eval_loss": "2.5", "epoch": 1.0})
-    print("loss: 1.234,5")
-"""
-    columns = mesh.run(code).metrics()
-    assert columns["rank"] == [3, 3]
-    assert columns["step"] == [None, None]
-    assert columns["eval_loss"] == [None, 2.5]
-    assert math.isnan(columns["loss"][0] or 0.0)
-    assert columns["loss"][1] is None
+    lines = ({"loss": math.inf, "epoch": 0.5}, {"eval_loss": "2.5", "epoch": 1.0}, "loss: 1.234,5")
+    columns = mesh.run(f"inf = float('inf')\nif rank == 3: print(*{lines!r}, sep='\\n')").metrics()
+    assert (columns["rank"], columns["step"]) == ([3, 3], [None, None])
+    assert (columns["loss"], columns["eval_loss"]) == ([math.inf, None], [None, 2.5])
 
 
 def test_a_curve_and_its_band(mesh: Mesh) -> None:

@@ -1,8 +1,6 @@
-"""Curves in a notebook and in Python: one picture, whoever asks for it, in whichever kernel."""
+"""Curves in a notebook; in Python: test_metrics.py, in a terminal: test_cli.py."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from integration.kernels import Kernel
 from integration.live import Gate
@@ -12,20 +10,6 @@ for step in range({steps}):
     print(f"step: {{step}}  loss: {{{loss} + rank}}  tps: {{9000 + step:,}}")
 """
 LAST = "loss: {} at step {} on rank 0; last {} (rank 0) to {} (rank 3)"
-
-
-def test_python_draws_what_the_magic_draws(kernel: Kernel, tmp_path: Path) -> None:
-    kernel.run(f"%%mesh\n{PRINTING.format(steps=50, loss=2.5)}")
-    shown = kernel.run("%mesh plot loss tps")
-    assert LAST.format(2.5, 49, 2.5, 5.5) in shown
-    assert kernel.run("import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\nmesh.plot('loss', 'tps')") == shown
-    assert kernel.run("[run] = [run for run in mesh.past_runs()]\nplot = mesh.plot('loss', x='tps', run=run)") == ""
-    assert kernel.run("print(plot)").splitlines()[0].split() == ["loss", *shown.splitlines()[0].split()]
-    assert kernel.run(f"plot.save({str(tmp_path / 'loss.svg')!r})") == ""
-    picture = (tmp_path / "loss.svg").read_text()
-    assert picture.startswith("<svg")
-    assert ">tps</text>" in picture
-    assert "no line of run 1 has 'los'; nearest: loss" in kernel.run("mesh.plot('los')")
 
 
 def test_a_plot_of_two_runs_of_which_one_goes_on(kernel: Kernel, gate: Gate) -> None:

@@ -56,23 +56,10 @@ torch.autograd._profiler_enabled(), len(hooks), len(torch.nn.modules.module._glo
 
 
 def read(path: Path | None) -> list[dict[str, Any]]:
-    """Return the events of a trace, as a viewer needs them: nothing overlaps that is not within."""
+    """Return the events of a trace."""
     assert path is not None
     with gzip.open(path) as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
-    rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for event in events:
-        assert isinstance(event["pid"], int)
-        if event["ph"] == "X":
-            begin_ns = round(event["ts"] * 1000)
-            rows.setdefault((event["pid"], event["tid"]), []).append((begin_ns, begin_ns + round(event["dur"] * 1000)))
-    for spans in rows.values():
-        around: list[int] = []
-        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while around and around[-1] <= begin:
-                around.pop()
-            assert not around or end <= around[-1]
-            around.append(end)
     return events
 
 
@@ -97,34 +84,12 @@ def test_steps_are_profiled_on_the_first_rank_of_each_node(fresh_mesh: Mesh, tmp
     assert of_steps == [(pid, f"ProfilerStep#{step}") for pid in (1000, 5000) for step in (2, 3, 4)]
     calls = [event for event in events if event["name"] == "Optimizer.step#AdamW.step"]
     assert len(calls) == 6
-    flows: dict[int, list[str]] = {}
-    for event in events:
-        if event["ph"] in "sf":
-            flows.setdefault(event["id"], []).append(event["ph"])
-    assert flows
-    assert all(sorted(ends) == ["f", "s"] for ends in flows.values())
     late = fresh_mesh.run("train(4, late=4)", instruments={"torch-profile": {"ranks": [0, 1, 4]}})
     straggler = fresh_mesh.profile_of(late, to=tmp_path).straggler
     assert straggler is not None
     assert (straggler.ranks, straggler.waiting, straggler.does) == ((4,), (0, 1), "idle")
     again = fresh_mesh.profile_of(run)
     assert (again.ranks, again.problems) == ((), ("no rank that was to record answers",))
-
-
-def test_the_clock_of_another_computer_is_set_right(fresh_mesh: Mesh, tmp_path: Path) -> None:
-    fresh_mesh.run(
-        "import time, torch\nimport monarch_nb.worker.instruments.torch_profile as profiling\n"
-        "if rank == 4:\n"  # of which the client believes that it is elsewhere, and that its clock is 1,000 s ahead
-        "    own_ns = time.time_ns\n    time.time_ns = lambda: own_ns() + 1_000_000_000_000\n"
-        "    profiling._boot_id = lambda: 'another'"
-    )
-    run = fresh_mesh.run("torch.ones(9).sum()", instruments={"torch-profile": {}})
-    report = fresh_mesh.profile_of(run, to=tmp_path)
-    (said,) = report.problems
-    assert said.startswith("the clocks of ")
-    assert " are aligned to ±" in said
-    first = {event["pid"]: event["ts"] for event in reversed(read(report.trace)) if event.get("name") == "aten::sum"}
-    assert first[5000] - first[1000] == pytest.approx(-1e9, abs=1e8)  # in microseconds: 1,000 s, give or take 100 s
 
 
 def test_it_is_off_after_failures_and_interrupts(fresh_mesh: Mesh, tmp_path: Path) -> None:

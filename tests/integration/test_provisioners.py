@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from monarch_nb.client.reservations.reserve import attach, reserve
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
 from monarch_nb.errors import CapacityError, UsageError
 from monarch_nb.provision import launchers
 
@@ -20,21 +18,17 @@ MOST_LINES = 60
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_leaks: Callable[[Path], None]) -> Iterator[Path]:
+def pools(client_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The example installed, and where its pools lie."""
     [code] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) < MOST_LINES
     (tmp_path / "my_engine.py").write_text(code)
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-    no_leaks(home)
-    monkeypatch.setenv(HOME_VARIABLE, str(home))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config"))
     monkeypatch.syspath_prepend(tmp_path)
     [name, value] = re.findall(r'^(\w+) = "(my_engine:\w+)"$', PAGE.read_text(), re.MULTILINE)[0]
     point = EntryPoint(name, value, launchers.ENTRY_POINTS)
     monkeypatch.setattr(launchers, "entry_points", lambda group: [point])
-    yield tmp_path / "config" / "pools"
-    assert list((tmp_path / "config" / "pools").iterdir()) == [], "no pool and no key stays"
+    yield client_home / "pools"
+    assert list((client_home / "pools").iterdir()) == [], "no pool and no key stays"
 
 
 def test_the_example_obtains_nodes(pools: Path) -> None:

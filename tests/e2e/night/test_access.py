@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 import monarch_nb
 from e2e.axe import serious_findings
-from e2e.lab import DARK, LIGHT, Desk, Lab, NotebookPage
+from e2e.lab import Lab, NotebookPage
 from e2e.panel import LogPage, PanelPage
 from integration.live import Gate, kill, pids_of, started
 from monarch_nb.client.reservations.reservation import Reservation
-
-
-@pytest.fixture(params=[LIGHT, DARK])
-def theme(request: pytest.FixtureRequest, lab: Lab, desk: Desk) -> Iterator[str]:
-    """A page keeps the theme that it was loaded with."""
-    desk.leave()
-    lab.use_theme(request.param)
-    yield request.param
-    lab.use_theme(LIGHT)
-    desk.leave()
 
 
 def test_nothing_shuts_anybody_out(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,28 +12,22 @@ from playwright.sync_api import BrowserContext, expect
 
 import monarch_nb
 from e2e.conftest import OPEN_MESH
-from e2e.lab import Lab, NotebookPage, home_variables, running_lab
+from e2e.lab import Lab, NotebookPage, own_home, running_lab
 from e2e.panel import PanelPage
 from integration.live import Gate, eventually
+from integration.pools import release_all
 
 PRINTED = "[0-3] begun\n[0-3] done\nOut[0]: 0\nOut[1]: 2\nOut[2]: 4\nOut[3]: 6"
 
 
 @pytest.fixture
 def shared_lab(shared_pool: object) -> Iterator[Lab]:
-    folder = Path(tempfile.mkdtemp(prefix="mnb-shared-", dir="/tmp"))
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in home_variables(folder).items():
-                patch.setenv(name, value)
-            options = [f"--SQLiteYStore.db_path={folder / 'notebooks.db'}"]  # else where it was started
-            with running_lab(folder, options=options, collaborative=True) as lab:
-                yield lab
-                lab.shut_kernels_down()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for reservation in monarch_nb.list_reservations():
-            monarch_nb.attach(reservation.name).release()
+    with own_home("shared") as folder:
+        options = [f"--SQLiteYStore.db_path={folder / 'notebooks.db'}"]  # else where it was started
+        with running_lab(folder, options=options, collaborative=True) as lab:
+            yield lab
+            lab.shut_kernels_down()
+    release_all()
 
 
 @pytest.fixture

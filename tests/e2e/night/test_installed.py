@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import venv
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distribution, distributions
@@ -18,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from playwright.sync_api import BrowserContext, expect
 
-from e2e.lab import REPOSITORY, NotebookPage, home_variables, running_lab
+from e2e.lab import REPOSITORY, NotebookPage, own_home, running_lab
 from e2e.panel import PanelPage
 
 CELLS = [
@@ -92,8 +91,8 @@ def _needs(package: Distribution, extras: Iterable[str] = ()) -> list[Requiremen
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mnb-own-", dir="/tmp") as folder:
-        yield Path(folder)
+    with own_home("own") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +101,6 @@ def environment(folder: Path) -> Iterator[Environment]:
     build = [*(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"), REPOSITORY, "-w", folder]
     made = Environment(folder / "venv")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in home_variables(folder).items():
-            patch.setenv(name, value)
         patch.setenv("PATH", str(made.python.parent))
         patch.delenv("PYTHONPATH", raising=False)  # the other tests' GPUs
         subprocess.run(build, check=True, stdout=subprocess.DEVNULL)

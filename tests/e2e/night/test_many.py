@@ -9,7 +9,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from e2e.axe import serious_findings
-from e2e.lab import REPOSITORY, Lab, home_variables, running_lab
+from e2e.lab import REPOSITORY, Lab, own_home, running_lab
 from e2e.panel import PanelPage
 from monarch_nb.config import HOME_VARIABLE
 
@@ -48,11 +47,9 @@ class ManyNodes:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="mnb-many-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
-        for name, value in home_variables(Path(folder)).items():
-            patch.setenv(name, value)
-        patch.setenv(HOME_VARIABLE, str(Path(folder) / "home"))
-        yield Path(folder)
+    with own_home("many") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(folder / "home"))
+        yield folder
 
 
 @pytest.fixture(scope="module")

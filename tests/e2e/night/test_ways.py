@@ -77,15 +77,6 @@ def test_an_engine_is_asked_waited_for_and_used_from_the_panel(
     assert "Out[1]: 1" in notebook.text(1)
     expect(panel.status).to_have_text("dev · 2 ranks")
 
-    panel.button("Resize…").click()
-    panel.field("Mesh").select_option("main")
-    expect(verdict).to_have_text("asks queue for 1 node more; main has 3 ranks then, all new")
-    panel.submit()
-    panel.button("Grow").click()
-    expect(panel.card("dev")).to_contain_text("dev has 3 nodes")
-    panel.wait_for_state("idle", 0, 1, 2)
-    expect(panel.status).to_have_text("dev · 3 ranks")
-
     panel.chooser.select_option("local")
     expect(panel.card("dev")).to_have_count(0)
     panel.status.click()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import signal
-import tempfile
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +12,7 @@ import pytest
 
 from integration.live import eventually
 from integration.lsf import stand_in as lsf
-from leaks import processes_of
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision import jobs
+from integration.ways import end_all_of, nothing_stays
 
 
 @dataclass(frozen=True)
@@ -37,32 +32,26 @@ class Lsf:
         lsf.lose(node, self.directory)
 
     def clean_up(self, node: str) -> None:
-        """It had no time to do it."""
-        home = Path(os.environ[HOME_VARIABLE])
-        for process in processes_of(home):
-            os.kill(process.pid, signal.SIGKILL)
-        shutil.rmtree(home / "lsf-dev")
+        end_all_of("lsf-dev")
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        words = ["bsub", "-n", "4", "-R", "span[ptile=1]"]
+        subprocess.run(words, input="exec sleep 1000", text=True, check=True)
+        [other] = self.left().split()
+        yield
+        self.cancel(other)
+        eventually(lambda: not self.left())
+
+    def cancel(self, job: str) -> None:
+        subprocess.run(["bkill", job], check=True)
 
 
 @pytest.fixture
-def way(tmp_path: Path, no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Lsf]:
-    """An LSF on which nothing runs. No job, no file and no key stays in the end."""
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-    config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
-    monkeypatch.setenv(HOME_VARIABLE, str(home))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
-    no_leaks(home)
+def way(tmp_path: Path, client_home: Path) -> Iterator[Lsf]:
+    """An LSF on which nothing runs."""
     directory = tmp_path / "lsf"
     directory.mkdir()
-    with lsf.cluster(directory):
-        engine = Lsf(directory, config / "pools")
+    engine = Lsf(directory, client_home / "pools")
+    with lsf.cluster(directory), nothing_stays(engine):
         yield engine
-        with contextlib.suppress(AssertionError):  # what was cancelled just now is ending
-            eventually(lambda: not engine.left(), 20.0)
-        left = [str(path) for path in config.glob("pools/*/*")], engine.left()
-        for job in jobs.jobs():
-            jobs.end(job)
-        eventually(lambda: not engine.left())
-    shutil.rmtree(config)
-    shutil.rmtree(home / "notebooks", ignore_errors=True)  # what is remembered of notebooks
-    assert left == ([], "")

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from integration.live import TIMEOUT_S, eventually
-from integration.ways import AnyWay
+from integration.live import eventually
+from integration.ways import HEARS, AnyQueue, AnyWay
 from leaks import processes_of
-from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.client.reservations.reserve import reserve
 from monarch_nb.config import HOME_VARIABLE
-from monarch_nb.errors import CapacityError, PoolError, UsageError
-from monarch_nb.ground.interrupting import Interrupt, interruptible
-from monarch_nb.provision import launchers
+from monarch_nb.errors import CapacityError, UsageError
 
 if TYPE_CHECKING:
     from integration.lsf.conftest import Lsf
 
 
-class TestLsf(AnyWay):
+class TestLsf(AnyWay, AnyQueue):
     """What holds for every way holds for LSF, as far as its stand-in does what it does."""
 
     is_network = False
@@ -44,43 +40,6 @@ def test_what_stands_after_the_dashes_is_for_bsub_and_the_run_limit_is_the_limit
     with pytest.raises(UsageError, match=r"does not let you extend job 1 \(.*hard limit.*bmod -W 999 1, or save"):
         dev.extend(60.0 * (999 - 41))
     dev.release()
-    eventually(lambda: not way.left())
-
-
-def test_a_job_that_is_cancelled_says_so(way: Lsf) -> None:
-    dev = reserve("dev", procs=1, preload=[], on="lsf")
-    subprocess.run(["bkill", "1"], check=True)
-    eventually(lambda: not way.left())
-    with pytest.raises(PoolError, match=r"LSF job 1 was cancelled \(TERM_OWNER: .*\): %mesh reserve dev --on lsf"):
-        dev.status()
-    with pytest.raises(PoolError, match="was cancelled"):
-        attach("dev")
-    dev.release()
-
-
-def test_ctrl_c_in_the_queue_cancels_the_job(way: Lsf) -> None:
-    words = ["bsub", "-n", "4", "-R", "span[ptile=1]"]
-    subprocess.run(words, input="exec sleep 1000", text=True, check=True)
-    interrupt, said, ended = Interrupt(), [], []
-
-    def hear(text: str) -> None:
-        said.append(text)
-        interrupt.set()
-
-    def ask() -> None:
-        with interruptible(interrupt):
-            try:
-                reserve("dev", nodes=4, procs=1, on="lsf", progress=hear)
-            except KeyboardInterrupt:
-                ended.append(way.left())
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join(TIMEOUT_S)
-    assert ended == ["1"], "only the other job is there"
-    assert re.search(r"waits \(Job slot limit reached: 4 hosts\), starts at about Nov 23 14:02", said[-1]), said
-    assert list(way.pools.iterdir()) == []
-    subprocess.run(["bkill", "1"], check=True)
 
 
 def test_what_lsf_refuses_is_said_in_its_words(way: Lsf) -> None:
@@ -88,17 +47,6 @@ def test_what_lsf_refuses_is_said_in_its_words(way: Lsf) -> None:
         reserve("dev", nodes=9, procs=1, on="lsf")
     with pytest.raises(UsageError, match=r"nosuch: No such queue\. Job not submitted\.; there are gpu, normal"):
         reserve("dev", procs=1, on="lsf", on_arguments=["-q", "nosuch"])
-    assert list(way.pools.iterdir()) == []
-
-
-def test_a_job_whose_allocator_dies_shows_its_log(way: Lsf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho the module is not here\nexit 3\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(launchers.sys, "executable", str(python))
-    with pytest.raises(PoolError, match=r"(?s)LSF job 1.*its log ends with\n.*the module is not here"):
-        reserve("dev", procs=1, on="lsf")
-    assert list(way.pools.iterdir()) == []
 
 
 INSIDE = """
@@ -127,21 +75,7 @@ def test_scripts_hear_what_the_engine_tells_the_allocator(tmp_path: Path) -> Non
     heard = tmp_path / "heard"
     heard.mkdir()
     script = tmp_path / "train.py"
-    script.write_text(
-        "import os, pathlib, signal, sys\n"
-        "mine = pathlib.Path(sys.argv[1], os.environ['RANK'])\n"
-        "def handler(number, frame):\n"
-        "    with mine.open('a') as file:\n"
-        "        file.write(f'{signal.Signals(number).name} ')\n"
-        "    if number == signal.SIGTERM:\n"
-        "        sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, handler)\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    signal.signal(signal.SIGUSR1, handler)\n"
-        "mine.touch()\n"
-        "while True:\n"
-        "    signal.pause()\n"
-    )
+    script.write_text(HEARS)
     dev = reserve("dev", procs=2, preload=[], on="lsf", files=False)
     try:
         home = Path(os.environ[HOME_VARIABLE])

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from integration.kernels import Kernel
+from integration.kernels import Kernel, opened
 from integration.pools import PoolOfMany
 from integration.stopped import DBG, PDB, all_asked, type_in
 
@@ -22,12 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def own_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of the notebook, on a pool of 4 nodes × 4 procs."""
-    with PoolOfMany(nodes=4, procs=4, preload="torch").closing() as pool, pool.in_use():
-        kernel = Kernel(Path(shutil.copy(NOTEBOOK, tmp_path)))
-        try:
-            yield kernel
-        finally:
-            kernel.kill()
+    pool = PoolOfMany(nodes=4, procs=4, preload="torch")
+    with pool.closing(), pool.in_use(), opened(Path(shutil.copy(NOTEBOOK, tmp_path))) as kernel:
+        yield kernel
 
 
 def typed(kernel: Kernel, cell: str, *lines: tuple[str, str]) -> list[str]:

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import socket
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-import monarch_nb
 from integration.live import TIMEOUT_S, Recorder, kill, pids_of
-from monarch_nb.cli.main import main
 from monarch_nb.client.doctor.environments import pip_code
-from monarch_nb.client.files import evidence
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.errors import RunFailed
 
 
-@pytest.fixture
-def home_of_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 class TestDoctor:
-    def test_one_environment_is_fine(
-        self, dev: Reservation, home_of_notebook: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tokens: list[evidence.Token] = []
-        make = evidence._new_token
-
-        def noting(**options: bool) -> evidence.Token:
-            tokens.append(make(**options))
-            return tokens[-1]
-
-        monkeypatch.setattr(evidence, "_new_token", noting)
+    def test_one_environment_is_fine(self, dev: Reservation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
         diagnosis = dev.doctor()
         differing = {difference.what for difference in diagnosis.differences}
         assert differing <= {"disk of the node's directory", "/dev/shm", "open files"}, "this machine may be small"
@@ -46,53 +27,7 @@ class TestDoctor:
         assert "clocks" in fine
         assert f"{dev.files.root} seen by all" in fine, "from another directory, too"
         assert diagnosis.notes == ()
-        assert list(home_of_notebook.iterdir()) == []
-        assert tokens
-        assert not any(token.is_here(dev.files.root) for token in tokens), "those there are of the other tests' pools"
-
-    def test_a_package_that_only_this_process_has(
-        self, dev: Reservation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "only_here.py").touch()
-        facts = tmp_path / "only_here-1.5.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: only-here\nVersion: 1.5\n")
-        (facts / "RECORD").write_text("only_here.py,,\n")
-        monkeypatch.syspath_prepend(tmp_path)
-        __import__("only_here")
-        try:
-            diagnosis = dev.doctor()
-        finally:
-            del sys.modules["only_here"]
-        (difference,) = [each for each in diagnosis.differences if each.what == "only-here"]
-        assert (difference.here, difference.nodes) == ("1.5", (("none", ("node0", "node1")),))
-        assert "%mesh pip install only-here==1.5" in str(diagnosis)
-        assert "none on every node" in str(diagnosis)
-
-    def test_a_python_that_can_not_describe_itself_is_named(self, dev: Reservation, tmp_path: Path) -> None:
-        broken = tmp_path / "python"
-        broken.write_text("#!/bin/sh\necho 'no such interpreter' >&2\nexit 3\n")
-        broken.chmod(0o700)
-        diagnosis = Reservation.doctor(_with_python(dev, str(broken)))
-        assert [(each.what, each.nodes) for each in diagnosis.differences] == [
-            ("no answer", ((f"{broken} can not describe itself: no such interpreter", (node,)),))
-            for node in ("node0", "node1")
-        ]
-
-    def test_from_a_terminal(
-        self, dev: Reservation, capsys: pytest.CaptureFixture[str], home_of_notebook: Path
-    ) -> None:
-        status = main(["doctor", "dev"])
-        said = capsys.readouterr().out
-        assert said.startswith("dev: 2 nodes × 4 procs\n")
-        assert "fine: monarch_nb" in said
-        assert status == (0 if "fine" in said.splitlines()[1] else 1)
-
-
-def _with_python(reservation: Reservation, python: str) -> Reservation:
-    again = monarch_nb.attach(reservation.name)
-    again.spec.python = python
-    return again
+        assert list(tmp_path.iterdir()) == []
 
 
 def wheel(directory: Path, name: str) -> Path:

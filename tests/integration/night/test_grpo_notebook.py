@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import monarch_nb
 from integration.night.torchmonarch import monarch_python
 from integration.notebooks import Executed, execute
+from integration.pools import release_all
 from monarch_nb.provision import Node
 
 pytestmark = pytest.mark.slow
@@ -34,8 +34,7 @@ def test_a_policy_learns_on_our_ranks(shared_pool: list[Node], tmp_path: Path) -
     try:
         check(execute("grpo", tmp_path))
     finally:
-        for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
-            monarch_nb.attach(reservation.name).release()
+        release_all()  # nothing is held, unless the notebook failed half-way
 
 
 def test_the_same_policy_learns_on_monarchs_own_engine(pool_home: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import monarch_nb
 from integration.notebooks import Executed, execute
+from integration.pools import release_all
 from monarch_nb.provision import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -20,8 +20,7 @@ def inside(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) ->
     try:
         yield execute("inside", tmp_path_factory.mktemp("inside"))
     finally:
-        for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
-            monarch_nb.attach(reservation.name).release()
+        release_all()  # nothing is held, unless the notebook failed half-way
 
 
 def test_the_rank_with_another_weight_is_named(inside: Executed) -> None:

@@ -6,8 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -16,6 +15,11 @@ from nbclient import NotebookClient
 
 from integration.kernels import Kernel
 from integration.live import Gate
+from integration.test_kernel import (  # noqa: F401 (they run here, too)
+    in_a_thread,
+    test_output_lands_in_the_cell_that_caused_it,
+    test_output_of_a_thread_lands_in_the_cell_that_started_it,
+)
 
 ANOTHER_IPYKERNEL = Path(__file__).parents[3] / "build" / "ipykernel6"
 OPEN_MESH = "%load_ext monarch_nb\n%mesh reserve dev --nodes 2 --procs 2"
@@ -48,52 +52,11 @@ def has_ipykernel6(ipykernel6: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kernel6(open_kernel: Callable[[], Kernel]) -> Kernel:
+def kernel(open_kernel: Callable[[], Kernel]) -> Kernel:
     """It holds "dev": 2 nodes × 2 procs."""
     opened = open_kernel()
     opened.run(OPEN_MESH)
     return opened
-
-
-@pytest.fixture
-def make_gate(tmp_path: Path) -> Iterator[Callable[[], Gate]]:
-    """Make places where code waits until the test lets it pass."""
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(Gate(tmp_path)))
-
-
-def test_background_output_lands_in_its_cell_while_later_cells_run(
-    kernel6: Kernel, make_gate: Callable[[], Gate]
-) -> None:
-    go_on, leave, end = make_gate(), make_gate(), make_gate()
-    first = kernel6.start(f"%%mesh --noblock\nprint('first', rank)\n{go_on.wait}\nprint('more')\n{end.wait}\nrank + 40")
-    second = kernel6.start("%%mesh --noblock -t 0\nprint('second')")
-    later = kernel6.start(f"print('later')\ndisplay('shown')\n{leave.wait}\nprint('later still')")
-    kernel6.wait(later, "'shown'")
-    go_on.open(4)
-    kernel6.wait(first, "[0-3] more")
-    assert "later still" not in kernel6.text(later)
-    leave.open()
-    kernel6.wait(later)
-    end.open(4)
-    assert "[2] first 2" in kernel6.wait(first, "Out[3]: 43")
-    assert kernel6.wait(second, "second").splitlines()[0] == "[0] second"
-    assert kernel6.text(later).split() == ["later", "'shown'", "later", "still"]
-
-
-def test_output_of_a_thread_lands_in_the_cell_that_started_it(kernel6: Kernel, make_gate: Callable[[], Gate]) -> None:
-    """Also when its cell has shown nothing, and while another cell runs on the ranks."""
-    telling, silent, busy = make_gate(), make_gate(), make_gate()
-    telling_cell = kernel6.start(f"%%mesh\nprint('told')\n{_thread(telling)}")
-    silent_cell = kernel6.start(f"%%mesh\n{_thread(silent)}")
-    busy_cell = kernel6.start(f"%%mesh\nprint('busy')\n{busy.wait}")
-    kernel6.wait(busy_cell, "[0-3] busy")
-    telling.open(4)
-    assert kernel6.wait(telling_cell, "[3] from the thread 3").startswith("[0-3] told\n")
-    busy.open(4)
-    assert kernel6.wait(busy_cell) == "[0-3] busy"
-    silent.open(4)
-    kernel6.wait(silent_cell, "[3] from the thread 3")
 
 
 @pytest.mark.usefixtures("shared_pool")
@@ -106,7 +69,7 @@ def test_nbclient_stores_output_in_its_cell(make_gate: Callable[[], Gate]) -> No
         OPEN_MESH.replace("dev", "other"),
         f"%%mesh --noblock -o run\n{gate.wait}\nprint('behind', rank)",
         f"{pass_by.format(str(gate.path))}\nrun.result(60)\nprint('waited')",
-        f"%%mesh\n{_thread(thread)}\nprint('started')",
+        f"%%mesh\n{in_a_thread(thread)}\nprint('started')",
         f"{pass_by.format(str(thread.path))}",
         "%%mesh\nprint('blocking')",
         "%mesh release",
@@ -119,14 +82,6 @@ def test_nbclient_stores_output_in_its_cell(make_gate: Callable[[], Gate]) -> No
     assert shown[2] == ["waited\n"]
     assert shown[3][0].startswith("[0-3] started")
     assert shown[5] == ["[0-3] blocking"]
-
-
-def _thread(gate: Gate) -> str:
-    """Code that starts a thread that waits at a gate and then prints."""
-    return (
-        f"import threading\ndef later():\n    {gate.wait}\n    print('from the thread', rank)\n"
-        "threading.Thread(target=later).start()"
-    )
 
 
 def _text(output: nbformat.NotebookNode) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from integration.live import Recorder, pids_of, started
-from monarch_nb.client.connections import events
+from integration.live import Recorder, started
+from integration.test_lightning import MODEL, same, values
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
@@ -20,48 +17,6 @@ from monarch_nb.errors import RunFailed
 from monarch_nb.provision import Node
 
 pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="there is no lightning")  # ranks import it
-
-MODEL = """
-import logging, warnings
-warnings.filterwarnings("ignore")
-for name in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
-import torch, lightning as L
-from torch.utils.data import DataLoader, TensorDataset
-
-class Regression(L.LightningModule):
-    def __init__(self, lr=0.05, batch_size=4):
-        super().__init__()
-        self.save_hyperparameters()
-        torch.manual_seed(3)
-        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        self.losses = []
-
-    def training_step(self, batch, index):
-        x, y = batch
-        loss = torch.nn.functional.mse_loss(self.net(x), y)
-        self.losses.append(loss.item())
-        self.log("loss", loss)
-        return loss
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
-
-    def train_dataloader(self):
-        x = torch.rand(64, 8, generator=torch.Generator().manual_seed(1))
-        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=self.hparams.batch_size)
-
-quiet = dict(enable_progress_bar=False, enable_model_summary=False, logger=False, enable_checkpointing=False)
-
-def fit(model=None, /, **options):
-    model = model or Regression()
-    trainer = L.Trainer(**quiet | {"max_epochs": 1} | options)
-    trainer.fit(model)
-    return trainer, model
-
-def weights(model):
-    return sum(parameter.double().sum().item() for parameter in model.parameters())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,21 +30,6 @@ def held(shared_pool: list[Node]) -> Iterator[Reservation]:
 @pytest.fixture
 def mesh(held: Reservation) -> Mesh:
     return held.mesh
-
-
-def values(mesh: Mesh, code: str) -> list[Any]:
-    """Run a cell that must say nothing of training apart; return what it comes to on each rank."""
-    recorder = Recorder()
-    run = mesh.run(code, listener=recorder)
-    assert not [notice for notice in recorder.of(events.Notice) if "model of their own" in notice.text]
-    return run.values
-
-
-def same(mesh: Mesh, code: str) -> Any:
-    """Run a cell that comes to the same on all ranks."""
-    first, *others = values(mesh, code)
-    assert all(other == first for other in others)
-    return first
 
 
 def test_defaults_and_arguments_mean_the_mesh(mesh: Mesh) -> None:
@@ -110,57 +50,8 @@ def test_defaults_and_arguments_mean_the_mesh(mesh: Mesh) -> None:
     ]  # fmt: skip
 
 
-def test_the_next_fit_uses_the_same_process_group(mesh: Mesh) -> None:
-    same(mesh, "fit()\ngroup = dist.group.WORLD")
-    assert same(mesh, "fit()\ngroup is dist.group.WORLD") is True
-    same(mesh, "dist.destroy_process_group()\nfit()\ndist.get_world_size()")
-
-
-def test_precision_and_accumulation(mesh: Mesh) -> None:
-    full, bf16, fp16, accumulated = (
-        same(mesh, f"weights(fit({arguments})[1])")
-        for arguments in ("", "precision='bf16-mixed'", "precision='16-mixed'", "accumulate_grad_batches=2")
-    )
-    assert bf16 == fp16 == pytest.approx(full, rel=0.01)  # Lightning has no fp16 on CPUs, and takes bf16
-    assert len({full, bf16, accumulated}) == 3
-
-
-def test_two_dimensions_of_parallelism(mesh: Mesh) -> None:
-    code = """
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.fsdp import fully_shard
-
-class Sharded(Regression):
-    def configure_model(self):
-        for layer in (self.net[0], self.net[2], self.net):
-            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
-
-trainer, model = fit(Sharded(), strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2))
-weight = model.net[0].weight
-type(weight).__name__, tuple(model.device_mesh.shape), tuple(weight.to_local().shape), len(model.losses)
-"""
-    assert same(mesh, code) == ("DTensor", (2, 2), (8, 8), 8)
-
-
-def test_communication_hooks(mesh: Mesh) -> None:
-    code = """
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-class Hooked(Regression):
-    def __init__(self, hook, state=None):
-        super().__init__()
-        self.hook = hook, state
-
-    def on_train_start(self):  # Lightning itself registers hooks on GPUs only
-        hook, state = self.hook
-        self.trainer.strategy.model.register_comm_hook(state, hook)
-
-power = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5)
-[weights(fit(Hooked(*hook))[1]) for hook in ((default_hooks.fp16_compress_hook,), (powerSGD_hook.powerSGD_hook, power))]
-"""
-    plain, (fp16, power) = same(mesh, "weights(fit()[1])"), same(mesh, code)
-    assert fp16 == pytest.approx(plain, rel=0.01)
-    assert len({plain, fp16, power}) == 3
+def test_a_fit_after_its_group_was_destroyed(mesh: Mesh) -> None:
+    same(mesh, "fit()\ndist.destroy_process_group()\nfit()\ndist.get_world_size()")
 
 
 def test_fabric_and_uneven_data(mesh: Mesh) -> None:
@@ -206,23 +97,6 @@ Tuner(alone).scale_batch_size(model, max_trials=2, steps_per_trial=1), model.hpa
     assert size == kept >= 4
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("L.Trainer(devices=2)\nL.Trainer(devices=2, num_nodes=1)", "this mesh has 4 ranks (nodes × ranks: 2 × 2)"),
-        ("fit(devices=4, num_nodes=1)", "devices=4 and num_nodes=1: leave both out, or pass devices=2, num_nodes=2"),
-        ("L.Fabric(devices=3)", "devices × num_nodes is 6"),
-    ],
-)
-def test_arguments_that_contradict_the_mesh(mesh: Mesh, code: str, says: str) -> None:
-    with pytest.raises(RunFailed) as failed:
-        mesh.run(code)
-    assert len(failed.value.failures) == 4
-    assert all(says in failure.message for failure in failed.value.failures.values())
-    if says.startswith("this mesh has"):
-        assert "site-packages" not in failed.value.failures[0].traceback, "Lightning's own frames say nothing"
-
-
 def test_a_cell_on_a_part_of_the_mesh(mesh: Mesh) -> None:
     with pytest.raises(RunFailed, match="this cell runs on ranks 0-1, and Lightning trains on all 4 of the mesh"):
         mesh.slice(hosts=0).run("L.Trainer(devices=2, num_nodes=1, strategy='ddp')")
@@ -230,23 +104,17 @@ def test_a_cell_on_a_part_of_the_mesh(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "allocation",
+    "variables",
     [
-        {
-            "SLURM_NTASKS": "2",
-            "SLURM_JOB_NAME": "train",
-            "SLURM_PROCID": "0",
-            "SLURM_LOCALID": "0",
-            "SLURM_NODEID": "0",
-        },
-        {"LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "/none", "JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_SIZE": "2"},
+        "SLURM_NTASKS=2 SLURM_JOB_NAME=train SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0",
+        "LSB_JOBID=7 LSB_DJOB_RANKFILE=/none JSM_NAMESPACE_LOCAL_RANK=0 JSM_NAMESPACE_SIZE=2",
     ],
     ids=["Slurm", "LSF"],
 )
-def test_inside_an_allocation(mesh: Mesh, allocation: dict[str, str]) -> None:
+def test_inside_an_allocation(mesh: Mesh, variables: str) -> None:
     code = f"""
 import os
-allocation = {allocation}
+allocation = {dict(each.split("=") for each in variables.split())}
 os.environ.update(allocation)
 chosen = [type(made.strategy.cluster_environment).__name__ for made in (L.Trainer(**quiet), L.Fabric())]
 trained = weights(fit()[1])
@@ -299,35 +167,6 @@ fit(Waits())
         run.result(60)
     assert {failure.kind for failure in failed.value.failures.values()} == {"interrupted"}
     assert same(mesh, "weights(fit()[1])") == trained
-
-
-def test_a_killed_rank_and_its_last_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
-    code = f"""
-from lightning.pytorch.callbacks import ModelCheckpoint
-def fit_all(name, **options):
-    L.seed_everything(5, verbose=False)
-    trainer = L.Trainer(max_epochs=3, callbacks=[ModelCheckpoint(f"{tmp_path}/{{name}}", save_last=True)],
-                        logger=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(Waits() if options.pop("waits", False) else Regression(), **options)
-    return weights(trainer.model)
-class Waits(Regression):
-    def training_step(self, batch, index):
-        if self.current_epoch == 1 and index == 2 and rank == 1:
-            print("\\x02waits")
-            import threading; threading.Event().wait(600)
-        return super().training_step(batch, index)
-"""
-    mesh.run(code)
-    undisturbed = same(mesh, "fit_all('undisturbed')")
-    run, recorder = started(mesh, "fit_all('killed', waits=True)", on_error="abort")
-    recorder.wait_for_text("\x02waits")
-    os.kill(pids_of(mesh)[1], signal.SIGKILL)
-    with pytest.raises(RunFailed):
-        run.result(60)
-    mesh.restart([1])
-    mesh.select(1).run(MODEL + code)
-    resumed = same(mesh, f"fit_all('killed', ckpt_path={str(tmp_path / 'killed' / 'last.ckpt')!r})")
-    assert resumed == pytest.approx(undisturbed, rel=1e-6)  # four addends in another order: DDP orders its buckets anew
 
 
 @pytest.mark.parametrize("trainer", ["L.Trainer(max_epochs=1, **quiet).fit(model, data)", "by_hand()"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,18 +39,8 @@ class Trainer(Actor):
     @endpoint
     def fail(self): raise ValueError("no data")
 """
-RESERVE = (
-    ACTORS
-    + """
-dev = monarch_nb.reserve("dev", nodes=2, procs=2, env={"ADDED": "yes"}, preload=[])
-"""
-)
-USE = (
-    ACTORS
-    + """
-dev = monarch_nb.attach("dev")
-"""
-)
+RESERVE = f'{ACTORS}\ndev = monarch_nb.reserve("dev", nodes=2, procs=2, env={{"ADDED": "yes"}}, preload=[])\n'
+USE = f'{ACTORS}\ndev = monarch_nb.attach("dev")\n'
 SPAWN = """
 hosts = dev.monarch(linger=LINGER)
 assert isinstance(hosts, HostMesh) and dev.monarch(linger=LINGER) is hosts
@@ -129,45 +117,19 @@ def test_workers_that_nobody_uses_end(start: Callable[..., Program]) -> None:
     assert not set(again["workers"]) & set(told["workers"])
 
 
-def test_a_worker_and_an_allocator_are_killed(start: Callable[..., Program], pool_home: Path) -> None:
-    first = start(RESERVE + SPAWN + "input()")
-    told = first.told()
-    os.kill(told["workers"][1], 9)
-    eventually(lambda: not lives(told["pids"][2]))
-    first.kill()
-    second = start(USE + SPAWN + "input()")
-    again = second.told()
-    assert again["workers"][0] == told["workers"][0]
-    assert again["workers"][1] != told["workers"][1]
-    [facts, *_] = (json.loads(path.read_text()) for path in sorted(pool_home.glob("local/*/node.json")))
-    os.kill(facts["pid"], 9)
-    with ending(again["pids"]):
-        second.kill()
-    third = start(USE + SPAWN + "dev.release()").told()
-    assert third["workers"] == again["workers"]
-
-
 def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> None:
     kernel = open_kernel(python=monarch_python())
     kernel.run("%load_ext monarch_nb")
     kernel.run(RESERVE)
     kernel.run("%mesh attach dev")
     assert "[0-3] step 1" in kernel.run(SPAWN.replace("LINGER", "60"))
-    shown = kernel.run("trainers.step.call(2).get(); print('called')")
-    assert "[0-3] step 2" in shown
-    assert "event loop" not in shown
+    assert "[0-3] step 2" in kernel.run("trainers.step.call(2).get()")
     assert "[0] [trainers 0/4] step 2" in kernel.run("%mesh logs --mesh monarch")
     assert "monarch: 2 ranks more" in kernel.run("%mesh status")
     has = "node1: Monarch has 2 processes with trainers 2-3 (Trainer)"
     eventually(lambda: has in kernel.run("%mesh status --mesh monarch"))  # who does not answer soon is left out
-    failed = kernel.run("trainers.fail.call().get()")
-    assert re.search(r'File "Cell In\[\d+\]", line \d+, in fail\n +def fail\(self\): raise', failed)  # its text, too
-    assert re.search(r"ValueError: no data\nin rank [0-3] of trainers \(node[01], pid \d+\)", failed)
-    broken = kernel.start("hosts.spawn_procs(per_host={'gpus': 2}).spawn('broken', Trainer).fail.broadcast()")
-    assert "census.py" not in kernel.wait(broken, "ValueError: no data")
+    assert "ValueError: no data" in kernel.run("trainers.fail.call().get()")
     assert "from monarch.rdma import RDMABuffer" in kernel.run("trainers.buffer.call().get()")
-    kernel.run("import monarch_nb.actor\nclass Mixed(Actor):\n    @monarch_nb.actor.endpoint\n    def step(self): ...")
-    assert "Mixed.step is an endpoint of monarch_nb.actor" in kernel.run("trainers._proc_mesh.spawn('m', Mixed)")
     hanging = kernel.start("trainers.hang.call().get()")
     kernel.wait(hanging, "[0-3] hangs")
     kernel.wait(hanging, "trainers.hang: ranks 0-3 run it at Cell In[")
@@ -175,10 +137,6 @@ def test_cells_show_what_actors_print(open_kernel: Callable[..., Kernel]) -> Non
     shown = kernel.wait(hanging)
     assert "KeyboardInterrupt" in shown
     assert re.search(r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node[01]: pids? \d+", shown)
-    kernel.run("from monarch_nb.client.monarch.engine import _said")
-    both = r"trainers\.hang goes on at Cell In\[\d+\]:\d+ \(node0: pids \d+, \d+; node1: pids"
-    # ■ does not wait for who is slow to answer: asked again, all say so.
-    eventually(lambda: re.search(both, kernel.run("print(_said(lambda one: one.said_of_running()))")))
     row = r"trainers +Trainer +monarch +0-3 +hang .* Cell In\[\d+\]:\d+"
     eventually(lambda: re.search(row, kernel.run("%mesh actors")))
     for _ in range(2):  # neither kills a worker

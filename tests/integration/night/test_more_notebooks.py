@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import monarch_nb
 from integration.notebooks import Executed, execute
-from integration.pools import PoolOfMany
+from integration.pools import PoolOfMany, release_all
 from monarch_nb.provision import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -36,8 +35,7 @@ def actors(shared_pool: list[Node], tmp_path_factory: pytest.TempPathFactory) ->
     try:
         yield [execute("actors", folder, without="%mesh release"), execute("actors", folder)]
     finally:
-        for reservation in monarch_nb.list_reservations():  # none, unless the notebook failed half-way
-            monarch_nb.attach(reservation.name).release()
+        release_all()  # nothing is held, unless the notebook failed half-way
 
 
 def test_a_package_reaches_every_node(develop: Executed) -> None:

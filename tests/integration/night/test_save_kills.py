@@ -102,42 +102,29 @@ class Rounds:
         mesh.save(self.place, NAMES)
         self.last = 0
         self.whole_s = 0.0
-        self.took("save")
-        self.took("save")
+        self.take_time("save")
+        self.take_time("save")
 
-    def took(self, what: str) -> float:
+    def take_time(self, what: str) -> None:
         began = time.monotonic()
-        if what == "save":
-            self.mesh.save(self.place, NAMES, keep=3)
-        else:
-            self.mesh.load(self.place)
+        self.call(what)()
         self.whole_s = time.monotonic() - began
-        return self.whole_s
 
     def fault(self, kind: str) -> Callable[[], object]:
-        pids = pids_of(self.mesh)
-        number = self.chance.choice([0, 1])
+        pids, number = pids_of(self.mesh), self.chance.choice([0, 1])
         node = LocalProvisioner().nodes()[number]
-        assert node.pid is not None
-        if kind == "rank":
-            pid = self.chance.choice(list(pids.values()))
-            return lambda: kill(pid)
-        if kind == "allocator":
-            allocator = node.pid
+        doomed = {
+            "rank": [self.chance.choice(list(pids.values()))],
+            "allocator": [node.pid],
+            "node": [node.pid, pids[2 * number], pids[2 * number + 1]],
+        }
 
-            def lose_allocator() -> None:
-                kill(allocator)
-                make_serve()
+        def happens() -> None:
+            for pid in doomed[kind]:
+                kill(pid or 0)
+            LocalProvisioner().up()  # allocators that were killed; they adopt ranks that live
 
-            return lose_allocator
-        doomed = [node.pid, *(pids[rank] for rank in (2 * number, 2 * number + 1))]
-
-        def lose_node() -> None:
-            for pid in doomed:
-                kill(pid)
-            make_serve()
-
-        return lose_node
+        return happens
 
     def call(self, what: str) -> Callable[[], object]:
         if what == "save":
@@ -197,10 +184,7 @@ mesh.{what}({str(self.place)!r}{keyword})
         if not living:
             return
         mixed = [each for each in self.mesh.select(living).run("held()").values if len(each) != 1]
-        if mixed and outcome.error is not None:
-            assert "load again" in str(outcome.error)
-        else:
-            assert not mixed or outcome.error is not None
+        assert not mixed or (outcome.error is not None and "load again" in str(outcome.error))
         if outcome.error is not None and "nothing has changed" in str(outcome.error):
             assert not mixed
 
@@ -251,11 +235,6 @@ mesh.{what}({str(self.place)!r}{keyword})
 
 def mount(*words: str) -> None:
     subprocess.run(["mount", *words], check=True)
-
-
-def make_serve() -> None:
-    """Start the allocators again that were killed; they adopt ranks that live."""
-    LocalProvisioner().up()
 
 
 def test_anything_is_killed_at_any_moment(mesh: Mesh, tmp_path: Path) -> None:

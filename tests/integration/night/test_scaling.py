@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S, Gate, client, eventually
+from integration.live import TIMEOUT_S, Gate
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.scaling.report import ScalingReport
 
@@ -68,43 +68,6 @@ class TestWorlds:
         mesh.restart([1])
         assert mesh.run(WORLD).values == WHOLE
 
-    def test_numbers_that_ranks_tell(self, mesh: Mesh) -> None:
-        def throughputs(code: str, **options: str) -> list[float]:
-            of = mesh.scale(code, [2], **options)
-            [row] = of.rows
-            return [*row.throughputs, *(note.startswith("no tokens in what") for note in of.notes)][:1]
-
-        assert throughputs("print('tokens: 1,000 of', 10)\nprint('tokens=2000')", rate="tokens") == [4000]
-        assert throughputs("if rank == 0: print('tokens: 7')\n3", rate="tokens") == [7]
-        assert throughputs("rank + 1", rate="tokens") == [3]
-        assert throughputs("print('tokens: 1')\n{'tokens': 2.5}", rate="tokens") == [5]
-        flood = "print('tokens: 3')\nfor i in range(3000): print('line', i)"
-        assert throughputs(flood, rate="tokens") == [6]
-        assert throughputs("print('token: 5')", rate="tokens") == [True]
-
-    def test_ctrl_c_ends_the_series_and_says_what_was_measured(self, mesh: Mesh, gate: Gate) -> None:
-        program = f"""
-            import textwrap
-            mesh = monarch_nb.attach("dev").mesh
-            code = textwrap.dedent('''
-                print("under way", world_size)
-                if world_size == 2:
-                    {gate.wait}
-            ''')
-            try:
-                mesh.scale(code, [1, 2, 4], progress=lambda report: print(len(report.rows)))
-            except KeyboardInterrupt as interrupt:
-                print(interrupt)
-        """
-        with client("\n".join(line[12:] for line in program.splitlines())) as process:
-            assert process.line() == "1"
-            eventually(lambda: any(info.ranks == (0, 1) and not info.done for info in mesh.runs()))
-            process.interrupt()
-            said = process.finish()
-        assert "interrupted ranks 0-1" in said
-        assert re.search(r"^  2 +interrupted$", said, re.MULTILINE), said
-        assert mesh.run(WORLD).values == WHOLE
-
 
 class TestGroups:
     def test_each_run_has_a_group_of_its_own_and_the_mesh_one_afterwards(self, mesh: Mesh) -> None:
@@ -157,17 +120,6 @@ class TestNotebook:
         assert "KeyboardInterrupt\x1b[39m: interrupted ranks 0-1; not run on 4 ranks" in shown
         assert re.search(r"^  2 +interrupted$", shown, re.MULTILINE), shown
         assert "Out[3]: (3, 4" in attached.run(f"%%mesh\n{WORLD}")
-
-    def test_what_makes_no_sense_runs_nothing(self, attached: Kernel) -> None:
-        for flags, says in {
-            "--scale 1,8": "can not run on 8 ranks: there are 4 ranks; nothing was run",
-            "--scale 1 --noblock": "--scale does not go with --noblock",
-            "--repeat 2": "--repeat belongs to --scale",
-            "--scale 2-": "--scale is numbers of ranks",
-        }.items():
-            assert says in attached.run(f"%%mesh {flags}\nran = True")
-        assert "NameError" in attached.run("%mesh pull ran")
-        assert attached.complete("%%mesh --scale 1 --re") == ["--repeat"]
 
 
 def without_figures(shown: str) -> str:

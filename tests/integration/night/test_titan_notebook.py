@@ -15,9 +15,9 @@ import torch
 
 from integration.kernels import Kernel
 from integration.notebooks import ANSI, CELL_TIMEOUT_S, NOTEBOOKS, execute
+from integration.stopped import DBG, PDB
 
 TITAN_0_2_2_NEEDS_TORCH_2_13 = not torch.__version__.startswith("2.13.")
-DBG, PDB = "monarch_dbg> ", "(Pdb) "
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-TIMEOUT_S = 60.0
+from integration.live import Client
 
 
 @cache
@@ -30,46 +30,28 @@ def monarch_python() -> Path:
     return python
 
 
-class Program:
+class Program(Client):
     """A program of Monarch's, in the Python that has it."""
 
     def __init__(self, code: str, directory: Path, linger: str = '"10m"') -> None:
+        super().__init__(code.replace("LINGER", linger), monarch_python(), directory)
         self._said: list[str] = []
-        self.process = subprocess.Popen(
-            [str(monarch_python()), "-c", code.replace("LINGER", linger)],
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
     def told(self) -> dict[str, Any]:
         """What it prints as JSON next, past what actors print."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        while not (line := self.line()).startswith("{"):
             self._said.append(line)
-            if line.startswith("{"):
-                told: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]  # behind it an actor may print at once
-                return told
-        assert self.process.stderr is not None
-        raise AssertionError(f"the program said nothing more: {self.process.stderr.read()}")
+        self._said.append(line)
+        told: dict[str, Any] = json.JSONDecoder().raw_decode(line)[0]  # behind it an actor may print at once
+        return told
 
     def go_on(self) -> None:
         """Answer its `input()`."""
-        self.tell("")
-
-    def tell(self, line: str) -> None:
-        """Give it a line to read."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
+        self.tell()
 
     def end(self) -> str:
         """Let it read to the end; return all that it has printed."""
-        rest, _ = self.process.communicate(timeout=TIMEOUT_S)
-        return "".join([*self._said, rest])
+        return "\n".join([*self._said, self.finish()])
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.close()

@@ -25,18 +25,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from integration.answering import answering
 from integration.hosts.network import Host, Network
 
 Object = dict[str, Any]
 
 IMAGE = "registry.lab/monarch-nb:1"
 NAMESPACE = "lab"
-TOKEN = "secret-token"
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 TICK_S = 0.05
 HURRY = 10.0
@@ -88,7 +87,6 @@ class Cluster:
     queued: bool = False
     crds: set[str] = field(default_factory=set)
     answers: Callable[[str, str], tuple[int, Object] | None] = lambda *_: None
-    requests: list[tuple[str, str]] = field(default_factory=list)
     host: str = ""
     lock: threading.RLock = field(default_factory=threading.RLock)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -110,11 +108,11 @@ class Cluster:
         with self.lock:
             return [json.loads(json.dumps(each)) for (kind, _), each in self.objects.items() if kind == plural]
 
-    def kubeconfig(self, token: str = TOKEN) -> Path:
+    def kubeconfig(self) -> Path:
         """Write a kubeconfig; return its path."""
-        path = self.directory / f"kubeconfig-{next(self._numbers)}"
+        path = self.directory / "kubeconfig"
         cluster = {"name": "c", "cluster": {"server": self.host}}
-        user = {"name": "u", "user": {"token": token}}
+        user = {"name": "u", "user": {"token": "secret-token"}}
         context = {"name": "lab", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}
         facts = {"clusters": [cluster], "users": [user], "contexts": [context], "current-context": "lab"}
         path.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **facts}))
@@ -130,27 +128,16 @@ class Cluster:
             ready = {"type": "Ready", "status": "False"}
             told["status"]["conditions"] = [ready, *_without(told["status"]["conditions"], "Ready")]
 
-    def take_away(self, pod: str, reason: str, message: str) -> None:
-        """Preempt or evict a pod."""
-        with self.lock:
-            told = self.objects["pods", pod]
-            target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-            told["status"]["conditions"].append(target)
-            self._kill(told)
-
     # ---- the API ----
 
-    def answer(self, method: str, url: str, body: Object, token: str) -> tuple[int, Object | str]:
+    def answer(self, method: str, url: str, body: Object) -> tuple[int, Object | str]:
         """Answer a request."""
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query))
-        self.requests.append((method, parts.path))
         if (said := self.answers(method, parts.path)) is not None:
             return said
         match = _PATH.fullmatch(parts.path)
         try:
-            if token != f"Bearer {TOKEN}":
-                raise Refused(401, "Unauthorized", "Unauthorized")
             if match is None:
                 raise Refused(404, "NotFound", "the server could not find the requested resource")
             with self.lock:
@@ -225,7 +212,6 @@ class Cluster:
                     raise Refused(422, "Invalid", f"{made['kind']}: {error.message}") from None
 
     def _delete(self, plural: str, name: str) -> None:
-        """Delete an object; what has pods goes after them."""
         self.objects[plural, name]["metadata"].setdefault("deletionTimestamp", _now())
 
     def _all(self, plural: str) -> list[Object]:
@@ -462,7 +448,7 @@ def cluster(directory: Path, machines: int = 3, gpus: int = 0) -> Iterator[Clust
         while not ended.wait(TICK_S):
             made.tick()
 
-    with Network(machines) as network, _server(made) as made.host:
+    with Network(machines) as network, answering(made.answer) as made.host:
         room = {"cpu": "4", "memory": "8Gi", "pods": "1"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
         made.machines = [Machine(host, dict(room)) for host in network.hosts]
         thread = threading.Thread(target=go_on)
@@ -476,39 +462,6 @@ def cluster(directory: Path, machines: int = 3, gpus: int = 0) -> Iterator[Clust
                 process.kill()
                 process.wait()
             shutil.rmtree(directory)
-
-
-@contextmanager
-def _server(made: Cluster) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def answer(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length) or b"null")
-            status, said = made.answer(self.command, self.path, body, self.headers.get("Authorization", ""))
-            content = said.encode() if isinstance(said, str) else json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "text/plain" if isinstance(said, str) else "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_GET = do_POST = do_PATCH = do_DELETE = answer
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _templates(plural: str, spec: Object) -> list[Object]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from integration.night.lightning.service import Service, service
+from integration.ways import end_all_of, nothing_stays
 from leaks import processes_of
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision import jobs, lightning
+from monarch_nb.config import HOME_VARIABLE
+from monarch_nb.provision import lightning
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,7 @@ class Lightning:
                 os.kill(process.pid, signal.SIGKILL)
 
     def clean_up(self, node: str) -> None:
-        home = Path(os.environ[HOME_VARIABLE])
-        for process in processes_of(home):
-            os.kill(process.pid, signal.SIGKILL)
-        for directory in home.glob("lightning-*"):
-            shutil.rmtree(directory)
+        end_all_of("lightning-*")
 
 
 @pytest.fixture(scope="session")
@@ -67,19 +62,9 @@ def _import_anew() -> None:
 
 
 @pytest.fixture
-def way(_service: Service, no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Lightning]:
-    """A teamspace in which nothing runs. No job, no file, no key and no secret stays in the end."""
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-    config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
-    monkeypatch.setenv(HOME_VARIABLE, str(home))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
-    no_leaks(home)
-    engine = Lightning(_service, config / "pools")
-    yield engine
-    left = [str(path) for path in config.glob("pools/*/*")], engine.left()
-    for job in jobs.jobs():
-        jobs.end(job)
+def way(_service: Service, client_home: Path) -> Iterator[Lightning]:
+    """A teamspace in which nothing runs, and without secrets."""
+    engine = Lightning(_service, client_home / "pools")
+    with nothing_stays(engine):
+        yield engine
     _service.forget()
-    shutil.rmtree(config)
-    shutil.rmtree(home / "notebooks", ignore_errors=True)  # what is remembered of notebooks
-    assert left == ([], "")

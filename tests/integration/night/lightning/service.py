@@ -8,7 +8,6 @@ the service.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -20,12 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from integration.answering import answering
 
 Answer = dict[str, Any]
 MOST_MACHINES = 4
@@ -83,7 +83,7 @@ class Service:
         secrets: values by name. made_secrets: also those that were removed.
         jobs: by their ids. started: how many machines there have been.
         logged: what LitLogger sent, by the experiment's name: metric, step and value.
-        asked: every request, as "GET /v1/…". refusal: with which the next job is refused: status and message.
+        refusal: with which the next job is refused: status and message.
     """
 
     directory: Path
@@ -91,7 +91,6 @@ class Service:
     made_secrets: dict[str, str] = field(default_factory=dict)
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     logged: dict[str, list[tuple[str, int, float]]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
     refusal: tuple[int, str] | None = None
     started: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -122,7 +121,6 @@ class Service:
     def answer(self, method: str, url: str, body: Any) -> tuple[int, Answer]:
         """Return the status and the answer to a request."""
         parts = urlsplit(url)
-        self.asked.append(f"{method} {url}")
         for pattern, answer in self._routes():
             if found := re.fullmatch(pattern, f"{method} {parts.path.rstrip('/')}"):
                 with self.lock:
@@ -287,36 +285,12 @@ def service(directory: Path) -> Iterator[Service]:
     """Serve, and have Lightning's package ask there, when it is imported from now on."""
     known = Service(directory)
 
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            body = json.loads(raw) if raw[:1] in (b"{", b"[") and raw else None
-            status, answer = known.answer(self.command, self.path, body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_PUT = do_DELETE = handle_any
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LIGHTNING_CLOUD_URL", f"http://127.0.0.1:{server.server_port}")
+    with answering(known.answer) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIGHTNING_CLOUD_URL", url)
         patch.setenv("LIGHTNING_USER_ID", "me")
         patch.setenv("LIGHTNING_API_KEY", "a-key")
-        patch.setenv("LIGHTNING_TEAMSPACE", "lab/research")
         patch.setenv("LIGHTNING_TEAMSPACE", "lab/research")
         try:
             yield known
         finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
             known.forget()

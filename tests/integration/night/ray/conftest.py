@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from integration.live import eventually
+from integration.live import TIMEOUT_S
 from integration.night.ray.ray_cluster import RayCluster, cluster
+from integration.ways import nothing_stays
 from leaks import processes_of, wait_for_end
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision import jobs
+from monarch_nb.config import HOME_VARIABLE
 
 
 @pytest.fixture(scope="module")  # its ten processes never rest
@@ -46,21 +45,11 @@ class Ray:
 
 
 @pytest.fixture
-def way(_cluster: RayCluster, no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
-    """A Ray on which nothing runs. No placement group, no actor, no file and no key stays in the end."""
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-    config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
-    monkeypatch.setenv(HOME_VARIABLE, str(home))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
-    no_leaks(home)
-    yield Ray(_cluster, home, config / "pools")
-    left = [str(path) for path in config.glob("pools/*/*")], _cluster.left()
-    for job in jobs.jobs():
-        jobs.end(job)
-    eventually(lambda: not _cluster.left())
-    for process in processes_of(home):
-        wait_for_end(process.pid, 60)
+def way(_cluster: RayCluster, client_home: Path) -> Iterator[Ray]:
+    """A Ray on which nothing runs: no placement group, no actor and no key."""
+    engine = Ray(_cluster, Path(os.environ[HOME_VARIABLE]), client_home / "pools")
+    with nothing_stays(engine):
+        yield engine
+    for process in processes_of(engine.home):
+        wait_for_end(process.pid, TIMEOUT_S)
     _cluster.mend()
-    shutil.rmtree(config)
-    shutil.rmtree(home / "notebooks", ignore_errors=True)  # what is remembered of notebooks
-    assert left == ([], "")

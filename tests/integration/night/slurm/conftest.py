@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,7 @@ import pytest
 
 from integration.live import eventually
 from integration.night.slurm.controller import cluster, run, squeue, why_no_slurm
-from leaks import processes_of
-from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE
-from monarch_nb.provision import jobs
+from integration.ways import end_all_of, nothing_stays
 
 
 @pytest.fixture(scope="session")
@@ -29,25 +26,6 @@ def _cluster() -> Iterator[None]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture
-def slurm(_cluster: None, no_leaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Slurm on which nothing runs; the config directory of its user. No job, no file and no key stays in the end."""
-    home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
-    config = Path(tempfile.mkdtemp(prefix="mnb-config-"))
-    monkeypatch.setenv(HOME_VARIABLE, str(home))
-    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
-    no_leaks(home)
-    yield config
-    left = [str(path) for path in config.glob("pools/*/*")], squeue()
-    for job in jobs.jobs():
-        jobs.end(job)
-    run("scancel", "--user=root")
-    eventually(lambda: not squeue())
-    shutil.rmtree(config)
-    shutil.rmtree(home / "notebooks", ignore_errors=True)  # what is remembered of notebooks
-    assert left == ([], "")
-
-
 @dataclass(frozen=True)
 class Slurm:
     """Slurm as a way to have nodes."""
@@ -58,19 +36,30 @@ class Slurm:
     too_many_nodes: int = 9
 
     def left(self) -> str:
-        return squeue()
+        return squeue("--format=%i")
 
     def lose(self, node: str) -> None:
         run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=fire")
 
     def clean_up(self, node: str) -> None:
         """Slurm gave it no time; and without cgroups it loses processes whose parent has died."""
-        home = Path(os.environ[HOME_VARIABLE])
-        for process in processes_of(home):
-            os.kill(process.pid, signal.SIGKILL)
-        shutil.rmtree(home / "slurm-dev")
+        end_all_of("slurm-dev")
+
+    @contextmanager
+    def full(self, nodes: int = 4) -> Iterator[None]:
+        words = ("--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 600")
+        other = run("sbatch", "--parsable", f"--nodes={nodes}", *words)
+        eventually(lambda: squeue(f"--jobs={other}", "--format=%t") == "R")
+        yield
+        self.cancel(other)
+
+    def cancel(self, job: str) -> None:
+        run("scancel", job)
 
 
 @pytest.fixture
-def way(slurm: Path) -> Slurm:
-    return Slurm(slurm / "pools")
+def way(_cluster: None, client_home: Path) -> Iterator[Slurm]:
+    """A Slurm on which nothing runs."""
+    engine = Slurm(client_home / "pools")
+    with nothing_stays(engine):
+        yield engine
