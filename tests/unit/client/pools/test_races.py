@@ -75,6 +75,7 @@ def test_a_node_that_fails_lets_go_of_the_others(moment: str) -> None:
         cluster.wire.fates[ann.life, moment] = cluster.nodes[1].cut
         with pytest.raises(NodeUnreachable, match="node1"):
             ann.reserve(nodes=3)
+        assert leases(cluster)[::2] == [0, 0], "at once"
         cluster.nodes[1].mend()
         cluster.until(lambda: leases(cluster) == [0, 0, 0])
 
