@@ -101,26 +101,26 @@ class TestTime:
         assert reserve("short", nodes=1, procs=2).id != before.id
 
     def test_an_extension_adds_to_the_limit_everywhere(self, capsys: pytest.CaptureFixture[str]) -> None:
-        dev = reserve("longer", nodes=2, procs=1, time=600)
+        dev = reserve("longer", nodes=2, procs=1, time=900)
         left_s = dev.extend("1h")
-        assert 3600 < left_s <= 4200
+        assert 3600 < left_s <= 4500
         info = dev.status()
-        assert info.time_s == 4200
+        assert info.time_s == 4500
         assert info.left.startswith("1 h")
-        again = reserve("longer", nodes=2, procs=1, time=600)
-        assert again.status().time_s == 4200, "what is held keeps its limit"
+        again = reserve("longer", nodes=2, procs=1, time=900)
+        assert again.status().time_s == 4500, "what is held keeps its limit"
         assert monarch_nb.attach("longer").extend(0.5) > 3600
         capsys.readouterr()
         assert main(["extend", "longer", "1h30m"]) == 0
-        assert capsys.readouterr().out.startswith("longer: 1 h 30 min more, 2 h 3")
+        assert capsys.readouterr().out.startswith("longer: 1 h 30 min more, 2 h 4")
         assert main(["extend", "longer"]) == 0
-        assert capsys.readouterr().out.startswith("longer: 2 h 3")
+        assert capsys.readouterr().out.startswith("longer: 2 h 4")
         assert main(["status", "--json"]) == 0
         [held] = json.loads(capsys.readouterr().out)["reservations"]
-        assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (3660.5 + 5400, None, None)
+        assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (4500.5 + 5400, None, None)
         assert 0 < held["time_left_s"] < held["time_s"]
         assert main(["list"]) == 0
-        assert "2 h 3" in capsys.readouterr().out
+        assert "2 h 4" in capsys.readouterr().out
 
     def test_what_can_not_be_extended(self) -> None:
         dev = reserve("free", procs=1)
