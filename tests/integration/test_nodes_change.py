@@ -1,7 +1,8 @@
-"""Nodes come, go and are replaced, and the ranks of the others keep everything: what hosts/night does in every way."""
+"""Nodes come, go and are replaced, and ranks of the others keep everything. tests/unit/cluster has every way of it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,13 +27,17 @@ def held(isolated_pool: list[Node], project: Path) -> Iterator[Reservation]:
     reservation.release()
 
 
-def test_more_nodes_come_and_go_and_main_stays_as_it_is(held: Reservation) -> None:
+def test_more_nodes_come_and_go_and_main_stays_as_it_is(held: Reservation, isolated_pool: list[Node]) -> None:
     assert held.grow(4).joined == ("node3",)
     assert held.meshes["grown"].run(WORLD).values == [(rank, 4, None, 8) for rank in range(4)]
     with pytest.raises(UsageError, match=r"node3 would .* grown has ranks there"):
         held.shrink(3)
+    held.meshes["grown"].select(3).run("open('last.pt', 'w').write('x')")
     held.stop_mesh("grown")
-    assert held.shrink(3).left == ("node3",)
+    shrunk = held.shrink(3)
+    assert shrunk.left == ("node3",)
+    assert [(kept.node, kept.files) for kept in shrunk.kept] == [("node3", 1)], "what its ranks wrote stays there"
+    shutil.rmtree(Path(isolated_pool[3].directory, "kept"))
     assert held.mesh.run(WORLD).values == [(rank, 3, rank + 5, 8) for rank in range(3)]
 
 

@@ -83,7 +83,7 @@ def test_a_failure_runs_once_more_alone(
 
 
 def test_tests_of_a_folder_share_a_process() -> None:
-    assert scope_of("tests/integration/hosts/night/test_grow.py::test_a") == "tests/integration/hosts"
+    assert scope_of("tests/integration/hosts/night/test_replace.py::test_a") == "tests/integration/hosts"
     assert scope_of("tests/integration/night/slurm/test_slurm.py::test_a") == "tests/integration/night/slurm"
     assert scope_of("tests/integration/night/test_room.py::test_a") == "tests/integration/night/test_room.py"
     assert scope_of("tests/e2e/night/test_site.py::test_a") == "tests/e2e/night/test_site.py"

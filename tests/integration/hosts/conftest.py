@@ -14,7 +14,6 @@ from integration.hosts.elastic import free, start_again
 from integration.hosts.lab import Lab
 from integration.hosts.network import Network, why_no_hosts
 from integration.live import eventually
-from integration.patched import patch_allocators
 from integration.pools import release_all
 from leaks import leaks_of
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, POOL_VARIABLE
@@ -37,14 +36,6 @@ def project(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "model.py").write_text("width = 8\n")
     return directory
-
-
-@contextmanager
-def _are_ours(home: Path, config: Path) -> Iterator[None]:
-    """Have it be the pool of the three nodes, which wait for a client that is gone for seconds, not tens of them."""
-    with _is_ours(home, config), pytest.MonkeyPatch.context() as patch:
-        patch_allocators(patch, config / "patched", "from monarch_nb import config\nconfig.PROVISIONAL_LEASE_S = 3.0")
-        yield
 
 
 def _directories() -> tuple[Path, Path]:
@@ -75,12 +66,12 @@ def two_nodes(lab: Lab) -> Lab:
 @pytest.fixture(scope="session")
 def _three() -> Iterator[Lab]:
     home, config = _directories()
-    with _are_ours(home, config):
+    with _is_ours(home, config):
         made = Lab.make(config, home)
         for _ in range(3):
             made.start(procs=1)
     yield made
-    with _are_ours(home, config):
+    with _is_ours(home, config):
         made.end()
     leaks = leaks_of(home)
     shutil.rmtree(config)
@@ -92,7 +83,7 @@ def _three() -> Iterator[Lab]:
 def three(_three: Lab) -> Iterator[Lab]:
     """Nodes with a slot each, and torch as soon as one test has needed it: at the end those that were killed come back,
     and what is reserved is released, for the next test."""
-    with _are_ours(_three.home, _three.config):
+    with _is_ours(_three.home, _three.config):
         yield _three
         for one in _three.allocators:
             if one.process.poll() is not None:

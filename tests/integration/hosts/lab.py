@@ -71,7 +71,6 @@ class Lab:
         procs: int = 2,
         flags: Sequence[str] = (),
         hidden: Sequence[Path] = (),
-        environment: dict[str, str] | None = None,
         directory: Path | None = None,
         number: int = 0,
     ) -> Allocator:
@@ -105,7 +104,7 @@ class Lab:
                     stdout=file,
                     stderr=file,
                     pass_fds=[ready_end],
-                    env={**daemon_environment(), **(environment or {})},
+                    env=daemon_environment(),
                     start_new_session=True,
                 )
         finally:

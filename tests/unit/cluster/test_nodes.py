@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cluster import Cluster
+from monarch_nb.client.connections.bridge import call
 from monarch_nb.errors import CapacityError, NodeUnreachable, RunFailed, UsageError
+from monarch_nb.ground.rank_sets import format_ranks
+from monarch_nb.notebook.output.logs import shown_logs
 from unit.cluster.conftest import MakeCluster
+from unit.cluster.test_reattach import Recorder
 
 KEPT = "globals().get('kept')"
 
@@ -26,8 +30,15 @@ def test_one_that_is_lost_for_a_while(make: MakeCluster, number: int) -> None:
     run = mesh.select(others).run("kept")
     assert run.values == others
     assert run.number > before.number
-    with pytest.raises(NodeUnreachable, match=f"node{number} unreachable since .*, with rank {number}"):
+    leave_out = f"-t {format_ranks(others)} leaves rank {number} out"
+    ways = f"{leave_out}; %mesh release works without it"  # the pool has no other node
+    with pytest.raises(NodeUnreachable, match=f"node{number} unreachable since .*, with rank {number}: {ways}"):
         mesh.run("rank")
+    with pytest.raises(NodeUnreachable, match=leave_out):
+        mesh.restart()
+    endless = mesh.select(others).submit("await sleep(3600)")
+    cluster.sleep(1)
+    assert sorted(endless.interrupt().stopped) == others
     cluster.nodes[number].mend()
     cluster.until(lambda: mesh.status()[number].state == "idle")
     assert mesh.run("kept").values == [0, 1, 2]
@@ -101,6 +112,45 @@ def test_one_that_answers_is_replaced_by_its_name(make: MakeCluster) -> None:
     cluster.until(lambda: living(cluster) == [0, 1, 1])
     [back] = dev.replace("0")
     assert (back.old, back.new) == ("node2", "node0"), "a node may come again"
+
+
+def test_meshes_beside_are_there_again_on_the_new_node(make: MakeCluster) -> None:
+    cluster = make(3, 2)
+    dev = cluster.client().reserve(nodes=2)
+    call(dev.meshes.spawn(dev.meshes.addresses, {"procs": 1}, "beside"))
+    beside = dev.meshes["beside"]
+    dev.mesh.run("kept = 3")
+    beside.run("kept = rank + 5")
+    [replaced] = dev.replace("node0")
+    assert str(replaced).startswith("node2 has the place of node0: rank 0, rank 0 of beside are new there")
+    assert [info.host for info in beside.status()] == ["node2", "node1"]
+    assert beside.run(KEPT).values == [None, 6]
+    assert dev.mesh.run(KEPT).values == [None, 3]
+
+
+def test_two_clients_that_reach_different_nodes_both_replace_the_others(make: MakeCluster) -> None:
+    """When all nodes answer again, they keep one of both lists, and give back what the other one had."""
+    cluster = make(4)
+    first, second, third, fourth = cluster.nodes
+    cluster.client().reserve(nodes=2)
+    for node in (second, fourth):
+        node.kill()
+    [replaced] = cluster.client().attach().replace()
+    assert str(replaced).startswith("node2 has the place of node1")
+    for node in (first, third):
+        node.kill()
+    for node in (second, fourth):
+        node.start()
+    [replaced] = cluster.client().attach().replace()
+    assert str(replaced).startswith("node3 has the place of node0")
+    for node in (first, third):
+        node.start()
+    cluster.until(lambda: sum(living(cluster)) == 2)
+    after = cluster.client()
+    assert after.list() == ["dev"]
+    dev = after.attach()
+    assert dev.node_names in (["node0", "node2"], ["node3", "node1"])
+    assert dev.mesh.run("rank").values == [0, 1]
 
 
 def test_a_replacement_is_waited_for(make: MakeCluster) -> None:
@@ -185,9 +235,42 @@ def test_more_nodes_join_and_leave_beside_main(make: MakeCluster) -> None:
         dev.shrink(1)
     assert cluster.client().attach().meshes["grown"].run("rank").values == [0, 1, 2], "a new client finds it"
     dev.stop_mesh("grown")
+    assert cluster.client().attach().nodes == 3, "nodes without ranks are held all the same"
+    assert dev.grow(3).joined == (), "the mesh alone is missing"
+    dev.stop_mesh("grown")
     assert str(dev.shrink(1)).startswith("dev has 1 node: ")
     assert living(cluster) == [1, 0, 0]
     assert dev.mesh.run("kept").values == [3]
+
+
+def test_a_mesh_that_is_stopped_ends_on_a_node_that_was_away(make: MakeCluster) -> None:
+    cluster = make(2)
+    dev = cluster.client().reserve()
+    dev.grow(2)
+    second = cluster.nodes[1]
+    second.kill()
+    assert dev.stop_mesh("grown") == ["node1"]
+    assert second.alive
+    second.start()
+    cluster.until(lambda: not second.alive)
+    assert list(cluster.client().attach().meshes) == ["main"]
+    assert dev.shrink(1).left == ("node1",)
+
+
+def test_what_is_left_of_a_mesh_leaves_its_name_to_another(make: MakeCluster) -> None:
+    cluster = make(3)
+    dev = cluster.client().reserve()
+    dev.grow(2)
+    dev.grow(3, mesh="all")
+    dev.stop_mesh("all")
+    _, second, third = cluster.nodes
+    for node in (second, third):
+        node.kill()
+    assert dev.shrink(1).left == ("node1", "node2"), "nobody says which of them had a part of grown"
+    second.start()
+    cluster.until(lambda: living(cluster)[1] == 0)
+    assert dev.grow(2).is_new_mesh
+    assert cluster.client().attach().meshes["grown"].run("rank").values == [0, 1]
 
 
 def test_more_nodes_are_waited_for(make: MakeCluster) -> None:
@@ -247,3 +330,82 @@ def test_a_node_without_main_is_lost_and_replaced(make: MakeCluster) -> None:
     assert str(replaced).startswith("node2 has the place of node1: rank 1 of grown is new there")
     assert grown.run(KEPT).values == [5, None]
     assert dev.mesh.run("kept").values == [3]
+
+
+def test_a_new_client_attaches_without_a_lost_node_and_releases(make: MakeCluster) -> None:
+    cluster = make(3)
+    cluster.client().reserve(nodes=3).mesh.run("kept = rank; print('kept')")
+    cluster.nodes[0].cut()
+    dev = cluster.client().attach()
+    assert [info.state for info in dev.mesh.status()] == ["unreachable", "idle", "idle"]
+    assert dev.mesh.select([1, 2]).run("kept").values == [1, 2]
+    shown = "\n".join(map(str, shown_logs(dev.mesh, 1, None)))
+    assert "[1-2] kept" in shown
+    assert shown.endswith("node0 does not answer: what rank 0 wrote is not here")
+    assert str(dev.release()[0]).startswith("node0 does not answer: its ranks go on until it does")
+    cluster.nodes[0].mend()
+    cluster.until(lambda: living(cluster) == [0, 0, 0])
+
+
+@pytest.mark.parametrize("moment", ["Release", "Release is done"])
+def test_a_client_dies_while_it_releases(make: MakeCluster, moment: str) -> None:
+    cluster = make(2)
+    ann, after = cluster.client(), cluster.client()
+    dev = ann.reserve(nodes=2)
+    ann.dies_at(moment)
+    ann.does(dev.release)
+    cluster.until(lambda: living(cluster) == [0, 0])
+    assert after.list() == []
+
+
+@pytest.mark.parametrize("moment", ["Spawn", "Spawn is done"])
+def test_a_client_dies_while_it_makes_a_mesh_beside(make: MakeCluster, moment: str) -> None:
+    """It is there on all nodes, or on none; what was there is as it was."""
+    cluster = make(2, 2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2)
+    dev.mesh.run("kept = rank")
+    ann.dies_at(moment)
+    ann.does(lambda: call(dev.meshes.spawn(dev.meshes.addresses, {"procs": 1}, "beside")))
+    cluster.sleep(60)
+    assert living(cluster) == [1, 1]
+    again = cluster.client().attach()
+    assert list(again.meshes) == ["main"]
+    assert again.mesh.run("kept").values == [0, 1]
+
+
+@pytest.mark.parametrize("moment", ["Restart", "Restart is done"])
+def test_a_client_dies_while_it_restarts_ranks(make: MakeCluster, moment: str) -> None:
+    cluster = make(2)
+    ann = cluster.client()
+    mesh = ann.reserve(nodes=2).mesh
+    ann.dies_at(moment)
+    ann.does(mesh.restart)
+    cluster.sleep(60)
+    after = cluster.client().attach().mesh
+    assert after.run("rank").values == [0, 1]
+    assert living(cluster) == [1, 1]
+
+
+def test_all_nodes_are_away_while_a_cell_runs(make: MakeCluster) -> None:
+    cluster = make(3)
+    dev = cluster.client().reserve(nodes=2)
+    run = dev.mesh.submit("await sleep(3600)", listener=(recorder := Recorder()))
+    cluster.sleep(1)
+
+    def said() -> str:
+        return "\n".join(recorder.notices.values())
+
+    first, second, _ = cluster.nodes
+    first.cut()
+    cluster.until(lambda: "until then -t leaves them out; %mesh replace puts a free node" in said())
+    second.cut()
+    cluster.until(lambda: "%mesh reserve dev --replace begins anew on others" in said())
+    assert said().count("the output of their ranks follows here when they answer again") == 1, "once for both nodes"
+    assert "%mesh replace" not in said(), "no node is left that could be told of another"
+    with pytest.raises(NodeUnreachable, match=r"'dev' is held, but node0 .*, node1 .* do not answer: its ranks go on"):
+        dev.mesh.interrupt()
+    for node in (first, second):
+        node.mend()
+    cluster.until(lambda: not any(recorder.notices.values()))
+    assert sorted(run.interrupt().stopped) == [0, 1]

@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from integration.hosts.lab import Lab
-from integration.hosts.network import Network
 from integration.live import TIMEOUT_S, client, eventually, lives, pids_of, started
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
-from monarch_nb.client.connections import tree
-from monarch_nb.client.connections.bridge import call
-from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.errors import NodeUnreachable, ReservationReleased
-from monarch_nb.ground.rank_sets import format_ranks
 
 PANEL = """
 import queue
@@ -39,113 +33,12 @@ print(repr(job["result"] or job["error"]))
 """A panel that has seen one reservation, and releases it when it is told to."""
 
 
-def test_a_reservation_is_released_without_a_lost_node(lab: Lab, network: Callable[[int], Network]) -> None:
-    hosts = network(3).hosts
-    for host in hosts:
-        lab.start(host, procs=1)
-    dev = reserve("dev", nodes=3, procs=1, preload=[])
-    pids, lost = pids_of(dev.mesh), hosts[2]
-    lost.swallow()
-    assert dev.mesh.select([0, 1]).run("rank").values == [0, 1]
-    said = "; ".join(map(str, dev.release()))
-    assert said.startswith(f"{lost.name} does not answer: its ranks go on until it does; then {hosts[0].name} and ")
-    assert not list_reservations()
-    assert lives(pids[2])
-    for allocator in lab.allocators[:2]:
-        allocator.process.kill()
-        allocator.process.wait()
-    for host in hosts[:2]:
-        lab.start(host, procs=1)  # what they are to say is not lost with them
-    lost.pass_on()
-    eventually(lambda: not lives(pids[2]))
-    eventually(lambda: [node.procs_free for node in call(pool_named(None).described())] == [1, 1, 1])
-    assert reserve("again", nodes=3, procs=1, preload=[]).mesh.run("rank").values == [0, 1, 2], "it is as if new"
-
-
-@pytest.mark.parametrize("direct_nodes", [tree.DIRECT_NODES, 1], ids=["direct", "tree"])
-@pytest.mark.parametrize("number", [0, 1])
-def test_cells_run_on_the_others_whichever_node_is_lost(
-    apart: Lab, monkeypatch: pytest.MonkeyPatch, number: int, direct_nodes: int
-) -> None:
-    monkeypatch.setattr(tree, "DIRECT_NODES", direct_nodes)
-    mesh = reserve("dev", nodes=3, procs=1, preload=[]).mesh
-    before = mesh.run("kept = rank")
-    lost, others = apart.allocators[number].host, [rank for rank in range(3) if rank != number]
-    assert lost is not None
-    lost.swallow()
-    run = mesh.select(others).run("kept")
-    assert run.values == others
-    assert run.number > before.number
-    eventually(lambda: not mesh.core.is_node_up(number))
-    leave_out = f"-t {format_ranks(others)} leaves rank {number} out"
-    ways = f"{leave_out}; %mesh release works without it"  # the pool has no other node
-    with pytest.raises(NodeUnreachable, match=f"{lost.name} unreachable since .*, with rank {number}: {ways}"):
-        mesh.run("rank")
-    with pytest.raises(NodeUnreachable, match=leave_out):
-        mesh.restart()
-    other_run, _ = started(mesh.select(others[1]), "import time\nwhile True: time.sleep(0.01)")
-    other_run.cancel()
-    assert other_run.wait(TIMEOUT_S)
-    lost.pass_on()
-    eventually(lambda: mesh.status()[number].state == "idle")
-    last = mesh.run("kept")
-    assert last.values == [0, 1, 2]
-    assert last.number > other_run.number
-
-
-def test_a_new_client_attaches_without_a_lost_node_and_releases(apart: Lab) -> None:
-    lost = apart.allocators[0].host
-    assert lost is not None
-    dev = reserve("dev", nodes=3, procs=1, preload=[])
-    dev.mesh.run("kept = rank; print('kept')")
-    pids = pids_of(dev.mesh)
-    lost.swallow()
-    code = """
-from monarch_nb import attach
-from monarch_nb.notebook.output.logs import shown_logs
-dev = attach("dev")
-states = {info.rank: info for info in dev.mesh.status()}
-print([states[rank].state for rank in range(3)], states[0].absence)
-print(dev.mesh.select([1, 2]).run("kept").values)
-print(*shown_logs(dev.mesh, 1, None), sep="; ")
-print(*dev.release(), sep="; ")
-"""
-    with client(code) as other:
-        told = [other.line() for _ in range(4)]
-        other.finish()
-    assert told[0].startswith(f"['unreachable', 'idle', 'idle'] {lost.name} unreachable since ")
-    assert told[1] == "[1, 2]"
-    assert told[2].endswith(f"; [1-2] kept; {lost.name} does not answer: what rank 0 wrote is not here")
-    assert told[3].startswith(f"{lost.name} does not answer: its ranks go on until it does")
-    assert not list_reservations()
-    lost.pass_on()
-    eventually(lambda: not lives(pids[0]))
-
-
 def _held() -> list[tuple[str, int]] | None:
     """What is held, and on how many nodes; None as long as no node answers."""
     try:
         return [(info.name, info.nodes) for info in list_reservations()]
     except NodeUnreachable:
         return None
-
-
-def test_one_that_is_released_while_all_its_nodes_are_away_is_ended_when_they_are_back(apart: Lab) -> None:
-    dev = reserve("dev", nodes=2, procs=1, preload=[])
-    pids, hosts = pids_of(dev.mesh), {one.node_id: one.host for one in apart.allocators}
-    lost = [host for name in dev.node_names if (host := hosts[name])]
-    for host in lost:
-        host.swallow()
-    said = [str(one) for one in dev.release()]
-    then = "then the next command or panel here that asks the pool lab ends them"
-    assert said == [f"{host.name} does not answer: its ranks go on until it does; {then}" for host in lost]
-    anew = reserve("dev", nodes=1, procs=1, preload=[])
-    assert anew.mesh.run("rank").values == [0], "the name is free"
-    for host in lost:
-        assert _held() == [("dev", 1)]
-        host.pass_on()
-    eventually(lambda: _held() == [("dev", 1)] and not any(map(lives, pids.values())))
-    assert anew.mesh.run("rank").values == [0]
 
 
 def test_one_is_released_by_its_name_while_no_node_answers(apart: Lab, capsys: pytest.CaptureFixture[str]) -> None:

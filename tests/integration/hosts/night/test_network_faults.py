@@ -81,21 +81,6 @@ def test_a_cell_goes_on_and_nothing_is_lost(two_hosts: TwoHosts, tmp_path: Path,
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1"], "each rank ran it once"
 
 
-def test_a_moment_without_a_link_is_not_noticed(two_hosts: TwoHosts, tmp_path: Path) -> None:
-    mesh, lost = two_hosts.dev.mesh, two_hosts.hosts[1]
-    run, recorder = started(mesh, PRINTS.format(ran=str(tmp_path / "ran"), over=str(tmp_path / "over")))
-    wait_for_lines(recorder, 1, 10)
-    lost.pull_the_cable()
-    wait_for_lines(recorder, 0, 50)
-    lost.plug_it_in()
-    wait_for_lines(recorder, 1, 100)
-    (tmp_path / "over").touch()
-    assert run.wait(TIMEOUT_S)
-    for rank, lines in zip(mesh.ranks, run.result(), strict=True):
-        assert recorder.text(rank).splitlines()[1:] == [f"line {number}" for number in range(lines)]
-    assert sorted((tmp_path / "ran").read_text().split()) == ["0", "1"], "each rank ran it once"
-
-
 def waiter() -> type[Actor]:
     """Return an actor that travels with its code: ranks can not import this module."""
 
