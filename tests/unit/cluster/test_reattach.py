@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.allocator.recovery import records
 from monarch_nb.client.connections.events import Notice, Text
 from monarch_nb.errors import NodeUnreachable, RunFailed
 from unit.cluster.conftest import MakeCluster
@@ -112,6 +113,38 @@ class TestAllocator:
         cluster.nodes[1].start()
         assert mesh.run("rank").values == [0, 1], "at once, although the session may not be open yet"
 
+    def test_an_interrupt_leaves_what_can_not_be_reached(self, make: MakeCluster) -> None:
+        cluster = make(2)
+        mesh = cluster.client().reserve(nodes=2).mesh
+        run = mesh.submit("await sleep(60)", listener=(recorder := Recorder()))
+        cluster.sleep(1)
+        cluster.nodes[1].kill()
+        cluster.until(lambda: "unreachable" in recorder.notices.get("link node1", ""))
+        said = "interrupted rank 0; rank 1 can not be reached and goes on: node1 does not answer"
+        assert str(run.interrupt()).startswith(said)
+        assert str(mesh.interrupt()).startswith("rank 1 can not be reached"), "it returns"
+        cluster.nodes[1].start()
+        run.wait()
+        assert {rank: result.outcome for rank, result in run.results.items()} == {0: "interrupted", 1: "ok"}
+
+    def test_logs_know_the_runs_that_the_one_before_had_forgotten(self, make: MakeCluster) -> None:
+        cluster = make(2)
+        mesh = cluster.client().reserve(nodes=2).mesh
+        mesh.run("pass")
+        run = mesh.run("print('after a silent run')")  # in the files that the silent one left untouched
+        for silent in range(2):
+            mesh.run(f"{silent}")
+        before = [rank.pid for node in cluster.nodes for rank in node.alive]
+        for node in cluster.nodes:
+            node.kill()
+            node.start()
+        assert {record.run for record in mesh.logs() if "silent" in record.text} == {run.number}
+        assert mesh.run("pass").number == run.number + 3, "numbers go on by one"
+        mesh.restart([1])
+        assert mesh.run("rank").values == [0, 1]
+        after = [rank.pid for node in cluster.nodes for rank in node.alive]
+        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
     def test_a_cell_in_a_short_gap_is_executed(self, make: MakeCluster) -> None:
         cluster = make(2)
         ann = cluster.client()
@@ -203,3 +236,36 @@ class TestClient:
         assert after.list() == []
         assert not any(node.alive for node in cluster.nodes)
         assert after.reserve(nodes=2).mesh.run("rank").values == [0, 1]
+
+    @pytest.mark.parametrize("rank_dies", [False, True], ids=["all live", "a rank too"])
+    def test_killed_together_with_all_allocators(
+        self, make: MakeCluster, monkeypatch: pytest.MonkeyPatch, rank_dies: bool
+    ) -> None:
+        """A run that was accepted is known, also before it is in a database; the one behind it too."""
+        monkeypatch.setattr(records, "FLUSH_DELAY_S", 3600.0)
+        cluster = make(2, 2)
+        ann = cluster.client()
+        mesh = ann.reserve(nodes=2, procs=2).mesh
+        mesh.run("executed = []")
+        runs = [mesh.submit(f"executed.append(1)\n{CELL}"), mesh.submit("executed.append(2)\nexecuted")]
+        cluster.sleep(1)
+        ann.kill()
+        for node in cluster.nodes:
+            node.kill()
+        if rank_dies:
+            cluster.nodes[1].alive[0].end(9)
+        cluster.sleep(70)
+        for node in cluster.nodes:
+            node.start()
+        after = cluster.client().attach().mesh
+        first, second = (after.attach_run(run.id, from_start=True, listener=Recorder()) for run in runs)
+        lost = {2} if rank_dies else set()
+        first.wait()
+        assert first.kept_values == [None if rank in lost else rank * 2 for rank in range(4)]
+        second.wait()
+        assert second.kept_values == [None if rank in lost else [1, 2] for rank in range(4)], (
+            "each once, in their order"
+        )
+        for rank in set(range(4)) - lost:
+            logged = "".join(record.text for record in after.logs(ranks=[rank], run=first.number))
+            assert logged == WHOLE[rank]
