@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from monarch_nb.client.connections.events import TIME_NOTICE, Notice
-from monarch_nb.errors import ReservationExpired
+from monarch_nb.client.pools.pool import pool_named
+from monarch_nb.errors import ReservationExpired, UsageError
+from monarch_nb.proto import allocator_pb2 as pb
 from unit.cluster.conftest import MakeCluster
 
 HOUR_S = 3600.0
@@ -21,8 +25,8 @@ def test_all_nodes_release_when_the_time_is_up(make: MakeCluster) -> None:
     cluster.sleep(10)
     assert ann.list() == []
     assert [node.alive for node in cluster.nodes] == [[], []]
-    for ask in (dev.status, lambda: dev.mesh.run("rank"), ann.attach):
-        with pytest.raises(ReservationExpired, match="its time of 1 h was up"):
+    for ask in (dev.status, dev.mesh.status, lambda: dev.mesh.run("rank"), ann.attach):
+        with pytest.raises(ReservationExpired, match=r"dev was released at .*: its time of 1 h was up; %mesh reserve"):
             ask()
     assert ann.reserve(nodes=2, procs=2).id != dev.id
 
@@ -30,9 +34,13 @@ def test_all_nodes_release_when_the_time_is_up(make: MakeCluster) -> None:
 def test_a_cell_that_runs_then_ends_with_the_reason(make: MakeCluster) -> None:
     cluster = make(2)
     dev = cluster.client().reserve(nodes=2, time=60)
+    said: list[str] = []
+    dev.add_time_listener(said.append)
     run = dev.mesh.submit("await sleep(3600)")
     with pytest.raises(ReservationExpired, match=r"its time of 1 min was up"):
         run.result()
+    cluster.settle()
+    assert "dev was released at" in said[-1]
 
 
 def test_it_is_said_before_and_taken_back_by_an_extension(make: MakeCluster) -> None:
@@ -121,3 +129,42 @@ def test_a_node_that_does_not_answer_may_be_busy(make: MakeCluster) -> None:
     cluster.nodes[1].start()
     cluster.sleep(1210)
     assert [len(node.alive) for node in cluster.nodes] == [0, 0]
+
+
+def test_one_whose_time_is_up_on_a_node_is_in_nobodys_way(make: MakeCluster) -> None:
+    """The other node's clock is a little behind."""
+    cluster = make(2, 2)
+    ann = cluster.client()
+    dev = ann.reserve(nodes=2, time="1h")
+    ended = pb.Ended(reservation_id=dev.id, name="dev", why="its time of 1 h was up")
+    ann.life.call(pool_named, dev.pool).note_end(ended)
+    assert ann.reserve(procs=2).id != dev.id
+
+
+def test_what_is_held_keeps_its_limit_and_one_without_has_none(make: MakeCluster) -> None:
+    cluster = make(1, 2)
+    ann = cluster.client()
+    dev, free = ann.reserve(time=60), ann.reserve("free")
+    dev.extend("1h")
+    assert ann.reserve(time=60).status().time_s == 60 + HOUR_S
+    assert free.status().left == ""
+    with pytest.raises(UsageError, match="free has no time limit"):
+        free.extend("2h")
+
+
+def test_leases_do_not_follow_the_clock_on_the_wall(make: MakeCluster) -> None:
+    cluster = make()
+    ann = cluster.client()
+    dev = ann.reserve(time="30m", idle="20m")
+    told = time.time
+
+    def goes_on() -> None:
+        cluster.sleep(5)
+        assert 1780 < (dev.status().time_left_s or 0) < 1800
+        assert dev.mesh.run("rank").values == [0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: told() + HOUR_S)
+        goes_on()
+    goes_on()  # it has jumped back
+    assert ann.list() == ["dev"]

@@ -2,91 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.live import TIMEOUT_S, Gate, client, eventually, kill, started
+from integration.live import client, kill
 from integration.patched import patch_allocators
-from leaks import processes_of
 from monarch_nb import config
-from monarch_nb.client.reservations.known.lists import list_reservations
-from monarch_nb.client.reservations.reserve import attach, reserve
+from monarch_nb.client.reservations.reserve import attach
 from monarch_nb.errors import VersionMismatch
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.usefixtures("without_torch")
 
 local = LocalProvisioner()
-
-JUMPS = """
-import os, time
-jump, told = {path!r}, time.time
-time.time = lambda: told() + (3600.0 if os.path.exists(jump) else 0.0)
-"""
-"""The clock on the wall goes an hour forward once a file is there."""
-
-
-@pytest.fixture
-def jump(pool_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A pool of 2 nodes × 4 procs, whose clocks jump by an hour when this file is made, and that waits a second for
-    clients that are gone."""
-    path = tmp_path / "jump"
-    shorter = "from monarch_nb import config\nconfig.PROVISIONAL_LEASE_S = 1.0\n"
-    patch_allocators(monkeypatch, tmp_path / "patched", shorter + JUMPS.format(path=str(path)))
-    local.up(nodes=2, procs=4)
-    return path
-
-
-STEPS = """
-from monarch_nb.client.pools import pool
-async def stops(*arguments):
-    print("stopped")
-    threading.Event().wait()
-{stop}
-monarch_nb.reserve({name!r}, nodes=2, procs=1, preload=[], progress=print)
-"""
-STOPS = {
-    "leased": "pool.nodes_seeing = stops",
-    "spawned": "pool.files_pb2.Peer = lambda **_: (print('stopped'), threading.Event().wait())",
-    "confirmed": "pool.Pool.held = stops",
-}
-
-
-def test_what_a_client_left_half_made_is_taken_back(jump: Path, pool_home: Path) -> None:
-    before = {process.pid for process in processes_of(pool_home)}
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(client(STEPS.format(stop=stop, name=name))) for name, stop in STOPS.items()]
-        for one in clients:
-            while one.line() != "stopped":
-                pass
-        for one in clients:
-            kill(one.process.pid)
-    eventually(lambda: {held.name for held in list_reservations()} <= {"confirmed"})
-    assert attach("confirmed").mesh.run("rank").values == [0, 1], "that was whole"
-    attach("confirmed").release()
-    eventually(lambda: {process.pid for process in processes_of(pool_home)} <= before)
-    dev = reserve("everything", nodes=2, procs=4)
-    assert dev.mesh.run("rank").values == list(range(8))
-
-
-def test_leases_do_not_follow_the_clock_on_the_wall(jump: Path, gate: Gate) -> None:
-    timed = reserve("timed", procs=1, time="30m", idle="20m")
-    before = timed.status()
-    run, _ = started(timed.mesh, gate.wait)
-    jump.touch()
-    after = timed.status()
-    assert before.time_left_s is not None
-    assert after.time_left_s is not None
-    assert 0 <= before.time_left_s - after.time_left_s < TIMEOUT_S * 5, "not an hour"
-    gate.open()
-    assert run.result() == [None]
-    jump.unlink()
-    assert timed.mesh.run("rank").values == [0], "nor when it jumps back"
-    assert {held.name for held in list_reservations()} == {"timed"}
 
 
 @pytest.fixture
