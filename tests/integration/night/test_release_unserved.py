@@ -58,19 +58,10 @@ def notebook(spare_pool: list[Node], tmp_path: Path) -> Iterator[Kernel]:
     shutil.rmtree(home_directory() / "notebooks", ignore_errors=True)  # what is remembered of it
 
 
-def test_in_python(dev: Dev) -> None:
-    dev.lose_allocators()
-    said: list[str] = []
-    assert dev.reservation.release(progress=said.append) == []
-    assert said == [DIED]
-    dev.check_released()
-
-
-@pytest.mark.parametrize("words", [["dev"], ["--all"], []])
-def test_in_a_terminal(words: list[str], dev: Dev, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_terminal(dev: Dev, capsys: pytest.CaptureFixture[str]) -> None:
     dev.reservation.detach()
     dev.lose_allocators()
-    assert main(["release", *words]) == 0
+    assert main(["release"]) == 0
     assert capsys.readouterr() == ("released dev (2 nodes × 1 proc)\n", f"{DIED}\n")
     dev.check_released()
 
@@ -93,10 +84,8 @@ def test_on_the_panel(dev: Dev) -> None:
 def test_in_a_notebook(dev: Dev, notebook: Kernel) -> None:
     notebook.run("%load_ext monarch_nb")
     notebook.run("%mesh attach dev")
-    for magic in ("%mesh release", "%mesh release dev", "%mesh release --all"):
-        dev.lose_allocators()
-        first, second = notebook.run(magic).splitlines()
-        assert first == DIED
-        assert second.startswith("dev: released 2 nodes × 1 proc in ")
-        dev.check_released()
-        dev = Dev()
+    dev.lose_allocators()
+    first, second = notebook.run("%mesh release").splitlines()
+    assert first == DIED
+    assert second.startswith("dev: released 2 nodes × 1 proc in ")
+    dev.check_released()

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from integration.kernels import Kernel
-from integration.live import TIMEOUT_S
-from monarch_nb import list_reservations, reserve
+from integration.live import TIMEOUT_S, client
+from monarch_nb import attach, list_reservations, reserve
+from monarch_nb.client.connections.bridge import call
+from monarch_nb.client.pools.pool import pool_named
 from monarch_nb.errors import CapacityError
 from monarch_nb.provision import daemons
 from monarch_nb.provision.local import LocalProvisioner
@@ -57,6 +59,25 @@ def test_two_at_once_get_what_they_ask_for(pool_home: Path, is_up: bool) -> None
         second = threads.submit(reserve, "second", nodes=2, procs=2)
     assert first.result().mesh.run("rank").values == [0, 1]
     assert second.result().mesh.run("rank").values == [0, 1, 2, 3]
+
+
+WAITS = """
+monarch_nb.reserve("wide", procs=2, preload=[], wait=True, progress=print)
+print("has it")
+input()
+"""
+
+
+def test_one_that_is_free_again_takes_the_shape_that_is_waited_for(pool_home: Path) -> None:
+    dev = reserve("dev", procs=1)
+    with client(WAITS) as wide:
+        while not wide.line().startswith("1st in line: dev ("):
+            pass
+        dev.release()
+        while wide.line() != "has it":
+            pass
+        assert [reply.node.procs for _, reply in call(pool_named(None).ask())] == [2]
+        attach("wide").release()
 
 
 def test_nodes_do_not_end_under_somebody_who_reserves(pool_home: Path) -> None:

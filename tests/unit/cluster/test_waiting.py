@@ -185,3 +185,15 @@ def test_limits_count_over_all_nodes_of_the_pool(make: MakeCluster) -> None:
         ann.reserve("more")
     dev.release()
     ann.reserve("more")
+
+
+def test_a_first_one_that_hangs_has_its_turn_until_it_is_killed(make: MakeCluster) -> None:
+    cluster = make(2)
+    dev = cluster.client().reserve(nodes=2)
+    first, second = (Waiter(cluster, person, nodes=2) for person in ("bob", "carol"))
+    first.client.life.is_over = True  # its connections stay
+    dev.release()
+    cluster.settle()
+    assert free(cluster) == [1, 1]
+    first.client.kill()
+    second.work.result()
