@@ -10,10 +10,9 @@ import pytest
 
 from integration.hosts.lab import Lab
 from integration.hosts.network import Network
-from integration.live import Recorder, eventually, started
+from integration.live import eventually
 from monarch_nb import list_reservations, reserve
 from monarch_nb.cli.main import main
-from monarch_nb.client.connections import tree
 from monarch_nb.errors import NodeUnreachable, SharedStorageError
 from monarch_nb.trust.published import published
 
@@ -29,20 +28,6 @@ def test_a_mesh_on_two_nodes_of_a_pool(two_nodes: Lab) -> None:
     dev = reserve("dev", nodes=2, procs=2, preload=[])
     assert dev.mesh.run("rank * 2").values == [0, 2, 4, 6]
     assert [info.owner for info in list_reservations()] == ["alice"]
-    dev.release()
-
-
-def test_nodes_pass_runs_on_in_the_name_of_who_reserved(two_nodes: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree as of many nodes: the client talks to the first one, that one to the second, and so on."""
-    monkeypatch.setattr(tree, "DIRECT_NODES", 1)
-    monkeypatch.setattr(tree, "FAN_OUT", 1)
-    two_nodes.start()
-    dev = reserve("dev", nodes=3, procs=2, preload=[])
-    recorder = Recorder()
-    assert dev.mesh.run("print('rank', rank)\nrank", listener=recorder).values == list(range(6))
-    assert [recorder.text(rank) for rank in range(6)] == [f"rank {rank}\n" for rank in range(6)]
-    run, _ = started(dev.mesh, "import time\nwhile True: time.sleep(0.01)")
-    assert sorted(run.interrupt().stopped) == list(range(6))
     dev.release()
 
 

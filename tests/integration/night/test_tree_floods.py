@@ -57,14 +57,3 @@ def test_every_line_is_shown_or_counted_and_is_in_the_log(small_tree: Mesh) -> N
     for rank in range(RANKS):
         numbered = [line.format(i=i, rank=rank) for i in range(LINES)]
         assert "".join(logged[rank]).splitlines() == [*numbered, f"the end of {rank}"]
-
-
-def test_one_that_prints_little_is_heard_among_those_that_flood(small_tree: Mesh) -> None:
-    recorder = Recorder()
-    quiet = RANKS - 1
-    small_tree.run(
-        f"if rank == {quiet}:\n    print('this matters')\nelse:\n    for i in range({LINES}): print('noise', i, rank)",
-        listener=recorder,
-    )
-    assert recorder.text(quiet) == "this matters\n"
-    assert lines_told(recorder) == dict.fromkeys(range(quiet), LINES) | {quiet: 1}
