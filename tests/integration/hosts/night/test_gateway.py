@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from integration.hosts.lab import Allocator, Lab
 from integration.hosts.people import Person
 from integration.live import TIMEOUT_S, eventually
 from monarch_nb import Reservation, list_reservations, reserve
-from monarch_nb.config import NodePaths
 from monarch_nb.errors import MonarchNbError
 
 PLAIN = ["--plain-rooms"]
@@ -178,47 +175,3 @@ def test_ranks_call_each_other_again_after_a_gateway_and_a_room_were_killed(lab:
         assert room_of(here, "bob") != before
         _, errors = bob.communicate(timeout=TIMEOUT_S)
     assert bob.returncode == 0, errors
-
-
-ASKS = """
-import asyncio, sys
-import grpc
-from monarch_nb.allocator.gateway.outgoing import Toward
-from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto.allocator_pb2_grpc import AllocatorStub
-from monarch_nb.rpc.callers import acting_for
-from monarch_nb.rpc.channel import open_channel
-
-async def ask(method, address, owner, request):
-    channel = Toward(open_channel(f"unix:{sys.argv[1]}"), address)
-    try:
-        await getattr(AllocatorStub(channel), method)(request, metadata=acting_for(owner), timeout=30)
-        return "OK"
-    except grpc.aio.AioRpcError as error:
-        return error.code().name
-    finally:
-        await channel.close()
-
-async def main():
-    other, bobs, own = sys.argv[2:]
-    find = pb.FindStoreRequest(mesh_id="m", reservation_id="r")
-    asked = [("FindStore", *to, find) for to in [(other, "alice"), (other, "bob"), (bobs, "alice")]]
-    asked += [("FindStore", *to, find) for to in [(f"unix:{own}", "alice"), (other, "")]]
-    asked += [("Release", other, "alice", pb.ReleaseRequest()), ("Shutdown", other, "alice", pb.ShutdownRequest())]
-    print(*[await ask(*one) for one in asked])
-asyncio.run(main())
-"""
-
-
-def test_a_room_reaches_the_nodes_of_its_own_reservations_only(lab: Lab, two: Lab) -> None:
-    bobs = lab.start(procs=1, flags=PLAIN)
-    held = reserve("across", nodes=2, procs=1, preload=[])
-    try:
-        here, there = two.allocators[:2]
-        out = NodePaths(here.paths.directory / "rooms" / "alice").way_out_socket
-        words = [sys.executable, "-c", ASKS, str(out), there.address, bobs.address, str(here.paths.allocator_socket)]
-        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-    finally:
-        held.release()
-    denied, unknown = "PERMISSION_DENIED", "UNIMPLEMENTED"
-    assert said == ["NOT_FOUND", denied, denied, denied, denied, unknown, unknown]
