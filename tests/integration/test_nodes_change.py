@@ -1,4 +1,4 @@
-"""Nodes come, go and are replaced, and the ranks of the others keep everything: what hosts/night does in every way."""
+"""Nodes come, go and are replaced, and ranks of the others keep everything. tests/unit/cluster has every way of it."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -15,6 +15,7 @@ from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.reservations.reservation import Reservation
 from monarch_nb.client.reservations.reserve import reserve
+from monarch_nb.proto.run_pb2 import Where
 from monarch_nb.provision.local import LocalProvisioner
 
 pytestmark = pytest.mark.slow
@@ -45,6 +46,30 @@ def allocator_of(node: int) -> int:
 
 def told_away(recorder: Recorder) -> list[str]:
     return [notice.text for notice in recorder.of(events.Notice) if "does not answer" in notice.text]
+
+
+def test_where_ranks_are_is_asked_through_the_tree(mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    async def control(ranks: Iterable[int], **_: object) -> dict[int, object]:
+        asked.extend(ranks)
+        return {}
+
+    run, _ = started(mesh, f"{gate.wait}\nrank")
+    where: dict[int, Where] = {}
+
+    def all_answer() -> bool:
+        """On a busy machine not always in the time that they get."""
+        asked.clear()
+        where.update(call(mesh.core.where(range(NODES), run.id)))
+        return sorted(where) == list(range(NODES)) and not asked
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh.core, "control", control)  # what a node is asked directly
+        eventually(all_answer)
+    assert {(at.run_id, at.line) for at in where.values()} == {(run.id, where[0].line)}
+    gate.open(NODES)
+    assert run.result() == list(range(NODES))
 
 
 @pytest.mark.usefixtures("impatient")

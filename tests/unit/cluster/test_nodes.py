@@ -268,7 +268,7 @@ def test_what_is_left_of_a_mesh_leaves_its_name_to_another(make: MakeCluster) ->
         node.kill()
     assert dev.shrink(1).left == ("node1", "node2"), "nobody says which of them had a part of grown"
     second.start()
-    cluster.until(lambda: living(cluster)[:2] == [1, 0])
+    cluster.until(lambda: living(cluster)[1] == 0)
     assert dev.grow(2).is_new_mesh
     assert cluster.client().attach().meshes["grown"].run("rank").values == [0, 1]
 
@@ -403,11 +403,9 @@ def test_all_nodes_are_away_while_a_cell_runs(make: MakeCluster) -> None:
     cluster.until(lambda: "%mesh reserve dev --replace begins anew on others" in said())
     assert said().count("the output of their ranks follows here when they answer again") == 1, "once for both nodes"
     assert "%mesh replace" not in said(), "no node is left that could be told of another"
-    assert str(dev.mesh.interrupt()).startswith("ranks 0-1 can not be reached and go on: ")
-    assert [info.state for info in dev.mesh.status()] == ["unreachable"] * 2
     with pytest.raises(NodeUnreachable, match=r"'dev' is held, but node0 .*, node1 .* do not answer: its ranks go on"):
-        cluster.client().attach()
+        dev.mesh.interrupt()
     for node in (first, second):
         node.mend()
-    cluster.until(lambda: [info.state for info in dev.mesh.status()] == ["running"] * 2)
+    cluster.until(lambda: not any(recorder.notices.values()))
     assert sorted(run.interrupt().stopped) == [0, 1]

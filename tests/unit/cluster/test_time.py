@@ -136,7 +136,8 @@ def test_one_whose_time_is_up_on_a_node_is_in_nobodys_way(make: MakeCluster) -> 
     cluster = make(2, 2)
     ann = cluster.client()
     dev = ann.reserve(nodes=2, time="1h")
-    pool_named(dev.pool).note_end(pb.Ended(reservation_id=dev.id, name="dev", why="its time of 1 h was up"))
+    ended = pb.Ended(reservation_id=dev.id, name="dev", why="its time of 1 h was up")
+    ann.life.call(pool_named, dev.pool).note_end(ended)
     assert ann.reserve(procs=2).id != dev.id
 
 
@@ -156,10 +157,14 @@ def test_leases_do_not_follow_the_clock_on_the_wall(make: MakeCluster) -> None:
     ann = cluster.client()
     dev = ann.reserve(time="30m", idle="20m")
     told = time.time
-    for jump_s in (HOUR_S, -HOUR_S):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(time, "time", lambda jump_s=jump_s: told() + jump_s)
-            cluster.sleep(5)
-            assert 1780 < (dev.status().time_left_s or 0) < 1800
-            assert dev.mesh.run("rank").values == [0]
+
+    def goes_on() -> None:
+        cluster.sleep(5)
+        assert 1780 < (dev.status().time_left_s or 0) < 1800
+        assert dev.mesh.run("rank").values == [0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: told() + HOUR_S)
+        goes_on()
+    goes_on()  # it has jumped back
     assert ann.list() == ["dev"]

@@ -6,7 +6,6 @@ import pytest
 
 from cluster import Cluster
 from monarch_nb.client.connections import tree
-from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.events import QUEUE_NOTICE
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.errors import NodeUnreachable, RunFailed
@@ -57,16 +56,6 @@ def test_runs_wait_for_each_other_on_every_node(make: MakeCluster) -> None:
     assert "waits for" in recorder.notices[QUEUE_NOTICE]
     assert first.result() == second.result() == list(range(NODES))
     assert recorder.notices[QUEUE_NOTICE] == ""
-
-
-def test_where_ranks_are_is_asked_through_the_tree(make: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = make(NODES)
-    mesh = held(cluster)
-    run = mesh.submit(CELL)
-    cluster.sleep(1)
-    monkeypatch.setattr(mesh.core, "control", None)  # what a node is asked directly
-    where = call(mesh.core.where(range(NODES), run.id))
-    assert {rank: at.run_id for rank, at in where.items()} == dict.fromkeys(range(NODES), run.id)
 
 
 def test_large_values_and_what_is_listened_to_late(make: MakeCluster) -> None:
