@@ -92,6 +92,22 @@ def test_steps_are_profiled_on_the_first_rank_of_each_node(fresh_mesh: Mesh, tmp
     assert (again.ranks, again.problems) == ((), ("no rank that was to record answers",))
 
 
+def test_the_clock_of_another_computer_is_set_right(fresh_mesh: Mesh, tmp_path: Path) -> None:
+    fresh_mesh.run(
+        "import time, torch\nimport monarch_nb.worker.instruments.torch_profile as profiling\n"
+        "if rank == 4:\n"  # of which the client believes that it is elsewhere, and that its clock is 1,000 s ahead
+        "    own_ns = time.time_ns\n    time.time_ns = lambda: own_ns() + 1_000_000_000_000\n"
+        "    profiling._boot_id = lambda: 'another'"
+    )
+    run = fresh_mesh.run("torch.ones(9).sum()", instruments={"torch-profile": {}})
+    report = fresh_mesh.profile_of(run, to=tmp_path)
+    (said,) = report.problems
+    assert said.startswith("the clocks of ")
+    assert " are aligned to ±" in said
+    first = {event["pid"]: event["ts"] for event in reversed(read(report.trace)) if event.get("name") == "aten::sum"}
+    assert first[5000] - first[1000] == pytest.approx(-1e9, abs=1e8)  # in microseconds: 1,000 s, give or take 100 s
+
+
 def test_it_is_off_after_failures_and_interrupts(fresh_mesh: Mesh, tmp_path: Path) -> None:
     two = fresh_mesh.select([0, 1])
     two.run(
