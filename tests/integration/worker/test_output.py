@@ -170,12 +170,17 @@ def test_a_line_of_ten_megabytes(rank: RankProcess) -> None:
 
 
 def test_the_beginning_of_a_line_does_not_wait_for_its_end(rank: RankProcess, tmp_path: Path) -> None:
-    with closing(Gate(tmp_path)) as gate:
-        rank.submit(f"print('step 1 ...', end='')\n{gate.wait}\nprint(' done')")
+    with closing(Gate(tmp_path)) as gate, closing(Gate(tmp_path)) as second_gate:
+        rank.submit(
+            f"print('step 1 ...', end='')\n{gate.wait}\nprint(' done')\n"
+            f"print('step 2 ...', end='')\n{second_gate.wait}\nprint(' done')"
+        )
         wait_for(rank, "step 1 ...")
         gate.open()
+        wait_for(rank, "step 1 ... done\nstep 2 ...")
+        second_gate.open()
         rank.result()
-    assert rank.text() == "step 1 ... done\n"
+    assert rank.text() == "step 1 ... done\nstep 2 ... done\n"
 
 
 def test_redirecting_in_python_works(rank: RankProcess) -> None:

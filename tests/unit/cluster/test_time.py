@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_it_is_said_before_and_taken_back_by_an_extension(make: MakeCluster) -> 
     assert said[-1] == noticed[-1] == ""
     assert run.result() == [None, None]
     assert dev.status().time_s == 3 * HOUR_S
+
+
+def test_ranks_save_before_the_time_is_up_and_again_after_it_was_extended(make: MakeCluster, tmp_path: Path) -> None:
+    cluster = make(2)
+    dev = cluster.client().reserve(nodes=2, time="1h")
+    dev.mesh.autosave(tmp_path, at_end=True, before="10m")
+    ranks = [rank for node in cluster.nodes for rank in node.alive]
+    for times in (1, 2):
+        cluster.sleep(HOUR_S - 5)
+        assert [rank.told.count("save_now") for rank in ranks] == [times, times]
+        dev.extend("1h")
 
 
 def test_time_goes_on_while_an_allocator_is_down(make: MakeCluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import yaml
 
 from monarch_nb.cli.main import make_parser
 from monarch_nb.cli.manifest import manifest
-from monarch_nb.config import PATIENCE_VARIABLE
+from monarch_nb.config import PATIENCE_VARIABLE, TrustPaths
 from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.provision.kubernetes import launcher
 from monarch_nb.provision.kubernetes.api import NotAllowed, NotThere, api_of, connect, refusal
 from monarch_nb.provision.kubernetes.launcher import Place
 from monarch_nb.provision.kubernetes.manifests import Manifest, Wanted, manifests, owned, parse_flags, secret
@@ -28,6 +30,7 @@ from monarch_nb.provision.kubernetes.pods import (
     refused_pods,
     taken_away,
 )
+from monarch_nb.provision.launchers import Job
 
 HERE = Path(__file__).parent
 VERSIONS = ("1.29", "1.31", "1.34", "1.37")
@@ -353,6 +356,37 @@ class TestConnecting:
             api_of("three")
         with pytest.raises(PoolError, match=r"at http://127.0.0.1:9 does not answer: .*Connection refused"):
             api_of("").get("/api/v1/namespaces/lab/pods")
+
+
+class WaitedForTenMinutes:
+    """The API of a cluster with a job that began to run ten minutes ago, whose nodes serve since now."""
+
+    now, ahead_s = 1_700_000_000.0, 0.0
+
+    def __init__(self) -> None:
+        notes = {launcher.TIME_NOTE: "3600", launcher.WAITS_NOTE: "yes"}
+        started = datetime.fromtimestamp(self.now - 600, UTC).isoformat()
+        self.job: Manifest = {
+            "metadata": {"annotations": notes},
+            "spec": {"activeDeadlineSeconds": 1200},
+            "status": {"startTime": started},
+        }
+
+    def get(self, path: str, **_: object) -> Manifest:
+        return self.job if path == Place.parse("job/dev -n lab").path else {}
+
+    def patch(self, _: str, changes: Manifest) -> None:
+        self.job["spec"] |= changes["spec"]
+        self.job["metadata"]["annotations"] = {}
+
+
+def test_the_time_of_a_job_counts_from_when_its_nodes_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = WaitedForTenMinutes()
+    monkeypatch.setattr(launcher, "api_of", lambda _: cluster)
+    job = Job("k8s", "job/dev -n lab", "dev", "k8s-dev", 1, 1, 0, TrustPaths(tmp_path), served=True)
+    for _ in range(2):
+        assert launcher.KubernetesLauncher().look(job).ends_at == cluster.now + 3600
+        assert cluster.job["spec"]["activeDeadlineSeconds"] == 600 + 3600
 
 
 def test_a_place_is_what_kubectl_takes() -> None:

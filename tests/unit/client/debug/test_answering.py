@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from monarch_nb.client.debug import answering, terminal
 from monarch_nb.client.debug.answering import SETTLES, Answering, Screen
+from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.runs.stops import RunStops
 
 
@@ -78,6 +80,26 @@ def test_the_prompt_opens_when_no_more_ranks_stop(monkeypatch: pytest.MonkeyPatc
 def test_ranks_that_go_on_stopping_do_not_keep_it_from_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     [asked], _ = answer(monkeypatch, FakeRun(list(range(100))))
     assert asked == list(range(SETTLES + 1))
+
+
+def test_where_nobody_can_answer_only_what_this_run_executes_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = FakeRun([0])
+    run.id, run.emit = "mine", lambda _: None
+    stops = [SimpleNamespace(rank=0, number=1, run_id=run_id, place="a.py:1") for run_id in ("mine", "others")]
+    told: list[str] = []
+
+    class Scripted(Debugger):
+        def stops(self) -> list[Any]:
+            return stops
+
+        async def _tell_all(self, stops: Iterable[Any], *_: Any) -> list[Any]:
+            told.extend(stop.run_id for stop in stops)
+            return []
+
+    monkeypatch.setattr(answering, "Debugger", Scripted)
+    monkeypatch.setattr(answering, "can_answer", lambda: False)
+    Answering(run, terminal.SCREEN)()
+    assert told == ["mine"]
 
 
 def test_a_stop_of_a_rank_that_does_not_answer_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

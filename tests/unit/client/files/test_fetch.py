@@ -168,6 +168,9 @@ def test_what_differs_is_replaced_only_when_asked(tmp_path: Path) -> None:
     with pytest.raises(FilesError, match=r"b\.pt exists and differs: --overwrite replaces it"):
         bring_scripted(node, ".", tmp_path)
     assert not (tmp_path / "a.pt").exists(), "nothing is brought when something is in the way"
+    (tmp_path / "b.pt").write_bytes(b"m")
+    with pytest.raises(FilesError, match="exists and differs"):
+        bring_scripted(node, ".", tmp_path)  # as long, but written at another time
     bring_scripted(node, ".", tmp_path, overwrite=True)
     assert (tmp_path / "b.pt").read_bytes() == b"b"
 
