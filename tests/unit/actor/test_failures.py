@@ -276,15 +276,6 @@ class TestDeath:
             call.get(TIMEOUT_S)
         held.set()
 
-    def test_an_actor_whose_process_was_restarted(self, network: Network, at_once: None) -> None:
-        mesh = network.mesh(gpus=1)
-        fragile = mesh.spawn("fragile", Fragile)
-        fragile.initialized.get(TIMEOUT_S)
-        address = mesh.places()[0]
-        network.processes[address] = type(network.client)(network.processes[address].outside, "another life")
-        with pytest.raises(SupervisionError, match="was restarted"):
-            fragile.fail_on.call(-1).get(TIMEOUT_S)
-
 
 class TestStop:
     def test_what_waits_is_refused(self, network: Network, fragile: Any) -> None:
