@@ -188,12 +188,6 @@ def test_a_mount_whose_directory_became_a_link_is_refused(workspaces: Workspaces
     assert listing(tmp_path / "outside") == []
 
 
-def test_a_sparse_file_takes_no_room(client: Client, tree: Path) -> None:
-    client.sync({b"sparse": file(bytes(16 << 20) + b"end")})
-    assert (tree / "sparse").read_bytes() == bytes(16 << 20) + b"end"
-    assert (tree / "sparse").stat().st_blocks * 512 < 1 << 20
-
-
 # Mounts, bases, versions
 
 
