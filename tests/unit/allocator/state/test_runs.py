@@ -218,6 +218,13 @@ class TestDeath:
         for mesh_id, rank in (("m", 9), ("released", 0)):
             assert state.rank_died(mesh_id, rank, self.DEATH) == [], "it is not here"
 
+    def test_a_run_for_a_dead_rank_ends_there_at_once(self) -> None:
+        state = node()
+        state.rank_died("m", 3, self.DEATH)
+        _, effects = submit(state, "a")
+        assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED}
+        assert started(effects) == {0: "a", 1: "a", 2: "a"}
+
     def test_a_restart_ends_what_was_queued_and_takes_new_runs(self) -> None:
         state = node()
         submit(state, "a")
