@@ -149,6 +149,16 @@ class TestAgain:
         assert submit(state, "a")[1] == []
         assert mesh(state).last_number == 3
 
+    def test_one_that_has_a_number_keeps_it(self) -> None:
+        """The allocator was killed before it wrote the run down; its client still knows."""
+        state = node()
+        mesh(state).last_number = 1000
+        again, _ = state.submit(
+            pb.Submit(mesh_id="m", run={"run_id": "a", "number": 12, "output": 9}, ranks=[0], give_number=True), now=1.0
+        )
+        assert (again.number, again.output) == (12, 9)
+        assert submit(state, "b")[0].number == 1001
+
     def test_a_result_is_taken_once_and_those_of_strangers_change_nothing(self) -> None:
         state = node()
         submit(state, "a", [0])
@@ -160,6 +170,12 @@ class TestAgain:
 
 
 class TestCancel:
+    def test_what_waited_behind_it_goes_on(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "gap", [4], number=7, after=6)
+        submit(state, "next", [4], number=8)
+        assert started(state.cancel("gap")) == {4: "next"}
+
     def test_only_where_it_has_not_begun(self) -> None:
         state = node()
         submit(state, "a", [0, 1])
