@@ -94,6 +94,11 @@ class TestOrder:
 class TestGaps:
     """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
 
+    def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "second", [4], number=7, after=6)
+        assert started(state.proceed("m", "second")) == {4: "second"}
+
     def test_proceed_also_frees_an_older_run_whose_own_client_is_gone(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "orphan", [4], number=7, after=6)
