@@ -316,6 +316,22 @@ async def test_a_node_that_is_back_is_read_also_when_the_pool_hears_of_it_last(m
     log.close()
 
 
+async def test_a_node_that_was_gone_for_so_short_that_nobody_was_told_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "LOOK_AGAIN_S", 0.01)
+    lines, told = FakeLines(TWO_RUNS), asyncio.Event()
+    lines.away = {"node1"}
+    log = Log(lines, LogRequest((0, 1)), lambda _: told.set(), lambda _: False)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    assert (len(log), log.missing) == (0, "")
+    lines.away.clear()
+    async with asyncio.timeout(10):
+        while len(log) < 8:
+            told.clear()
+            await told.wait()
+    log.close()
+
+
 @pytest.mark.parametrize("search", ["", "s"])
 async def test_a_node_that_is_back_while_others_are_read_is_read_after_them(
     search: str, monkeypatch: pytest.MonkeyPatch
