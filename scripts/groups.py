@@ -72,6 +72,7 @@ GROUPS = {
     "e2e/night/test_many.py": PANEL,
     "e2e/night/test_sleeping.py": PANEL,
     "e2e/night/test_access.py": ("labextension/*",),
+    "e2e/night/test_other_language.py": ("labextension/src/lab/*",),
     "e2e/night/test_ways.py": (*LAUNCHERS, "labextension/src/*"),
 }
 """Folders and files of the night, and which files of the product they are about. Their own files count, too."""

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import selectors
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ T = TypeVar("T")
 
 STUCK_S = 5.0
 """Nothing is due, nobody can move: that is a fault of a test, which real time shows."""
+LONGEST_S, LONGEST_REAL_S = 24 * 3600.0, 60.0
+"""So long a test waits at most for one thing, in the cluster's time and in real time: what never comes fails the test,
+although timers that repeat go on for ever, or somebody goes round in circles at one moment."""
 
 
 class Life:
@@ -42,6 +46,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.now_s, self._is_thawed = 1000.0, False
+        self._give_up = float("inf"), float("inf")
         self._frozen: list[tuple[Callable[[], Any], contextvars.Context]] = []
         super().__init__(_JumpingSelector(self))
 
@@ -75,8 +80,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if isinstance(thread := threading.current_thread(), Work):
             thread.wait_for(future)
         else:
-            future.add_done_callback(lambda _: self.stop(), context=contextvars.Context())
-            self.run_forever()
+            self._give_up = self.now_s + LONGEST_S, time.perf_counter() + LONGEST_REAL_S
+            future.add_done_callback(self._stop, context=contextvars.Context())
+            try:
+                self.run_forever()
+            finally:
+                future.remove_done_callback(self._stop)
+
+    def _stop(self, _: object) -> None:
+        self.stop()
+
+    def check_patience(self) -> None:
+        """Raise when the test has waited for too long."""
+        at_s, at_real_s = self._give_up
+        assert self.now_s <= at_s, f"what the test waits for does not come within {LONGEST_S:g} s"
+        assert time.perf_counter() <= at_real_s, f"what the test waits for does not come in {LONGEST_REAL_S:g} real s"
 
     async def end_all(self) -> None:
         """Cancel all tasks, also those of the dead, which do now what they did not do then, and what they begin."""
@@ -107,6 +125,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> Any:
+        self._loop.check_patience()
         if ready := super().select(0):
             return ready
         if timeout is None:

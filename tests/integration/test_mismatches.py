@@ -42,6 +42,16 @@ else:
 """,
         "call 4 in the default group is all_reduce of float32[1024] on rank 0, all_gather of float32[8] on ranks 1-3",
     ),
+    "asynchronous": (
+        """
+if rank:
+    work = dist.all_reduce(torch.ones(16), async_op=True)
+    work.wait()
+else:
+    dist.all_gather([torch.ones(2)] * 4, torch.ones(2))
+""",
+        "call 4 in the default group is all_gather of float32[2] on rank 0, all_reduce of float32[16] on ranks 1-3",
+    ),
     "in a group": (
         """
 if rank == 3:

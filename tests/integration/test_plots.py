@@ -23,4 +23,8 @@ def test_a_plot_of_two_runs_of_which_one_goes_on(kernel: Kernel, gate: Gate) -> 
     assert first in shown
     gate.open(4)
     assert first in kernel.wait(both, "loss: 7 at step 30 on rank 0")
+    magic = kernel.run("%mesh plot loss tps --run 1")
+    assert (
+        kernel.run("import monarch_nb\nmesh = monarch_nb.attach('dev').mesh\nmesh.plot('loss', 'tps', run=1)") == magic
+    )
     assert "--run takes the number of a run" in kernel.run("%mesh plot loss --run 1,x")

@@ -170,8 +170,9 @@ class TestWorld:
         )
         told = ran(mesh.select(0), "package.train", "x", module=True, environment={"PYTHONPATH": str(tmp_path)})
         assert told.text() == "package package.train ['x']\n"
-        command = ran(mesh.select([0, 1]), "sh", "-c", "echo $RANK of $WORLD_SIZE", executable=True)
-        assert (command.text(0), command.text(1)) == ("0 of 2\n", "1 of 2\n")
+        says = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on $NODE_RANK"
+        command = ran(mesh.select([3, 7]), "sh", "-c", says, executable=True)
+        assert (command.text(3), command.text(7)) == ("0 of 2, 0 of 1 on 0\n", "1 of 2, 0 of 1 on 1\n")
 
     def test_in_place_it_is_a_cell_of_the_live_ranks(self, mesh: Mesh, write: Write) -> None:
         mesh.run("seen = 20")

@@ -203,7 +203,8 @@ def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     assert "until a rank has all of these names, nothing is saved" in said
     assert "no such name" not in kernel.run("%mesh save a step --every 10m --at-end")
     kernel.run("%%mesh --noblock --on-breakpoint=stop\nbreakpoint()\nimport threading\nthreading.Event().wait()")
-    eventually(lambda: "ranks 0-3 stopped at a breakpoint (" in kernel.run("%mesh save a"))
+    stopped = r"ranks 0-3 stopped at a breakpoint \(.*\): `c` at the prompt of %mesh debug lets them go on"
+    eventually(lambda: re.search(stopped, kernel.run("%mesh save a")))
     releasing = kernel.start("%mesh release --save")
     kernel.wait(releasing, "releasing")
     kernel.interrupt()
@@ -212,6 +213,7 @@ def test_a_notebook_hears_what_to_do_next(kernel: Kernel) -> None:
     kernel.run("%mesh save --off")
     assert "`step` is a name of the ranks: say the directory first" in kernel.run("%mesh save step")
     assert "saved model, step" in kernel.run("%mesh save ./step")
+    assert "nowhere: 0 saves, because there is no such directory" in kernel.run("%mesh saves nowhere")
     assert "saved step of 4 ranks" in kernel.run("%mesh save b step")
     kernel.run("%mesh detach")
     assert re.search(r"b: 1 save\n.*\n +b/0001 .* step$", kernel.run("%mesh saves b"), re.DOTALL)

@@ -184,7 +184,7 @@ class Log:
         before = self.missing
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
-            if (missing := self.missing) != before or (missing and self._untaken):
+            if (missing := self.missing) != before or (self._counted and self._untaken):
                 before = missing  # what changes from here on is for the next look
                 async with self._applying:
                     await self._apply(LogChange())

@@ -151,6 +151,16 @@ async def test_sessions_with_those_that_were_adopted_end_when_their_head_is_back
     await asyncio.wait_for(adopted.ended.wait(), 20)
 
 
+async def test_another_node_gives_a_number_above_those_that_are_known(tree: Tree) -> None:
+    streams, run = await heads(tree), submit(range(3, 5))
+    run.run.number, run.give_number = 0, True
+    tree.branches.submit(run, numbered_by=1)
+    assert (await streams[1].gets("submit")).give_number, "although it has no rank of it"
+    tree.branches.number_by(tree.branches.runs["r"], 3, newest=1000)
+    told = await streams[3].gets("submit")
+    assert (told.run.number, told.give_number, told.newest) == (0, True, 1000)
+
+
 async def test_what_is_for_some_nodes_goes_to_their_branches_only(tree: Tree) -> None:
     streams = await heads(tree)
     tree.branches.tell(pb.SessionRequest(cancel=pb.Cancel(run_id="r", nodes=[4])), [4])

@@ -47,6 +47,17 @@ def test_each_part_learns_all_ranks_and_what_came_before_there() -> None:
     assert request(passed(), 0, 2).submit.give_number
 
 
+def test_without_a_number_only_who_gives_it_is_told_and_the_others_learn_what_came_before() -> None:
+    run = passed(number=0)
+    assert run.request(Ranges.of([1, 2])) is None
+    assert request(run, 0, 1).submit.give_number
+    run.submit.run.number = 9  # type: ignore[union-attr]
+    run.on_queued(pb.Queued(run_id="r", number=9, earlier=pb.EarlierRuns(of_others=8), nodes=ranges(0)))
+    run.on_queued(pb.Queued(run_id="r", number=9, nodes=ranges(1)))
+    submit = request(run, 1).submit
+    assert (submit.run.number, submit.earlier.of_others) == (9, 8)
+
+
 def test_it_goes_on_from_the_cursors_and_in_the_same_files() -> None:
     run = passed()
     run.on_queued(pb.Queued(run_id="r", number=7, output=4, nodes=ranges(1, 2)))

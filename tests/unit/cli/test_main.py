@@ -8,12 +8,13 @@ import pytest
 from monarch_nb import provision
 from monarch_nb.cli.hints import typed_here
 from monarch_nb.cli.main import main, make_parser
-from monarch_nb.cli.run import take_name
+from monarch_nb.cli.run import exit_status, take_name
+from monarch_nb.client.connections.events import Result
 from monarch_nb.client.pools.facts.missing import not_found
 from monarch_nb.client.reservations.known import lists
 from monarch_nb.client.reservations.known.lists import Holdings
 from monarch_nb.config import CONFIG_VARIABLE, HOME_VARIABLE, VERSION
-from monarch_nb.errors import CapacityError, NodeUnreachable
+from monarch_nb.errors import CapacityError, NodeUnreachable, RankFailure, RunFailed
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.provision import Node, daemons, jobs, known
 from monarch_nb.trust.membership import make_pool
@@ -177,6 +178,18 @@ def test_a_reservation_is_found_in_its_pool(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["slurm-dev"]
 
 
+def test_who_shares_reads_what_others_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    held = SimpleNamespace(owner="alice", name="dev", pool="lab", share=lambda to, grant: "")
+    monkeypatch.setattr("monarch_nb.attach", lambda name, pool: held)
+    assert main(["share", "dev", "--to", "bob", "--pool", "lab"]) == 0
+    assert main(["share", "dev", "--to", "bob", "--run", "--pool", "lab"]) == 0
+    how = "%mesh attach alice/dev --pool lab"
+    assert capsys.readouterr().out.splitlines() == [
+        f"dev: bob may see what runs on it ({how})",
+        f"dev: bob may run cells on it, with your rights on its nodes ({how})",
+    ]
+
+
 def test_list_says_the_pool_and_who_has_no_ranks_of_main(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,3 +275,25 @@ def test_advice_is_what_one_types_in_a_terminal(capsys: pytest.CaptureFixture[st
     assert "%mesh" not in capsys.readouterr().err
     for error in (not_found(None, []), CapacityError("release all reservations (%mesh release NAME): …")):
         assert "%mesh" not in typed_here(str(error))
+
+
+def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:
+    return RankFailure(rank, "node0", kind, "", "", **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ([failure(0, "died", exit_code=7), failure(1)], 7),
+        ([failure(0, "interrupted"), failure(2, "died", signal=9)], 137),
+        ([failure(0, "interrupted"), failure(1, "cancelled")], 130),
+    ],
+)
+def test_the_status_of_run_is_that_of_the_rank_that_failed_first(failures: list[RankFailure], status: int) -> None:
+    def raise_failures() -> None:
+        raise RunFailed(failures=failures)
+
+    results = {each.rank: Result(each.rank, "error", 0.1, failure=each) for each in failures}
+    run = SimpleNamespace(raise_failures=raise_failures, results=results, ranks=(0, 1, 2), kept_values=[0, 3, None])
+    assert exit_status(run) == status  # type: ignore[arg-type]
+    assert exit_status(run, is_interrupted=True) == 130  # type: ignore[arg-type]

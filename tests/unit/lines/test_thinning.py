@@ -60,6 +60,16 @@ def test_ranks_differ_where_they_do_and_not_where_one_is_read_in_part() -> None:
     assert curve.band(63 // curve.width).high == 9.0
 
 
+def test_only_what_has_changed_is_told() -> None:
+    curve = Curve(buckets=4)
+    curve.add(0, [1.0, 2.0], [1.0, 2.0], 1)
+    curve.add(0, [3.0], [3.0], 2)
+    assert curve.since(0) == [1.0, 2.0, 3.0]
+    assert curve.since(1) == [3.0]
+    curve.add(0, map(float, range(4, 20)), [0.0] * 16, 3)
+    assert curve.whole_since == 3
+
+
 def test_nodes_with_buckets_of_different_widths() -> None:
     fine = {0.0: Band(1, 1, differs=False), 1.0: Band(2, 2, differs=False)}
     coarse = {0.0: Band(1, 2, differs=False)}

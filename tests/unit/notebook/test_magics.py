@@ -45,6 +45,8 @@ def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient) -> None:
         ("-t hosts=5", "hosts=5 is out of range"),
         ("--target 0", "did you mean --targets?"),
         ("-o 1x", "--out is the name of a variable"),
+        ("--watch inf", "--watch is nan, or nan= and some of grad, loss, param, not"),
+        ("--watch nan=weights", "--watch is nan, or nan= and some of grad, loss, param, not"),
     ):
         error = held.error(f"%%mesh {line}\nx")
         assert isinstance(error, UsageError)

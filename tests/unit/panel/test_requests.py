@@ -15,6 +15,7 @@ from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.leasing.releasing import Released, ReleasedLater
 from monarch_nb.errors import NodeUnreachable
 from monarch_nb.panel import actions
+from monarch_nb.panel.logs.log import LogRequest
 from monarch_nb.panel.logs.opened import Logs
 from monarch_nb.panel.requests import Panel
 from monarch_nb.panel.shown.view import Json
@@ -149,6 +150,21 @@ def test_a_job_is_told_to_who_connects_meanwhile(panel: Panel, monkeypatch: pyte
     assert "is being reserved, or waits in line, already" in told["errors"]["name"], "not two in line for one name"
     goes_on.set()
     subscription.close_soon()
+
+
+def test_a_pool_whose_start_is_cancelled_is_ended_again(
+    panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.fakes.clear()
+    ended: list[str] = []
+
+    def up(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "up", up)
+    monkeypatch.setattr(pool, "down", lambda force=False, **_: ended.append("down"))
+    assert finished(panel, "up", values={})["state"] == "cancelled"
+    assert ended == ["down"]
 
 
 def test_ending_a_pool(panel: Panel, pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,8 +430,9 @@ def test_a_log_is_of_all_nodes_although_the_view_has_heard_of_one(
 ) -> None:
     opened: list[LogLines] = []
 
-    async def note(_: Logs, lines: LogLines, __: object) -> Json:
+    async def note(_: Logs, lines: LogLines, request: LogRequest) -> Json:
         opened.append(lines)
+        assert request.fold == "times", "as in cells on few ranks"
         return {}
 
     monkeypatch.setattr(Logs, "open", note)

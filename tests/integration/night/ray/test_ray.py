@@ -87,8 +87,9 @@ def test_what_a_killed_allocator_has_left_is_ended(way: Ray) -> None:
 
 def test_waiting_says_what_is_missing_and_ctrl_c_leaves_nothing(way: Ray) -> None:
     first = reserve("first", procs=3, preload=[], on="ray")
-    asked = Ask("dev", "ray-dev", 3, 2, 0, 0.0, (), TrustPaths(way.pools / "ray-dev"))
-    assert offer_of(launcher("ray"), asked).text == "would wait: 2 nodes have 2 CPU free"
+    for nodes, text in ((2, "would start now"), (3, "would wait: 2 nodes have 2 CPU free")):
+        asked = Ask("dev", "ray-dev", nodes, 2, 0, 0.0, (), TrustPaths(way.pools / "ray-dev"))
+        assert offer_of(launcher("ray"), asked).text == text
     said = interrupted_at("waits for", lambda hear: reserve("dev", nodes=3, procs=2, on="ray", progress=hear))
     assert "-dev-" not in way.left()
     assert "waits for 3 nodes with 2 CPU each: of the 3 that are as large 2 have that free; the cluster has 9" in said

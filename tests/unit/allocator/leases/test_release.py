@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from unit.allocator.idle_node import (
     NodeWithoutProcesses,
     assert_nothing_left,
     fails_on_disk,
+    make_node,
     reserve,
     spawn,
     spawn_request,
@@ -76,6 +78,22 @@ class TestRelease:
             await task
         await release
         assert_nothing_left(node)
+
+    async def test_a_workspace_that_nobody_holds_goes_when_the_node_starts(self, tmp_path: Path) -> None:
+        killed = make_node(tmp_path)
+        reserve(killed)
+        killed.leases.confirm(pb.ConfirmRequest(reservation_id="r"))
+        for reservation_id in ("r", "gone"):
+            (killed.files.workspaces.directory(reservation_id) / "result").write_text("42")
+        killed.records.database.close()
+        node = make_node(tmp_path)
+        await node.start()
+        try:
+            assert node.files.workspaces.reservations() == ["r"]
+            assert [path.name for path in node.paths.workspaces.iterdir()] == ["r"]
+            assert [(path / "result").read_text() for path in node.paths.kept.iterdir()] == ["42"]
+        finally:
+            await node.close(end_processes=False)
 
     async def test_twice_at_once_and_its_client_may_go_away(self, node: NodeWithoutProcesses) -> None:
         await spawn(node)

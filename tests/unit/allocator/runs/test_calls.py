@@ -44,6 +44,7 @@ class TestCalls:
         tell(node, run_pb2.RankResult(run_id="before", rank=0))
         [queued] = events(submit(node, "after"), "queued")
         assert list(queued.ahead) == ["run 1"]
+        assert queued.earlier == pb.EarlierRuns(of_others=1), "nor do other nodes wait until the calls come there"
         assert [len(node.supervisor.ranks[MESH, rank].link.runs) for rank in (0, 1)] == [2, 1], "no rank gets the calls"
         assert (run_of(node, "calls").cell_number, run_of(node, "calls").started) == (7, {0, 1})
 
@@ -60,6 +61,15 @@ class TestCalls:
         assert sum(len(event.results) for event in events(session, "finished")) == 2
         node.runs.end_calls("calls")  # fine
         node.runs.end_calls("unknown")
+
+    async def test_a_rank_that_dies_has_its_death_as_result(self, node: NodeWithoutProcesses) -> None:
+        await spawn(node)
+        call(node, "calls")
+        node.runs.apply(node.state.rank_died(MESH, 1, run_pb2.Death(signal=9)))
+        node.runs.end_calls("calls")
+        results = run_of(node, "calls").results
+        assert [results[rank].outcome for rank in (0, 1)] == [run_pb2.OUTCOME_OK, run_pb2.OUTCOME_DIED]
+        assert results[1].death.signal == 9
 
     async def test_what_was_printed_before_the_run_has_come_here_is_sent(self, node: NodeWithoutProcesses) -> None:
         """Calls come by mail, to the ranks of other nodes sooner perhaps than the run in whose name they are."""

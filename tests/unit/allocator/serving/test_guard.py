@@ -208,6 +208,19 @@ class TestShares:
         assert mesh.runs["his"].finished
         assert not mesh.runs["hers"].finished, "it runs"
 
+    async def test_who_may_only_read_from_now_on_goes_on_to_follow(
+        self, connect: Connect, node: NodeWithoutProcesses
+    ) -> None:
+        owner = connect("alice", "user")
+        await owner.Share(share(pb.RIGHT_RUN))
+        bob = await Stream(connect("bob", "user")).opened()
+        await bob.send(attach=pb.Attach(reservation_id="r"))
+        await bob.send(submit=submit("his"))
+        assert (await bob.next()).HasField("queued")
+        await owner.Share(share(pb.RIGHT_READ))
+        assert not node.state.meshes[MESH].runs["his"].finished, "it runs: its owner may interrupt it"
+        assert [(session.attached, "his" in session.run_ids) for session in node.sessions] == [({"r"}, True)]
+
     async def test_who_holds_slots_learns_who_waits_for_them_and_others_do_not(self, connect: Connect) -> None:
         alice, bob = connect("alice", "user"), connect("bob", "user")
         places = aiter(bob.Wait(pb.WaitRequest(nodes=1, procs=2, wait_id="w", owner="eve")))

@@ -220,6 +220,18 @@ class TestWatch:
                     await more
 
 
+async def test_an_index_is_forgotten_that_nobody_uses(node: FakeNode, log: LogLines) -> None:
+    """It takes memory of the allocator, in proportion to the lines."""
+    node.write(1, 0, b"a\n")
+    node.write(2, 0, b"b\n")
+    await read(log, (1, 0, 0, 1), (2, 0, 0, 1))
+    known = log._indices["m"]
+    known[1, 0].used_s -= 2 * read_lines.KEPT_S
+    log._forget()
+    assert list(known) == [(2, 0)]
+    assert await read(log, (1, 0, 0, 1)) == [["a"]], "it is made again"
+
+
 class TestRead:
     async def test_windows(self, node: FakeNode, log: LogLines) -> None:
         node.write(1, 0, b"a\nb\nc\n")

@@ -111,6 +111,21 @@ def stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
+@pytest.mark.parametrize(("nodes", "lasted_s", "wait_s"), [(3, 0.0, 1.0), (3, 3600.0, 0.5), (1_000, 3600.0, 2.0)])
+async def test_a_part_of_the_results_waits_for_the_rest_but_not_for_long(
+    nodes: int, lasted_s: float, wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = stop_the_clock(monkeypatch)
+    session = Session()
+    below = [pb.BranchNode(node_rank=rank, peer=Peer(address=f"n{rank}")) for rank in range(1, nodes)]
+    session.stand_above(pb.Branches(mesh_id="m", ranks_per_node=1, nodes=below, fan_out=2), lambda peer: Silent())
+    below_of(session).submit(pb.Submit(mesh_id="m", run=run_pb2.RunSpec(run_id="r", number=4)))
+    now_s[0] += lasted_s
+    first = pb.Finished(run_id="r", results=[run_pb2.RankResult(rank=2, outcome=run_pb2.OUTCOME_OK)])
+    assert below_of(session).delay_s(pb.SessionEvent(finished=first)) == pytest.approx(wait_s, abs=0.01)
+    session.close()
+
+
 async def test_where_ranks_are_is_told_when_all_have_said_so(session: Session) -> None:
     assert below_of(session).look(pb.Look(mesh_id="m", look_id="l", ranks=[2, 4, 6])) == [2]
     said = [pb.SessionEvent(seen=pb.Seen(look_id="l", places=[pb.SeenRanks(ranks=[rank])])) for rank in (4, 2, 6)]

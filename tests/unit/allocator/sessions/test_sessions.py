@@ -48,7 +48,30 @@ def follow(session: Session, watch: DirectoryWatch, runs: Path, run_id: str = "a
     return follower
 
 
+async def test_the_kernels_watch_is_given_back(watch: DirectoryWatch, tmp_path: Path) -> None:
+    """A user has a limited number of them."""
+
+    def kernel_watches() -> int:
+        return Path(f"/proc/self/fdinfo/{watch._fd}").read_text().count("inotify wd:")
+
+    event = asyncio.Event()
+    watch.arm(tmp_path, event.set)
+    assert kernel_watches() == 1
+    watch.disarm(event.set)
+    assert kernel_watches() == 0
+
+
 class TestFollower:
+    async def test_what_is_there_and_what_comes_for_two_sessions(self, watch: DirectoryWatch, tmp_path: Path) -> None:
+        write(tmp_path, "one\n")
+        both = [Session(), Session()]
+        for session in both:
+            follow(session, watch, tmp_path)
+            assert await text_of(session, 4) == {"a": "one\n"}
+        write(tmp_path, "two\n")
+        for session in both:
+            assert await text_of(session, 4) == {"a": "two\n"}
+
     @pytest.mark.parametrize("how", ["left", "closed"])
     async def test_only_the_run_with_the_output_is_told(self, watch: DirectoryWatch, tmp_path: Path, how: str) -> None:
         write(tmp_path, "")

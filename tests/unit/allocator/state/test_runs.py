@@ -94,6 +94,11 @@ class TestOrder:
 class TestGaps:
     """Nodes other than the first learn a run's number from its client, and runs of several clients may overtake."""
 
+    def test_proceed_ends_the_wait_for_a_run_that_never_comes(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "second", [4], number=7, after=6)
+        assert started(state.proceed("m", "second")) == {4: "second"}
+
     def test_proceed_also_frees_an_older_run_whose_own_client_is_gone(self) -> None:
         state = node(first_rank=4, ready=[4])
         submit(state, "orphan", [4], number=7, after=6)
@@ -149,6 +154,16 @@ class TestAgain:
         assert submit(state, "a")[1] == []
         assert mesh(state).last_number == 3
 
+    def test_one_that_has_a_number_keeps_it(self) -> None:
+        """The allocator was killed before it wrote the run down; its client still knows."""
+        state = node()
+        mesh(state).last_number = 1000
+        again, _ = state.submit(
+            pb.Submit(mesh_id="m", run={"run_id": "a", "number": 12, "output": 9}, ranks=[0], give_number=True), now=1.0
+        )
+        assert (again.number, again.output) == (12, 9)
+        assert submit(state, "b")[0].number == 1001
+
     def test_a_result_is_taken_once_and_those_of_strangers_change_nothing(self) -> None:
         state = node()
         submit(state, "a", [0])
@@ -160,6 +175,12 @@ class TestAgain:
 
 
 class TestCancel:
+    def test_what_waited_behind_it_goes_on(self) -> None:
+        state = node(first_rank=4, ready=[4])
+        submit(state, "gap", [4], number=7, after=6)
+        submit(state, "next", [4], number=8)
+        assert started(state.cancel("gap")) == {4: "next"}
+
     def test_only_where_it_has_not_begun(self) -> None:
         state = node()
         submit(state, "a", [0, 1])
@@ -217,6 +238,13 @@ class TestDeath:
         assert not mesh(state).runs["a"].finished
         for mesh_id, rank in (("m", 9), ("released", 0)):
             assert state.rank_died(mesh_id, rank, self.DEATH) == [], "it is not here"
+
+    def test_a_run_for_a_dead_rank_ends_there_at_once(self) -> None:
+        state = node()
+        state.rank_died("m", 3, self.DEATH)
+        _, effects = submit(state, "a")
+        assert ended(effects) == {("a", 3): run_pb2.OUTCOME_DIED}
+        assert started(effects) == {0: "a", 1: "a", 2: "a"}
 
     def test_a_restart_ends_what_was_queued_and_takes_new_runs(self) -> None:
         state = node()

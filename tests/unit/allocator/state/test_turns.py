@@ -58,3 +58,9 @@ def test_who_gives_back_is_never_further_back_for_it(
 def test_all_nodes_have_one_order(data: st.DataObject, waiting: list[Waiter], held: dict[str, int], slots: int) -> None:
     mixed = data.draw(st.permutations(waiting))
     assert order(waiting, held, slots) == order(mixed, held, slots)
+
+
+def test_ten_requests_of_one_person_are_not_ten_turns() -> None:
+    alices = [Waiter(f"a{number}", "alice", 4, came=float(number)) for number in range(10)]
+    bob = Waiter("b", "bob", 4, came=60.0)
+    assert order([*alices, bob], {}, 32)[:3] == [alices[0], bob, alices[1]]

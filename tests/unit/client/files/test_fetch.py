@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch_nb.allocator.files.node_files import NodeFiles
-from monarch_nb.client.files.fetch import FetchReport, expand, fetch, is_below
+from monarch_nb.client.files.fetch import FetchReport, expand, fetch, fetch_matching, is_below
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import FilesError, MonarchNbError, NodeUnreachable
 from monarch_nb.proto import files_pb2 as pb
@@ -109,6 +109,22 @@ async def test_a_pattern_finds_names_as_a_shell_does(there: Path, node: Any) -> 
         assert await expand(node, "r", 0, pattern) == found
     with pytest.raises(FilesError, match=r"node0: nothing matches ckpt/\*\.bin"):
         await expand(node, "r", 0, "ckpt/*.bin")
+
+
+async def test_all_that_match_a_pattern_come_together(
+    tmp_path: Path, there: Path, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    (there / "out").mkdir()
+    for name in ("a.pt", "b.pt", "log"):
+        (there / "out" / name).write_text(name)
+    for pattern, to, place, names in (
+        ("out/*.pt", None, here / "out", {"a.pt", "b.pt"}),
+        ("out/[al]*", "elsewhere", here / "elsewhere", {"a.pt", "log"}),
+    ):
+        report = await fetch_matching(node, "r", 0, pattern, to=to, overwrite=False, progress=lambda _: None)
+        assert (report.path, report.files, {path.name for path in place.iterdir()}) == (place, 2, names)
 
 
 async def test_a_path_in_a_workspace_is_named_as_ranks_know_it(tmp_path: Path, node: Any) -> None:

@@ -224,9 +224,13 @@ class TestWhereRanksImportFrom:
         files = SyncedFiles("seen", {}, dict(enumerate(connections(nodes))), root=str(project), reload=True)
         for name in ("plain", "package", "sources"):
             assert files.add(tmp_path / name) == name
-        assert set(files.tree().last_import_paths) == {str(tmp_path)}, "for `import package`, behind all else"
+        tree = files.tree()
+        paths = ["plain", "sources/src", "sources", "project"]
+        assert list(tree.import_paths) == [str(tmp_path / name) for name in paths]
+        assert set(tree.last_import_paths) == {str(tmp_path)}, "for `import package`, behind all else"
         assert not nodes[0].asked
         files.remove(tmp_path / "plain")
+        assert str(tmp_path / "plain") not in files.tree().import_paths
         for path, message in ((tmp_path / "none", "does not exist"), (tmp_path, "holds the project itself")):
             with pytest.raises(UsageError, match=message):
                 files.add(path)

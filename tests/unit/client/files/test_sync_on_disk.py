@@ -1,5 +1,6 @@
 """The files of a reservation on nodes with real workspaces."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ class TestOnDisk:
         made = files_of(project, node)
         yield made
         made.close()
+
+    def test_a_big_file_with_holes_arrives_as_it_is(self, project: Path, node: DiskNode, files: SyncedFiles) -> None:
+        with open(project / "big", "wb") as file:
+            file.write(random.Random(2).randbytes(3_000_000))
+            file.truncate(32 << 20)
+            file.seek(20_000_003)
+            file.write(b"middle")
+        files.sync()
+        assert (node.tree / "big").read_bytes() == (project / "big").read_bytes()
+        assert (node.tree / "big").stat().st_blocks * 512 < 8 << 20
 
     def test_an_interrupt_while_changes_are_collected_loses_none(
         self, project: Path, node: DiskNode, files: SyncedFiles, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from monarch_nb.client.pools.facts.infos import (
     infos_of_node,
     run_infos,
 )
-from monarch_nb.errors import AccessDenied, RankDead
+from monarch_nb.errors import AccessDenied, RankDead, TargetError
 from monarch_nb.ground.code_names import run_names
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
@@ -103,6 +103,16 @@ def test_the_title_is_the_first_line_that_says_something() -> None:
         ("x" * 61, "x" * 59 + "…"),
     ):
         assert _title(code) == title
+
+
+def test_ranks_are_named_by_their_numbers_and_those_that_are_not_there_refused() -> None:
+    mesh = object.__new__(Mesh)
+    mesh.id, mesh.name, mesh._part = "one rank", "main", None
+    mesh.reservation = cast(Any, SimpleNamespace(name="dev", id="dev"))
+    mesh.core = MeshCore("one rank", {}, Extent({"hosts": 1, "procs": 4}))
+    assert (mesh.select(3).ranks, mesh.select([3, 1]).ranks) == ((3,), (1, 3))
+    with pytest.raises(TargetError, match="rank 4 not in"):
+        mesh.select(4)
 
 
 @pytest.mark.parametrize(("hosts", "where"), [(1, ""), (2, " (host1)")])

@@ -290,6 +290,11 @@ def test_many_figures_are_counted() -> None:
     assert len(render(large)["text/html"]) < 8_100_000
 
 
+def test_of_many_rich_results_some_are_drawn() -> None:
+    rich = [Result(rank, "ok", 0.1, {"text/html": f"{rank}" * 500_000, "text/plain": "t"}) for rank in range(64)]
+    assert len(render(fold_of(64, *rich))["text/html"]) < 8_100_000
+
+
 def test_everything_large_at_once() -> None:
     fold = _flood("{rank} {n} " + "x" * 1000, ranks=8)
     for rank in range(8):

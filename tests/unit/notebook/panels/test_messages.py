@@ -116,6 +116,18 @@ def test_a_view_is_told_that_the_kernel_lives_while_it_is_seen(
     heard.wait_for(lambda said: said.count({"alive": True}) > 1)
 
 
+def test_an_answer_carries_the_number_of_its_request_and_the_notebook_is_its_own(
+    messages: PanelMessages, heard: Heard
+) -> None:
+    messages.receive({"id": 7, "request": "lost", "body": {"reservation": "r"}})
+    messages.receive({"id": 8, "request": "reserve", "body": {"values": {}, "notebook": None}})
+    heard.wait_for(lambda all_of_them: len(all_of_them) == 2)
+    assert heard.messages == [
+        {"id": 7, "result": ["lost", {"reservation": "r"}]},
+        {"id": 8, "result": ["reserve", {"values": {}, "notebook": "/a.ipynb"}]},
+    ]
+
+
 @pytest.mark.parametrize("content", [None, 3, "look", [], {}, {"type": "jump"}, {"request": 4}])
 def test_what_makes_no_sense_is_not_answered(messages: PanelMessages, heard: Heard, content: object) -> None:
     messages.receive(content)

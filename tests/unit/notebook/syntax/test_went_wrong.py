@@ -18,6 +18,9 @@ def test_what_is_watched() -> None:
         ("--watch=nan=param, -t 0", ("param",)),
     ):
         assert watched(parse(CELL, line).text("watch") or "") == what
+    for text in ("nan=x", "inf"):
+        with pytest.raises(UsageError, match=f"--watch is nan, or nan= and some of .*, not {text!r}"):
+            watched(text)
 
 
 def test_what_is_compared() -> None:

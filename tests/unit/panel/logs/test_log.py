@@ -33,6 +33,8 @@ class FakeLines:
         """By run."""
         self.away: set[str] = set()
         """Nodes, each of one rank, that do not answer."""
+        self.hung: set[str] = set()
+        """Nodes that never say anything."""
         self.asked: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
         """Called while lines are read."""
@@ -55,6 +57,8 @@ class FakeLines:
         return [each for each in lines if streams == "both" or each.startswith("!") == (streams == "stderr")]
 
     async def watch(self, ranks: Iterable[int], run: int | None) -> AsyncGenerator[LogChange, None]:
+        if self.hung & {self.node_of(rank) for rank in ranks}:
+            await asyncio.Event().wait()
         while True:
             change = await self.changes.get()
             if isinstance(change, MonarchNbError):
@@ -269,6 +273,63 @@ async def test_a_log_goes_on_while_a_node_is_away() -> None:
         lines.tell(silent=("node0",))
         await asyncio.wait_for(grown.wait(), 10)
         assert (len(log), (await shown(log))[-1]) == (rows + 1, "2 [1] third s")
+
+
+async def test_a_node_that_the_pool_misses_is_not_waited_for() -> None:
+    lines = FakeLines(TWO_RUNS)
+    lines.hung = lines.away = {"node1"}
+    log = Log(lines, LogRequest((0, 1)), lambda _: None, lines.away.__contains__)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    assert await shown(log) == ["1 [0] start", "1 [0] loss 1", "1 [0] end", "2 [0] second"]
+    assert (log.complete, log.missing) == (True, "rank 1: node1 does not answer")
+    log.close()
+
+
+async def test_a_node_that_is_back_is_read_also_when_the_pool_hears_of_it_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "LOOK_AGAIN_S", 0.01)
+    lines, told, silent = FakeLines({}), asyncio.Event(), set[str]()
+    log = Log(lines, LogRequest((0, 1)), lambda _: told.set(), silent.__contains__)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                told.clear()
+                await told.wait()
+
+    lines.texts = TWO_RUNS
+    lines.away = {"node1"}
+    silent.add("node1")
+    lines.tell(silent=("node1",))
+    await until(lambda: len(log) > 0)
+    assert (len(log), log.missing) == (6, "rank 1: node1 does not answer")
+    told.clear()
+    await asyncio.wait_for(told.wait(), 10)  # it has looked again
+    lines.away.clear()
+    lines.changes.put_nowait(LogChange(complete=True))
+    await until(lines.changes.empty)
+    silent.clear()
+    await until(lambda: len(log) == 8)
+    assert log.missing == ""
+    log.close()
+
+
+async def test_a_node_that_was_gone_for_so_short_that_nobody_was_told_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "LOOK_AGAIN_S", 0.01)
+    lines, told = FakeLines(TWO_RUNS), asyncio.Event()
+    lines.away = {"node1"}
+    log = Log(lines, LogRequest((0, 1)), lambda _: told.set(), lambda _: False)  # type: ignore[arg-type]
+    lines.tell()
+    await log.opened(10)
+    assert (len(log), log.missing) == (0, "")
+    lines.away.clear()
+    async with asyncio.timeout(10):
+        while len(log) < 8:
+            told.clear()
+            await told.wait()
+    log.close()
 
 
 @pytest.mark.parametrize("search", ["", "s"])

@@ -20,6 +20,13 @@ def texts_of(told: list[dict[str, Any]]) -> list[str]:
     return [each.get("text", each.get("absent")) for each in told]
 
 
+async def test_lines_that_are_some_lines_off() -> None:
+    for off in (1, REACH_LINES):
+        texts = {**STEPS, 0: ["progress"] * off + STEPS[0], 3: ["progress"] * off + STEPS[3]}
+        told = await own_lines(reader(texts)[0], 1, dict.fromkeys(range(16), 5), ROW)
+        assert texts_of(told) == [STEPS[rank][5] for rank in range(16)]
+
+
 async def test_a_rank_that_has_no_such_line_says_so() -> None:
     texts = {**STEPS, 3: STEPS[3][:5] + ["progress"] * 500, 4: ["progress"] * (REACH_LINES + 1) + STEPS[4]}
     read, lines = reader(texts)

@@ -265,6 +265,7 @@ def test_what_became_of_a_run_is_said_as_the_ranks_are() -> None:
         ({"failed": [1]}, ["idle", "failed", "idle"], "failed on 1", "1"),
         ({"failed": [0, 1, 2]}, ["failed", "failed", "failed"], "failed", "0-2"),
         ({"failed": [1]}, ["idle", "dead", "idle"], "died on 1", "1"),
+        ({"failed": [1], "stopped": [0, 2]}, ["idle", "failed", "idle"], "failed on 1, interrupted on 0,2", "1"),
         ({"stopped": [0, 1, 2]}, ["idle", "idle", "idle"], "interrupted", ""),
         ({"stopped": [0, 1, 2], "running_s": 0.0}, ["idle", "idle", "idle"], "cancelled", ""),
     ):
@@ -273,6 +274,7 @@ def test_what_became_of_a_run_is_said_as_the_ranks_are() -> None:
         (part,) = run(meshes, **{"running_s": 1.0, **facts})
         part.ClearField("running")
         part.finished.extend([0, 1, 2])
+        part.collected = True  # the newest stays
         for rank, state in zip(meshes[0].ranks, ranks, strict=True):
             rank.run_id, rank.state = "", pb.Rank.STATE_DEAD if state == "dead" else pb.Rank.STATE_IDLE
             if state == "failed":

@@ -135,6 +135,15 @@ def test_overwrite_makes_the_tree_what_it_is_to_be(client: Client, tree: Path) -
     assert [(tree / name).read_text() for name in ("a", "b", "c", "d/e", "own")] == ["5", "2", "3", "4", "rank"]
 
 
+def test_a_touched_file_is_not_a_changed_one(client: Client, tree: Path) -> None:
+    client.sync({b"a": file(b"1"), b"b": file(b"2")})
+    for name in ("a", "b"):
+        os.utime(tree / name, ns=(5, 5))
+    applied = client.sync({b"a": file(b"changed")})
+    assert list(applied.kept) == []
+    assert listing(tree) == ["a"]
+
+
 def test_a_file_that_changes_between_prepare_and_commit_is_kept(client: Client, tree: Path) -> None:
     client.sync({b"a": file(b"1"), b"b": file(b"2")})
     pending = client.prepare({b"a": file(b"changed"), b"b": file(b"2", mode=0o600), b"c": file(b"3")})
@@ -177,9 +186,6 @@ def test_a_mount_whose_directory_became_a_link_is_refused(workspaces: Workspaces
     with pytest.raises(MonarchNbError, match="node0"):
         Client(workspaces, ID, mount="data").sync({b"a": file(b"1")})
     assert listing(tmp_path / "outside") == []
-
-
-# Content
 
 
 # Mounts, bases, versions
