@@ -1,12 +1,15 @@
 """Choose what `make test` adds from the night: the groups whose files differ from those of the last full run.
 
     python scripts/groups.py integration     prints options for pytest, and why on stderr
-    python scripts/groups.py --record        says that everything has passed at HEAD: `make test-all` does
+    python scripts/groups.py --begin         before all tests: notes HEAD, which must be all that there is
+    python scripts/groups.py --record        after them: says that everything has passed at that commit
 
-When in doubt (no record, a commit that this clone does not have), all of it.
+When in doubt (no record, a commit that this clone does not have, a file of which nothing is said here), all of it.
 """
 
+import argparse
 import fnmatch
+import os
 import subprocess
 import sys
 import time
@@ -15,8 +18,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests" / "full_run.toml"
+BEGUN = ROOT / "build" / "full_run"
 
-LAUNCHERS = ("monarch_nb/provision/launchers.py", "monarch_nb/provision/jobs.py", "tests/integration/ways.py")
+LAUNCHERS = (
+    "monarch_nb/provision/launchers.py",
+    "monarch_nb/provision/jobs.py",
+    "monarch_nb/provision/commands.py",
+    "monarch_nb/provision/helpers.py",
+    "monarch_nb/provision/waiting.py",
+    "tests/integration/ways.py",
+)
 SAVES = ("monarch_nb/worker/saving/*", "monarch_nb/worker/autosaves/*", "monarch_nb/client/saving/*")
 MONARCH = ("monarch_nb/*/monarch/*", "monarch_nb/integrations/monarch.py", "monarch_nb/actor/*", "monarch_nb/rdma/*")
 HOSTS = ("monarch_nb/trust/*", "monarch_nb/rpc/*", "monarch_nb/allocator/leases/*", "monarch_nb/client/reservations/*")
@@ -35,7 +46,7 @@ GROUPS = {
     "integration/night/ssh": ("monarch_nb/provision/ssh.py", "monarch_nb/provision/remote/*", *LAUNCHERS),
     "integration/night/warden": ("monarch_nb/warden/*", "monarch_nb/allocator/gateway/*", "deploy/*"),
     "integration/night/faults": SESSIONS,
-    "unit/cluster/night": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*"),
+    "unit/cluster/night": (*SESSIONS, "monarch_nb/allocator/leases/*", "monarch_nb/client/pools/*", "tests/cluster/*"),
     "integration/hosts/night": (*HOSTS, *SESSIONS, "monarch_nb/provision/hosts.py"),
     "integration/files/night": (
         "monarch_nb/files/*",
@@ -77,15 +88,51 @@ GROUPS = {
 }
 """Folders and files of the night, and which files of the product they are about. Their own files count, too."""
 
+GATE = (
+    *(
+        f"monarch_nb/allocator/{each}"
+        for each in ("*.py", "mail/*", "ranks/*", "serving/*", "state/*", "supervision/*")
+    ),
+    *(f"monarch_nb/client/{each}/*" for each in ("actors", "comparing", "curves", "doctor", "flames", "instruments")),
+    *(f"monarch_nb/client/{each}/*" for each in ("memory", "meshes", "runs", "scripts", "top")),
+    *(f"monarch_nb/worker/{each}/*" for each in ("comparing", "control", "forking", "mail", "memory", "reload")),
+    *(f"monarch_nb/worker/{each}" for each in ("*.py", "runs/*", "shell/*")),
+    "monarch_nb/cli/*",
+    "monarch_nb/client/*.py",
+    "monarch_nb/ground/*",
+    "monarch_nb/lines/*",
+    "monarch_nb/provision/*.py",
+    "monarch_nb/*.py",
+    "tests/[adfs]*.toml",
+    "tests/unit/*",
+    "tests/integration/test_*",
+    *(f"tests/integration/{each}/*" for each in ("actors", "files", "lsf", "mail", "worker")),
+    "tests/e2e/test_*",
+    "tests/gpu/*",
+)
+"""What `make test` says enough about. A file of code that is neither here nor above adds all of the night."""
+IN_DOUBT = ("monarch_nb/config.py", "monarch_nb/proto/*")
+"""What all of the night may depend on, although GATE has its folder."""
+CODE = ("monarch_nb/*", "protos/*", "tests/*", "pyproject.toml")
+
 
 def chosen_groups(changed: list[str]) -> dict[str, str]:
     """Return the groups that these files belong to, each with the first of the files."""
     found: dict[str, str] = {}
     for group, patterns in GROUPS.items():
         for file in changed:
-            if file.startswith(f"tests/{group}") or any(fnmatch.fnmatch(file, each) for each in patterns):
+            if file.startswith(f"tests/{group}") or _matches(file, patterns):
                 found.setdefault(group, file)
     return found
+
+
+def doubtful(changed: list[str]) -> str | None:
+    """Return the first of these files that may concern all of the night."""
+    for file in changed:
+        is_known = bool(chosen_groups([file])) or _matches(file, GATE)
+        if _matches(file, IN_DOUBT) or (_matches(file, CODE) and not is_known):
+            return file
+    return None
 
 
 def changed_files() -> list[str] | None:
@@ -94,32 +141,68 @@ def changed_files() -> list[str] | None:
         commit = tomllib.loads(RECORD.read_text())["commit"]
         changed = _git("diff", "--name-only", "--no-renames", commit)
         return [*changed, *_git("ls-files", "--others", "--exclude-standard")]
-    except (OSError, KeyError, subprocess.CalledProcessError):
+    except (OSError, KeyError, tomllib.TOMLDecodeError, subprocess.CalledProcessError):
         return None
 
 
+def begin() -> None:
+    """Note the commit that all tests are about to run on."""
+    BEGUN.parent.mkdir(exist_ok=True)
+    BEGUN.write_text(_head())
+
+
 def record() -> None:
-    """Write down that everything has passed at HEAD."""
-    if changed := _git("status", "--porcelain", "--", ":!tests/durations.toml"):
-        sys.exit(f"Not recorded as a full run, because files differ from HEAD: {', '.join(changed)}")
-    head = _git("rev-parse", "HEAD")[0]
+    """Write down that everything has passed at the commit that was noted."""
+    if "MONARCH_NB_NO_SKIPS" not in os.environ:
+        sys.exit("Not recorded as a full run, because tests may have been skipped: MONARCH_NB_NO_SKIPS=1 make test-all")
+    if (head := _head()) != BEGUN.read_text():
+        sys.exit(f"Not recorded as a full run, because it began at {BEGUN.read_text()} and ended at {head}")
     comment = "# The last `make test-all` that passed: scripts/groups.py compares with it.\n"
     RECORD.write_text(f'{comment}commit = "{head}"\non = {time.strftime("%F")}\n')
     print(f"Recorded in {RECORD.relative_to(ROOT)}: commit it, with tests/durations.toml.")
 
 
-def main(arguments: list[str]) -> None:
-    """Print the options that add groups, or record a full run."""
-    if arguments == ["--record"]:
-        return record()
+def options(kind: str) -> str:
+    """Return the options that add groups to the tests of a kind, and print why."""
     changed = changed_files()
-    if changed is None:
-        print("The last full run is not known here: with all tests of the night", file=sys.stderr)
-        return print("--night tests")
-    groups = {each: why for each, why in chosen_groups(changed).items() if each.startswith(arguments[0])}
-    for each, why in groups.items():
-        print(f"With {each}: {why} has changed since the last full run", file=sys.stderr)
-    return print(*(f"--night tests/{each}" for each in groups))
+    why = "it is not known here when all of it ran last" if changed is None else ""
+    if changed and (file := doubtful(changed)):
+        why = f"{file} has changed since the last full run, and may concern any of it"
+    if changed is None or why:
+        print(f"With all tests of the night: {why}", file=sys.stderr)
+        return "--night tests"
+    groups = {each: file for each, file in chosen_groups(changed).items() if each.startswith(f"{kind}/")}
+    for each, file in groups.items():
+        print(f"With {each}: {file} has changed since the last full run", file=sys.stderr)
+    return " ".join(f"--night tests/{each}" for each in groups)
+
+
+def main() -> None:
+    """Print the options that add groups, or record a full run."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("kind", nargs="?", choices=("unit", "integration", "e2e"))
+    what.add_argument("--begin", action="store_true")
+    what.add_argument("--record", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.kind:
+        print(options(chosen.kind))
+    else:
+        begin() if chosen.begin else record()
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a pattern matches: what ends with `/*` means all below that folder."""
+    return any(
+        fnmatch.fnmatch(file, each) and (each.endswith("/*") or file.count("/") == each.count("/")) for each in patterns
+    )
+
+
+def _head() -> str:
+    """Return the commit, if there is nothing else."""
+    if changed := _git("status", "--porcelain", "--", ":!tests/durations.toml"):
+        sys.exit(f"Not to be recorded as a full run: files differ from HEAD: {', '.join(changed)}")
+    return _git("rev-parse", "HEAD")[0]
 
 
 def _git(*arguments: str) -> list[str]:
@@ -128,4 +211,4 @@ def _git(*arguments: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

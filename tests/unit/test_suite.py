@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,11 +28,19 @@ def test_what_has_changed_adds_its_groups_and_nothing_else() -> None:
     assert groups.chosen_groups([own]) == {"integration/night/slurm": own}
 
 
+def test_what_may_concern_all_of_the_night_adds_all_of_it() -> None:
+    assert groups.doubtful(["docs/magics.md", "monarch_nb/client/runs/run.py", "tests/unit/test_suite.py"]) is None
+    for file in ("monarch_nb/config.py", "monarch_nb/a_new_room/a.py", "tests/conftest.py", "protos/a.proto"):
+        assert groups.doubtful(["docs/magics.md", file]) == file
+
+
 def test_without_a_record_everything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(groups, "RECORD", tmp_path / "full_run.toml")
     assert groups.changed_files() is None
     groups.RECORD.write_text(f'commit = "{"0" * 40}"')
     assert groups.changed_files() is None, "no such commit"
+    groups.RECORD.write_text("<<<<<<< HEAD")
+    assert groups.changed_files() is None, "a conflict"
 
 
 def test_every_test_of_the_night_belongs_to_a_group_and_every_group_to_files() -> None:
@@ -61,25 +70,55 @@ def test_the_night_is_collected_when_it_is_named() -> None:
     assert collected(slurm, f"{slurm}::test_a")
 
 
-def test_a_failure_runs_once_more_alone(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    file = tmp_path / "test_by_chance.py"
-    file.write_text(
-        "from pathlib import Path\nMARK = Path('failed_before')\n"
-        "def test_once():\n    before = MARK.exists()\n    MARK.touch()\n    assert before\n"
-        "def test_good(): pass\n"
+class TestAgain:
+    ONCE = "def test_once():\n    before = MARK.exists()\n    MARK.touch()\n    assert before, 'by chance'\n"
+    ALWAYS = "def test_always(): assert False\n"
+
+    @pytest.fixture
+    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+        """Run a file of tests; return the exit status."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+        def run(text: str, *arguments: str) -> int:
+            before = f"import pytest\nfrom pathlib import Path\nMARK = Path({str(tmp_path / 'failed_before')!r})\n"
+            (tmp_path / "test_by_chance.py").write_text(before + text)
+            return again.main([*arguments, "test_by_chance.py"])
+
+        return run
+
+    def test_a_failure_runs_once_more_alone(
+        self, run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(f"{self.ONCE}def test_good(): pass\n") == 0
+        flaky = "test_by_chance.py::test_once"
+        assert f"passed only alone: {flaky} (build/flaky.txt names it 1×)" in capfd.readouterr().out
+        assert f" {flaky}: AssertionError: by chance" in (tmp_path / "build" / "flaky.txt").read_text()
+
+    def test_one_that_fails_twice_is_red_and_the_other_is_written_down(
+        self, run: Callable[..., int], tmp_path: Path
+    ) -> None:
+        assert run(self.ALWAYS + self.ONCE, "-x") == 1
+        assert (tmp_path / "build" / "flaky.txt").read_text().count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("@pytest.mark.parametrize('n', range(5))\ndef test_many(n): assert False\n", "5 failures, more than 4"),
+            (
+                (
+                    "@pytest.fixture(scope='session')\ndef pool():\n    yield\n    assert False, 'left behind'\n"
+                    "def test_culprit(pool): pass\ndef test_last(): pass\n"
+                ),
+                "What is left behind fails only where the tests before it ran: test_by_chance.py::test_last",
+            ),
+        ],
     )
-    assert again.main([file.name]) == 0
-    assert "passed only alone: test_by_chance.py::test_once" in capfd.readouterr().out
-    assert "test_by_chance.py::test_once" in (tmp_path / "build" / "flaky.txt").read_text()
-    file.write_text("def test_always(): assert False\n")
-    assert again.main([file.name]) == 1, "it fails twice"
-    file.write_text("import pytest\n@pytest.mark.parametrize('n', range(5))\ndef test_many(n): assert False\n")
-    assert again.main([file.name]) == 1
-    assert capfd.readouterr().out.count("Once more, alone") == 1, "five failures are no accident"
+    def test_what_is_no_accident_is_not_run_again(
+        self, run: Callable[..., int], text: str, why: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(text) == 1
+        assert f"Not run again. {why}" in capfd.readouterr().out
 
 
 def test_tests_of_a_folder_share_a_process() -> None:
