@@ -114,6 +114,7 @@ test: check unit ui itest e2e  ## What every change must pass (about 20 minutes 
 	@$(say) 'All passed'
 
 test-all: override NIGHT := --night tests
+test-all: export MONARCH_NB_NO_SKIPS := 1
 test-all: begin test  ## The tests of the night, too: every engine, kills, other notebooks (about 30 minutes); is recorded
 	@$(BIN)/python scripts/groups.py --record
 

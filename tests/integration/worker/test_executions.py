@@ -104,12 +104,14 @@ ENDLESS = {
 
 
 def test_an_interrupt_reaches_sync_endpoints_and_no_other_run_and_no_cell(driver: RankProcess) -> None:
+    driver.ok("endless = []")
     for number, (name, code) in enumerate(ENDLESS.items()):
-        driver.ok(f"def body():\n    print('began')\n    {code}\nstart({name!r}, body, {1000 + number});")
+        driver.ok(f"def body():\n    print('began')\n    {code}")
+        driver.ok(f"endless.append(start({name!r}, body, {1000 + number}))")
     driver.ok("gate = threading.Event(); spared = start('spared', lambda: gate.wait() and 'done', 2000, 'others')")
     for number in range(len(ENDLESS)):
         eventually(lambda number=number: driver.text("out", 1000 + number).startswith("began"))  # type: ignore[misc]
-    spec = driver.start(f"while len(outcomes) < {len(ENDLESS)}: time.sleep(0.01)\n'went on'")
+    spec = driver.start("for each in endless: each.join()\n'went on'")
     assert interrupt(driver)
     result = driver.result()
     assert (result.run_id, driver.value(result)) == (spec.run_id, "went on"), result.failure
