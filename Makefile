@@ -174,5 +174,6 @@ docs: install  ## Write the --help texts into the docs and check links and snipp
 	@$(BIN)/python scripts/docs.py
 	@$(PYTEST) tests/unit/test_docs.py
 
-clean:  ## Remove what was built; the virtual environment stays
-	@rm -rf build dist monarch_nb/labextension monarch_nb/notebook/static labextension/lib .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean:  ## Remove what was built; the virtual environment and build/flaky.txt stay
+	@find build -mindepth 1 -maxdepth 1 ! -name flaky.txt -exec rm -rf {} + 2>/dev/null || true
+	@rm -rf dist monarch_nb/labextension monarch_nb/notebook/static labextension/lib .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -39,10 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What lies in a folder `night` is collected when it is named, or with --night."""
-    if "night" not in collection_path.relative_to(config.rootpath).parts:
+    if not _is_of_the_night(collection_path, config):
         return None
-    named = [arg.partition("::")[0] for arg in config.args if "night" in Path(arg).parts]
-    chosen = [(config.invocation_params.dir / each).resolve() for each in (*named, *config.getoption("night"))]
+    named = [path for arg in config.args if _is_of_the_night(path := _path_of(arg, config), config)]
+    chosen = [*named, *_nights(config)]
     if any(each in (collection_path, *collection_path.parents) or collection_path in each.parents for each in chosen):
         return None
     return True
@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Thousands of processes import the package. It is compiled once, also where PYTHONDONTWRITEBYTECODE keeps them from
     doing it, each for itself again."""
+    if missing := [str(path) for path in _nights(config) if not path.exists()]:
+        raise pytest.UsageError(f"--night takes a folder or file that is there, not {', '.join(missing)}")
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parents[1] / "monarch_nb", quiet=2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -124,6 +126,19 @@ def shared_pool(shared_home: Path) -> list[Node]:
     return LocalProvisioner().up(nodes=2, procs=4)
 
 
+def _path_of(arg: str, config: pytest.Config) -> Path:
+    """The file or folder that an argument of the command line names."""
+    return (config.invocation_params.dir / arg.partition("::")[0]).resolve()
+
+
+def _nights(config: pytest.Config) -> list[Path]:
+    return [_path_of(each, config) for each in config.getoption("night")]
+
+
+def _is_of_the_night(path: Path, config: pytest.Config) -> bool:
+    return path.is_relative_to(config.rootpath) and "night" in path.relative_to(config.rootpath).parts
+
+
 def _make_home(patch: pytest.MonkeyPatch) -> Path:
     home = Path(tempfile.mkdtemp(prefix="mnb-", dir="/tmp"))  # short: socket paths end at 107 bytes
     patch.setenv(HOME_VARIABLE, str(home))
@@ -138,10 +153,11 @@ def _assert_nothing_left(homes: list[Path]) -> None:
 
 
 def _refused_if_skipped(report: _Report) -> _Report:
-    """Have what was skipped fail where nothing may be skipped: nobody looks at green skips."""
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("MONARCH_NB_NO_SKIPS"):
+    """Have what was skipped, or is expected to fail, fail where nothing may be skipped: nobody looks at green skips."""
+    if report.skipped and os.environ.get("MONARCH_NB_NO_SKIPS", "0") != "0":
+        place, line, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.nodeid, 0, "xfail")
         allowed = tomllib.loads((Path(__file__).parent / "skips.toml").read_text())
-        if not any(each in str(report.longrepr) for each in allowed):
+        if not any(each in reason for each in allowed):
             report.outcome = "failed"
-            report.longrepr = f"{report.longrepr}\nNothing is skipped here but what tests/skips.toml allows."
+            report.longrepr = f"{place}:{line}: {reason}\nNothing is skipped here but what tests/skips.toml allows."
     return report

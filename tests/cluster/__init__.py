@@ -9,8 +9,13 @@ API as ever: it runs the loop while it waits.
         ann = cluster.client("ann")
         dev = ann.reserve("dev", nodes=2, procs=2, time="1h")
         dev.mesh.run("rank * 2").values
-        cluster.nodes[0].kill()
+        late = ann.does(ann.reserve, "late", nodes=2, procs=2, wait=True)   # beside the test, as another kernel would
         cluster.sleep(3600)
+        late.result()
+        cluster.nodes[0].cut()                                              # its network is away, until mend()
+
+The fixture `make` of tests/unit/cluster makes clusters: `make(2, 2)`. What a cell does takes real time, so that it
+should not sleep.
 """
 
 from cluster.clock import Work

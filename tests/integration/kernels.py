@@ -23,13 +23,16 @@ PATIENT = "from monarch_nb.ground import interrupting\ninterrupting.SHUTDOWN_NOT
 
 ANEW = """
 import os, sys
-os.environ.update({env!r})
+first, sys.path[:] = sys.__dict__.setdefault("_first", (dict(os.environ), sys.path[:]))
+for name in os.environ.keys() - first.keys() - {env!r}.keys(): del os.environ[name]
+os.environ.update(first | {env!r})
 os.chdir({cwd!r})
 if stops := sys.modules.get("monarch_nb.client.runs.stops"): stops._chosen.clear()
 get_ipython().reset()
 print("as new")
 """
-"""In a kernel that begins another notebook: its variables, its numbers of cells, and what `%mesh debug` has chosen."""
+"""In a kernel that begins another notebook: its variables and environment, the numbers of its cells, and what `%mesh
+debug` has chosen."""
 
 
 class Kernel:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -129,21 +131,49 @@ def test_tests_of_a_folder_share_a_process() -> None:
     assert scope_of("tests/integration/night/test_grpo_notebook.py::test_a") == "tests/integration/notebook"
 
 
-def test_a_skip_fails_where_nothing_may_be_skipped(tmp_path: Path) -> None:
-    file = tmp_path / "test_skips.py"
+@pytest.fixture
+def pytest_of(tmp_path: Path) -> Callable[..., str]:
+    """Run pytest as this suite sets it up on a text as its only file, with more options; return what it says."""
+
+    def run(text: str, *options: str) -> str:
+        (tmp_path / "pytest.ini").touch()
+        (tmp_path / "night").mkdir()
+        (tmp_path / "night" / "test_one.py").write_text(f"import pytest\n{text}")
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", *options],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "MONARCH_NB_NO_SKIPS": "1",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ran.stdout + ran.stderr
+
+    return run
+
+
+def test_a_skip_fails_where_nothing_may_be_skipped(pytest_of: Callable[..., str]) -> None:
     skips = "def test_a(): pytest.skip('no such tool')\ndef test_b(): pytest.skip('there is no torchmonarch')\n"
-    file.write_text(f"import pytest\n{skips}")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(file)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "MONARCH_NB_NO_SKIPS": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "1 failed, 1 skipped" in run.stdout, run.stdout + run.stderr
+    said = pytest_of(f"{skips}@pytest.mark.xfail(run=False)\ndef test_c(): pass\n", "night")
+    assert "1 failed, 1 skipped, 1 error" in said, said
+    assert re.search(r"test_one.py:2: Skipped: no such tool$", said, re.MULTILINE), said
+
+
+def test_tests_of_the_night_run_when_they_are_named(pytest_of: Callable[..., str], tmp_path: Path) -> None:
+    assert "no tests ran" in pytest_of("def test_a(): pass\n")
+    for options in (
+        ["--night", "night/test_one.py"],
+        ["--night", "."],
+        ["night"],
+        ["--rootdir", ".", "night/test_one.py"],
+    ):
+        shutil.rmtree(tmp_path / "night")
+        assert "1 passed" in pytest_of("def test_a(): pass\n", *options), options
+    shutil.rmtree(tmp_path / "night")
+    said = pytest_of("def test_a(): pass\n", "--night", "nihgt")
+    assert f"--night takes a folder or file that is there, not {tmp_path / 'nihgt'}" in said, said
