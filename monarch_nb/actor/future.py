@@ -24,7 +24,7 @@ _CLEAN_UP_S = patience(30.0)
 """How long who was interrupted waits for ranks to end what was interrupted too, and to say so. It is long: on a busy
 machine they are slow, and who does not want to wait presses again."""
 _PRESSES = 3
-"""The first interrupts, the second kills what does not stop, then nobody is waited for."""
+"""Each interrupts, and kills what was just said not to stop; then nobody is waited for."""
 
 
 class CallInterrupted(KeyboardInterrupt):
@@ -112,8 +112,9 @@ class Future(Generic[R]):
                     tag = self._call.tag if self._call is not None else None
                     if presses is None or not presses.count or tag is None or not tag.runs or current() is not None:
                         raise
-                    # Told as ipykernel tells it: KeyboardInterrupt in a task would end the loop.
-                    raise asyncio.CancelledError((yield from self._interrupt(loop, tag, presses).__await__())) from None
+                    if did := (yield from self._interrupt(loop, tag, presses).__await__()):
+                        # Told as ipykernel tells it: KeyboardInterrupt in a task would end the loop.
+                        raise asyncio.CancelledError(did) from None
         value: R = self._outcome.value()
         return value
 
@@ -142,7 +143,7 @@ class Future(Generic[R]):
                 questions.leave(wake)
 
     async def _interrupt(self, loop: asyncio.AbstractEventLoop, tag: Tag, presses: AwaitedPresses) -> str:
-        """As `_interrupted`, for who awaits; return what that did."""
+        """As `_interrupted`, for who awaits; return what that did, or nothing."""
         assert self._call is not None
         if await presses.kernel_ends():
             return f"the kernel ends; {self._call.title} goes on"
@@ -155,6 +156,8 @@ class Future(Generic[R]):
                 await asyncio.wait({resolved, pressed}, return_when=asyncio.FIRST_COMPLETED)
                 if resolved.done():
                     aftermath = await asyncio.to_thread(tag.aftermath)
+                    if not aftermath and self._has_value():
+                        return ""
                     return _sentence(f"interrupted {self._call.title}", aftermath, self._broken())
                 if not pressed.result():
                     break
@@ -171,7 +174,9 @@ class Future(Generic[R]):
                 tag = self._call.tag if self._call is not None else None
                 if tag is None or not tag.runs or current() is not None:  # an actor that is interrupted holds nobody up
                     raise
-                raise self._interrupted(tag) from None
+                if (interrupted := self._interrupted(tag)) is not None:
+                    raise interrupted from None
+                return
         if not is_there:
             raise TimeoutError(self._late(timeout))
 
@@ -183,8 +188,9 @@ class Future(Generic[R]):
         ranks = f" by {name_ranks(self._call.unanswered)} of {total}" if total > 1 and self._call.unanswered else ""
         return f"{self._call.title} was not answered {within}{ranks}; it goes on, and a later get() returns its result"
 
-    def _interrupted(self, tag: Tag) -> CallInterrupted:
-        """Interrupt what was called, again at each press, and wait until it was answered, or nobody wants to wait."""
+    def _interrupted(self, tag: Tag) -> CallInterrupted | None:
+        """Interrupt what was called, again at each press, and wait until it was answered, or nobody wants to wait.
+        Return None when the endpoints have handled it: the call has a result."""
         assert self._call is not None
         for _ in range(_PRESSES):
             if kernel_ends():
@@ -195,10 +201,19 @@ class Future(Generic[R]):
             except KeyboardInterrupt:
                 continue
             if is_there:
-                return CallInterrupted(_sentence(f"interrupted {self._call.title}", tag.aftermath(), self._broken()))
+                aftermath = tag.aftermath()
+                if not aftermath and self._has_value():
+                    return None
+                return CallInterrupted(_sentence(f"interrupted {self._call.title}", aftermath, self._broken()))
             break
         ranks = name_ranks(self._call.unanswered)
         return CallInterrupted(f"{self._call.title} was interrupted, but {ranks} of the call did not answer")
+
+    def _has_value(self) -> bool:
+        with contextlib.suppress(Exception):  # what the call raised
+            self._outcome.value()
+            return True
+        return False
 
     def _broken(self) -> str:
         """Return what ranks say of process groups that the interrupt broke; empty when it did not."""

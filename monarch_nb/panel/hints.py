@@ -27,7 +27,7 @@ _HINTS = [
     (r"%mesh shrink \S+ --node \S+ --into main goes", "Resize… to fewer nodes goes"),
     (r" \(%mesh status\)", ""),
     (r": %mesh stacks\)", ": Stacks… shows where)"),
-    (r"interrupt again to kill and restart (it|them)", r"Restart… kills \1 and starts anew"),
+    (r"interrupt\(kill_stuck=True\) within 10 s to kill and restart (it|them)", r"Restart… kills \1 and starts anew"),
     (r"%mesh restart(?: --mesh \S+)? -t (\S+) starts (it|them) again", r"choose \1 and Restart… to start \2 again"),
 ]
 

@@ -1074,6 +1074,7 @@ class Where(_message.Message):
     RUNNING_S_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    HANDLES_S_FIELD_NUMBER: _builtins.int
     state: Global___Where.State.ValueType
     run_id: _builtins.str
     collective: _builtins.str
@@ -1081,6 +1082,8 @@ class Where(_message.Message):
     line: _builtins.str
     """"train.py:41": innermost line of user code."""
     running_s: _builtins.float
+    handles_s: _builtins.int
+    """For so long its code has known of the interrupt, and handles it; absent when there is none, or it has not reached it."""
     @_builtins.property
     def call(self) -> Global___Call:
         """what it waits in, as torch knows it; absent when that is not known"""
@@ -1099,12 +1102,15 @@ class Where(_message.Message):
         running_s: _builtins.float = ...,
         call: Global___Call | None = ...,
         calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        handles_s: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s", "call", b"call", "handles_s", b"handles_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "calls", b"calls", "collective", b"collective", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s", "call", b"call", "calls", b"calls", "collective", b"collective", "handles_s", b"handles_s", "line", b"line", "run_id", b"run_id", "running_s", b"running_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__handles_s: _TypeAlias = _typing.Literal["handles_s"]  # noqa: Y015
+    _WhichOneofArgType__handles_s: _TypeAlias = _typing.Literal["_handles_s", b"_handles_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__handles_s) -> _WhichOneofReturnType__handles_s | None: ...
 
 Global___Where: _TypeAlias = Where  # noqa: Y015
 

@@ -10,6 +10,7 @@ from integration.live import Gate, Recorder, client, eventually, pids_of, said_o
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs import run as run_module
+from monarch_nb.client.runs.interrupts import freeing
 from monarch_nb.client.runs.watching import waits_watch
 from monarch_nb.errors import GROUP_ABORTED, RunFailed
 
@@ -311,3 +312,34 @@ class TestTimeout:
         assert not run.wait(0.01)
         gate.open(8)
         assert run.result(timeout_s=60) == list(range(8))
+
+
+@pytest.mark.slow
+def test_code_that_handles_its_interrupt_is_left_alone(mesh: Mesh, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks 0-3 have a handler, the others catch KeyboardInterrupt. Both save, which takes long."""
+    monkeypatch.setattr(freeing, "STOP_WAIT_S", 4.0)  # as users have it
+    code = (
+        "import signal, time\ncalls = []\n"
+        "if rank < 4:\n"
+        "    signal.signal(signal.SIGINT, lambda *_: calls.append(1))\n"
+        f"    print('steps')\n    while not calls: time.sleep(0.01)\n    {gate.wait}\n"
+        "else:\n"
+        f"    try: print('steps'); time.sleep(1000)\n    except KeyboardInterrupt:\n        {gate.wait}\n"
+        "len(calls)"
+    )
+    run, recorder = started(mesh, code)
+    recorder.wait_for(
+        lambda recorder: len({text.rank for text in recorder.of(events.Text) if "steps" in text.text}) == 8
+    )
+    first = run.interrupt()
+    assert (sorted(first.handling), first.stuck, first.stopped, first.kills) == (list(range(8)), {}, (), frozenset())
+    second = run.interrupt()
+    assert (sorted(second.handling), second.stopped, second.kills) == ([0, 1, 2, 3], (4, 5, 6, 7), {0, 1, 2, 3})
+    told = [notice.text for notice in recorder.of(events.Notice) if notice.key == "stuck"]
+    assert told[0].startswith("ranks 0-7 handle the interrupt (")
+    assert told[-1].endswith("interrupt again within 10 s to kill and restart them")
+    gate.open(4)
+    with pytest.raises(RunFailed) as raised:
+        run.result(60)
+    assert kinds(raised.value) == {"interrupted": [4, 5, 6, 7]}
+    assert run.values == [2] * 4 + [None] * 4, "each was told twice"

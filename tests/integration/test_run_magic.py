@@ -67,6 +67,23 @@ def test_it_fails_and_is_interrupted_as_a_cell(kernel: Kernel, scripts: Path) ->
     assert kernel.run("%%mesh\nprint(mine < 4)") == "[0-3] True"
 
 
+def test_a_cell_that_handles_its_interrupt_has_ended_well(kernel: Kernel, scripts: Path) -> None:
+    (scripts / "handles.py").write_text(
+        "import pathlib, sys, time\ntry:\n    pathlib.Path(sys.argv[1] + str(rank)).touch()\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    steps = 7\n"
+    )
+    kernel.run("import monarch_nb\nmesh = monarch_nb.attach('dev').mesh")
+    for name, cell in (
+        ("cell", "%%mesh -o steps\n%run -i handles.py cell\nsteps"),
+        ("call", "steps = mesh.run('%run -i handles.py call\\nsteps').values"),
+    ):
+        running = kernel.start(cell)
+        eventually(lambda: len(list(scripts.glob(f"{name}?"))) == 4)  # noqa: B023
+        kernel.interrupt()
+        assert "interrupted; ranks 0-3 went on to the end" in kernel.wait(running)
+        assert kernel.run("steps") == "[7, 7, 7, 7]"
+
+
 def test_it_goes_on_in_the_background(kernel: Kernel, scripts: Path, gate: Gate) -> None:
     (scripts / "waits.py").write_text(f"print('begun')\n{gate.wait}\nprint('done')\n")
     cell = kernel.start("%mesh run --noblock -o run waits.py")

@@ -350,6 +350,22 @@ class TestInterrupts:
         assert run.result(TIMEOUT_S) == [0] * 8
         assert told.text(5) == "under way\nsaved 1\n"
 
+    def test_a_look_at_stacks_touches_no_signal_of_the_scripts(self, mesh: Mesh, write: Write) -> None:
+        script = write("""
+            import re, signal
+            def stuck():
+                re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # would end it
+            print("under way", flush=True)
+            stuck()
+        """)
+        part = mesh.select([0])
+        run, _ = under_way(part, script)
+        [(_, stack)] = part.stacks().groups
+        assert "in stuck" in stack
+        assert not run.done
+        assert str(run.interrupt(kill_stuck=True)) == "killed rank 0"
+
     def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
         # A shell that is about to become `sleep` loses the signal.
         run, _ = under_way(mesh, "sh", "-c", "sleep 1000 & echo under way; wait", executable=True)

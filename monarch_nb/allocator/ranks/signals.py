@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 
-def is_caught(pid: int, number: signal.Signals) -> bool:
+def is_caught(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

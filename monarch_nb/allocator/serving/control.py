@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Sequence
 
 from monarch_nb.allocator.node import Node
+from monarch_nb.allocator.ranks import signals
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.supervision.supervisor import RankProcess
-from monarch_nb.config import cadence, patience
+from monarch_nb.config import STACKS_SIGNAL, cadence, patience
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import worker_pb2 as wire
@@ -120,12 +120,12 @@ async def _stack_from_outside(node: Node, process: RankProcess) -> str:
     """C code holds the GIL: faulthandler's signal handler writes the stack without it. What has no such handler would
     die of the signal: a process that is just beginning, or another program by now (os.execv)."""
     path = node.supervisor.stacks(process)
-    if not (process.link.is_open and path.exists()):
+    if not (process.link.is_open and signals.is_caught(process.record.process.pid, STACKS_SIGNAL)):
         return ""
     path.write_bytes(b"")
     written = asyncio.Event()
     node.watch.arm(path.parent, written.set)
-    os.kill(process.record.process.pid, signal.SIGUSR2)
+    os.kill(process.record.process.pid, STACKS_SIGNAL)
     try:
         await asyncio.wait_for(written.wait(), patience(1.0))
     except TimeoutError:

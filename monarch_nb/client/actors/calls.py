@@ -176,23 +176,24 @@ class Caller:
         return bool(self._interrupted)
 
     def interrupt(self) -> None:
-        """Interrupt what was called in this name; what is called from now on is not touched. Does not block. Called
-        again, it kills and restarts the ranks that do not stop."""
+        """Interrupt what was called in this name; what is called from now on is not touched. Does not block. Ranks that
+        did not stop at the last interrupt are killed and restarted, when that has just been said."""
         with self._lock:
             runs, self._runs = list(self._runs.values()), {}
             self._tags.clear()
-            again = [run for run in self._interrupted if not run.done]
-            self._interrupted += runs
-        for run in runs:
-            run.cancel()
-        for run in again:
-            thread = threading.Thread(target=self._kill, args=[run], name="monarch_nb kills", daemon=True)
-            self._killers.append(thread)
+            interrupted = self._interrupted = [*(run for run in self._interrupted if not run.done), *runs]
+        for run in interrupted:
+            is_kill = run.may_kill
+            thread = threading.Thread(
+                target=self._interrupt, args=[run, is_kill], name="monarch_nb interrupts", daemon=True
+            )
+            if is_kill:
+                self._killers.append(thread)
             thread.start()
 
-    def _kill(self, run: CallsRun) -> None:
+    def _interrupt(self, run: CallsRun, is_kill: bool) -> None:
         with contextlib.suppress(MonarchNbError):  # a node does not answer: nothing was killed there
-            report = run.interrupt(True)
+            report = run.interrupt(is_kill)
             if report.restarted:
                 mesh = self._meshes.mesh(run.mesh.id)
                 on = "" if mesh is None or mesh.name == MAIN_MESH else f"on {mesh.name}: "

@@ -11,6 +11,7 @@ from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.pool import pool_object
 from monarch_nb.client.pools.ranks import MeshRanks
+from monarch_nb.client.runs.interrupts.freeing import Doomed
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import RESTARTED
 from monarch_nb.deaths import describe_death
@@ -55,15 +56,15 @@ class MeshCore(MeshRanks):
         self._pool = self._owner = ""
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""
-        self.stuck: list[Run] = []
-        """Those that did not stop at the last interrupt of all: they know that they had the time."""
+        self.unstopped: list[Run] = []
+        """Those that went on after the last interrupt of all: they know that they had the time to stop."""
 
         self.saves_behind = False
         """Whether this process has had ranks save in the background, and nobody has waited for it since."""
         self.armed_saves: run_pb2.ArmSaves | None = None
         """What saves this process has armed, also when the nodes are gone."""
-        self.stuck_actors: set[int] = set()
-        """The ranks whose actors did not, then."""
+        self.doomed_actors = Doomed()
+        """The ranks whose actors another one kills."""
         self.when_dead: Callable[[int, str], object] | None = None
         """Called on the background loop with a rank that has died, and why."""
 

@@ -8,14 +8,14 @@ for nothing ends with the cell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.meshes.interrupt_actors import executing, interrupt_actors
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import MAIN_MESH, MONARCH_MESH, patience
 from monarch_nb.errors import NodeUnreachable
@@ -71,14 +71,15 @@ def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptRepo
         elif part.is_ours:
             actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
             messages += actors.messages
-        told = [(run, run.interrupt(kill_stuck=kill_stuck and run.is_stuck)) for run in runs if run.id in begun]
+        told = [(run, run.interrupt(kill_stuck=kill_stuck and run.may_kill)) for run in runs if run.id in begun]
         for run in waiting:
             run.wait_freed(STOP_WAIT_S)
-        part.core.stuck = [run for run in runs if run.is_stuck]
+        part.core.unstopped = [run for run in runs if run.is_unstopped]
         reports |= {run.name + part.suffix: report for run, report in told}  # by now each knows its number
         reports |= call(actors.reports(run.id for run in runs)) if actors else {}
         dropped += [run.name + part.suffix for run in waiting]
-    return InterruptReport.of(reports, dropped, messages, others, goes_on)
+    report = InterruptReport.of(reports, dropped, messages, others, goes_on)
+    return replace(report, again=PRESS) if kill_stuck else report
 
 
 async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:

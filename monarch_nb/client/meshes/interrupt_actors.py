@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from monarch_nb.client.meshes.core import MeshCore
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of, sorted_out
 from monarch_nb.config import cadence, patience
 from monarch_nb.proto import run_pb2
 
@@ -51,12 +51,15 @@ class InterruptedActors:
         for rank, actor in _executing(self._before):
             if actor.where.run_id not in told:
                 endpoints.setdefault(f"{actor.name}.{actor.running}{self._suffix}", set()).add(rank)
-        stuck = await self._stuck({rank for ranks in endpoints.values() for rank in ranks})
-        self._core.stuck_actors = set(stuck)
+        left = await self._left({rank for ranks in endpoints.values() for rank in ranks})
+        stuck, handling = sorted_out(left, {rank: where for rank, where in left.items() if where is not None})
+        kills = self._core.doomed_actors.judge(InterruptReport(stuck=stuck, handling=handling)).kills
         reports = {
             title: InterruptReport(
-                stopped=tuple(sorted(ranks - stuck.keys() - {*self._restarted})),
+                stopped=tuple(sorted(ranks - left.keys() - {*self._restarted})),
                 stuck={rank: stuck[rank] for rank in sorted(ranks & stuck.keys())},
+                handling={rank: handling[rank] for rank in sorted(ranks & handling.keys())},
+                kills=kills,
             )
             for title, ranks in endpoints.items()
         }
@@ -64,22 +67,22 @@ class InterruptedActors:
             reports["restarted"] = InterruptReport(restarted=tuple(self._restarted), had_actors=True)
         return reports
 
-    async def _stuck(self, ranks: set[int]) -> dict[int, str]:
-        """Return the ranks that still execute what they did before, and where."""
+    async def _left(self, ranks: set[int]) -> dict[int, run_pb2.Where | None]:
+        """Return the ranks that still execute what they did before, and where; None of one that does not answer."""
         loop = asyncio.get_running_loop()
-        left, places = ranks - {*self._restarted}, dict[int, str]()
+        left: dict[int, run_pb2.Where | None] = dict.fromkeys(ranks - {*self._restarted})
         while left:
             replies = await self._core.control(sorted(left), timeout_s=patience(1.0), actors=True)
             age_s = loop.time() - self._began_s
             told = {rank: reply.actors for rank, reply in replies.items()}
-            places = {rank: place_of(actor.where) for rank, actor in _executing(told) if actor.running_s >= age_s}
-            places |= {rank: place_of(None) for rank in left if rank not in replies and rank not in self._core.dead}
-            left = set(places)
+            silent = [rank for rank in left if rank not in replies and rank not in self._core.dead]
+            left = {rank: actor.where for rank, actor in _executing(told) if actor.running_s >= age_s}
+            left |= dict.fromkeys(silent)
             if age_s > STOP_WAIT_S:
                 break
             if left:
                 await asyncio.sleep(LOOK_S)
-        return places
+        return left
 
 
 async def interrupt_actors(core: MeshCore, ranks: Iterable[int], suffix: str, *, kill_stuck: bool) -> InterruptedActors:
@@ -91,7 +94,7 @@ async def interrupt_actors(core: MeshCore, ranks: Iterable[int], suffix: str, *,
     replies = await core.control(list(ranks), timeout_s=ASK_S, interrupt_actors=True)
     before = {rank: reply.actors for rank, reply in replies.items()}
     silent = {rank for rank in ranks if rank not in replies}
-    doomed = sorted(core.stuck_actors & ({rank for rank, _ in _executing(before)} | silent)) if kill_stuck else []
+    doomed = sorted(core.doomed_actors.now & ({rank for rank, _ in _executing(before)} | silent)) if kill_stuck else []
     if doomed:
         await core.restart(doomed)
     return InterruptedActors(core, suffix, before, doomed)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from monarch_nb.branches.folding import ranges_of
@@ -13,7 +14,7 @@ from monarch_nb.client.connections.bridge import post
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, sorted_out
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
 from monarch_nb.config import cadence
@@ -133,19 +134,23 @@ class CallsRun(Run):
         reachable = self._nodes.reachable(left)
         restarted: list[int] = []
         if kill_stuck:
-            restarted = list(await self._executing(reachable))
+            executing = await self._executing(reachable)
+            restarted = [rank for rank in executing if rank in self._freeing.doomed.ranks] or list(executing)
             await self.mesh.core.restart(restarted)
         else:
             self.send_interrupt()
-        stuck = {rank: place_of(where) for rank, where in (await self._still_executing(reachable)).items()}
-        self.is_stuck = bool(stuck)
+        executing = await self._still_executing(reachable)
+        stuck, handling = sorted_out(executing, executing)
+        told = self._freeing.doomed.judge(InterruptReport(stuck=stuck, handling=handling))
+        self._freeing.is_unstopped = bool(executing)
+        self._freeing.say(told)
         for connection in self._nodes.connections():
             connection.withdraw_cancel(self.id)
         self._freeing.freed.set()
-        return InterruptReport(
-            stopped=tuple(rank for rank in reachable if rank not in stuck and rank not in restarted),
+        return replace(
+            told,
+            stopped=tuple(rank for rank in reachable if rank not in executing and rank not in restarted),
             free=tuple(sorted(before)),
-            stuck=stuck,
             unreachable={rank: self._nodes.name_of(rank) for rank in left if rank not in reachable},
             restarted=tuple(restarted),
             had_actors=True,

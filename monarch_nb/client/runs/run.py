@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 from monarch_nb.branches.folding import ranges_of, ranks_finished, results_of
@@ -18,7 +20,7 @@ from monarch_nb.client.connections.decoding import OutputDecoder, is_plain, resu
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.presenting import name_here, served_notebook
 from monarch_nb.client.runs.interrupts.freeing import Freeing
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport, handled_by, left_by_kernel
 from monarch_nb.client.runs.needs import HeldMesh, PrintedOfRun
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
@@ -114,7 +116,7 @@ class Run(PrintedOfRun):
         self.run_id = run_id
         self._on_ranks = Ranges.of(self.ranks)
         self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
-        self._absences = Absences(self, self._nodes, self._spawn)
+        self._absences = Absences(self, self._nodes, self.spawn)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
@@ -131,7 +133,6 @@ class Run(PrintedOfRun):
         self._waited = ""  # who waited for whom when it was interrupted from here
         self.is_completing = self.is_interrupted = self.is_collected = False
         self._is_awaited = False  # by somebody who takes the results at once
-        self.is_stuck = False  # ranks did not stop after the last interrupt, although they have had the time to
         self._freeing = Freeing(self, self._nodes)
         self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
         self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
@@ -221,6 +222,11 @@ class Run(PrintedOfRun):
             "(mesh.running() yields the Run), mesh.interrupt() stops it; variables stay"
         )
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether every rank has finished, without any failure."""
+        return self.done and self.refusal is None and not self.failures
+
     def raise_failures(self) -> None:
         """Raise what the run failed with, if it did."""
         if self.refusal is not None:
@@ -256,6 +262,16 @@ class Run(PrintedOfRun):
         """Interrupt it where it runs, and drop it where it has not begun. Return at once."""
         post(self.send_interrupt)
 
+    @property
+    def is_unstopped(self) -> bool:
+        """Whether ranks go on after its last interrupt, although they have had the time to stop."""
+        return self._freeing.is_unstopped
+
+    @property
+    def may_kill(self) -> bool:
+        """Whether it was just said that another interrupt kills those that did not stop."""
+        return bool(self._freeing.doomed.now)
+
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         """Interrupt its ranks, and wait a few seconds until they are free. The ranks keep their memory.
 
@@ -268,8 +284,8 @@ class Run(PrintedOfRun):
         return call(self._interrupt(kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait as a blocked cell does. Ctrl-C interrupts the ranks. When some hang, another Ctrl-C kills and restarts
-        these ranks.
+        """Wait as a blocked cell does. Ctrl-C interrupts the ranks. When some hang, this is said, and another Ctrl-C in
+        the next 10 s kills and restarts these ranks. A run whose code handles the interrupt ends as any other.
 
         Returns:
             Whether the run is done.
@@ -287,6 +303,10 @@ class Run(PrintedOfRun):
                 self._is_awaited = False
             if self.done:
                 self.collected()
+            if self.ended_well:
+                if not self._listeners:
+                    sys.stderr.write(f"{handled_by(report.stopped)}\n")
+                return True
             causes = [each for each in self.failures if each.kind == "error" and not each.is_consequence]
             failed = [f"rank {each.rank} {each.line}" for each in causes]
             raise KeyboardInterrupt("; ".join([str(report), *failed[:1]]))
@@ -303,7 +323,10 @@ class Run(PrintedOfRun):
             if kernel_ends():
                 raise KeyboardInterrupt(left_by_kernel(self.name)) from None
             with contextlib.suppress(KeyboardInterrupt):
-                report = report.then(self.interrupt(kill_stuck=self.is_stuck))
+                newest = self.interrupt(kill_stuck=self.may_kill)
+                report = report.then(newest)
+                if not self._listeners and (unstopped := replace(newest, again=PRESS).unstopped()):
+                    sys.stderr.write("\n".join([*unstopped, ""]))
                 self.wait_freed()  # what is stuck may still stop by itself
                 return report.as_of(self.results)
 
@@ -367,11 +390,11 @@ class Run(PrintedOfRun):
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
         self._submission = Submission(self, self._nodes, lambda: self._described(spec))
         if not self._submission.begin():
-            self._spawn(self._submission.number_elsewhere())
+            self.spawn(self._submission.number_elsewhere())
         self._watch_waits()
         if self.mesh.core.line_text:
             self.tell_line()
-        self._spawn(self._submission.proceed_later())
+        self.spawn(self._submission.proceed_later())
 
     def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
         return pb.Submit(
@@ -386,7 +409,7 @@ class Run(PrintedOfRun):
     def follow(self, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
         self._watch_waits()
-        self._spawn(self._find_stops())
+        self.spawn(self._find_stops())
         for connection in self._nodes.connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
@@ -448,7 +471,7 @@ class Run(PrintedOfRun):
         if self._on_error == "abort" and self._failed_ranks():
             self._begin_abort()
         elif self._freeing.finds_torn_group():
-            self._spawn(self._freeing.free_from_torn_group())
+            self.spawn(self._freeing.free_from_torn_group())
         self._check_stuck()
 
     def _on_plain_results(self, equal: pb.EqualResults) -> None:
@@ -512,13 +535,13 @@ class Run(PrintedOfRun):
         self._freeing.news.set()
         if not self.done:
             self._absences.on_link(connection, up)
-            if not up and self.is_stuck:
+            if not up and self._freeing.is_unstopped:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
             if self._submission is not None and self._submission.is_asked_in_vain(connection, up):
-                self._spawn(self._submission.number_elsewhere())
+                self.spawn(self._submission.number_elsewhere())
         if up and self._submission is not None and not self.done:
             # The allocator may have died before it wrote the run before this one down.
-            self._spawn(self._submission.proceed_later())
+            self.spawn(self._submission.proceed_later())
 
     def on_node_replaced(self, node: int, ranks: Iterable[int], why: str) -> None:
         """Another node has the place of one, with new ranks that know nothing of this run."""
@@ -542,7 +565,7 @@ class Run(PrintedOfRun):
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
         aborted = self.is_interrupted and any(result.group_aborted for result in self.results.notable)
         if blobs or aborted:
-            self._spawn(self._complete_slowly(blobs, aborted))
+            self.spawn(self._complete_slowly(blobs, aborted))
         else:
             self._finish()
 
@@ -582,13 +605,13 @@ class Run(PrintedOfRun):
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
-            self._nodes.close(self._spawn)
+            self._nodes.close(self.spawn)
 
     def _watch_waits(self) -> None:
         """From now on look where the ranks are, soon and then again and again."""
         if self._watching_waits is not None:
             self._watching_waits.cancel()
-        self._watching_waits = self._spawn(self._waits_watch.go_on())
+        self._watching_waits = self.spawn(self._waits_watch.go_on())
 
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not (self._listeners or self._is_watch_over()) or self._waits_on:
@@ -617,7 +640,7 @@ class Run(PrintedOfRun):
     def _begin_abort(self) -> None:
         if not self._is_aborting:
             self._is_aborting = True
-            self._spawn(self._abort_others())
+            self.spawn(self._abort_others())
 
     async def _abort_others(self) -> None:
         """A rank has failed, so the others are interrupted, whatever they do."""
@@ -655,9 +678,9 @@ class Run(PrintedOfRun):
 
     def _check_stuck(self) -> None:
         if self._freeing.is_over():
-            self._spawn(self._freeing.let_go())
+            self.spawn(self._freeing.let_go())
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -15,10 +15,14 @@ from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import ABORT_AFTER_S, Run
 from monarch_nb.client.runs.values import RunValues
 from monarch_nb.client.scripts.script import Script
+from monarch_nb.config import patience
 from monarch_nb.errors import MonarchNbError, ProcessGroupAborted
 from monarch_nb.ground.rank_sets import MOST_NAMED, name_ranks
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
+
+_HANDLES_S = patience(30.0)
+"""How long a rank that handles the end of another may take before it is killed: as under torchrun."""
 
 
 async def host_store(mesh: HeldMesh, run_id: str, *, only_port: bool = False) -> pb.HostStoreReply:
@@ -116,7 +120,7 @@ class ScriptRun(Run):
         if self.done:
             return
         if self._has_attempts and self._failed_ranks() and self.refusal is None:
-            self._spawn(self._start_again())
+            self.spawn(self._start_again())
         else:
             for result in self._held:
                 super().emit(self._explained(result))
@@ -172,6 +176,9 @@ class ScriptRun(Run):
         self._say_aborted(left)
         self._cancel_left()
         await asyncio.sleep(STOP_WAIT_S)
+        if attempt == self._attempt and (stuck := (await self._freeing.look()).stuck):
+            await self.mesh.core.kill_script(self.id, stuck)
+        await asyncio.sleep(_HANDLES_S - STOP_WAIT_S)
         if attempt == self._attempt and (left := self.left()):
             await self.mesh.core.kill_script(self.id, left)
 

@@ -350,7 +350,7 @@ class CellRunner:
             view.on_event(Notice("", key=TIME_NOTICE))
         view.close()
         self._session.finished(run)
-        if report is not None and not [failure for failure in run.failures if _is_own(failure, report)]:
+        if report is not None and run.failures and not any(_is_own(failure, report) for failure in run.failures):
             return RunInterrupted(str(report))
         try:
             run.raise_failures()

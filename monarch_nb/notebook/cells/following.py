@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch_nb.client.connections.events import Notice
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, left_by_kernel
+from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, handled_by, left_by_kernel
 from monarch_nb.config import cadence
 from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.ground.rank_sets import name_ranks
@@ -41,9 +41,9 @@ def wait_for(
 ) -> InterruptReport | None:
     """Wait until every rank has finished `run`.
 
-    The first Ctrl-C interrupts the ranks, and the wait goes on; once some are found to hang, another one kills those
-    and forks them anew. Then it does not wait for ranks that can not be reached. A Ctrl-C that Jupyter sends before it
-    ends the kernel does nothing to them.
+    The first Ctrl-C interrupts the ranks, and the wait goes on; once it is said that some hang, another one in the next
+    10 s kills those and forks them anew. Then it does not wait for ranks that can not be reached. A Ctrl-C that Jupyter
+    sends before it ends the kernel does nothing to them.
 
     Args:
         timeout_s: how long to wait; None for as long as it takes.
@@ -73,9 +73,9 @@ def wait_for(
                 is_news = wait(left_s)
                 if is_news and (report is not None or run.done):
                     if report is not None:
-                        notify(Notice("", key="stuck"))
-                        notify(Notice("", key="interrupt"))
                         report = report.as_of(run.results)
+                        notify(Notice("", key="stuck"))
+                        notify(Notice(handled_by(report.stopped) if run.ended_well else "", key="interrupt"))
                     return report
                 if is_news and left_s != 0.0:
                     run.stops.take_news()
@@ -97,10 +97,10 @@ def _interrupt(run: Run, notify: Callable[[Notice], None]) -> InterruptReport:
     timer.daemon = True
     timer.start()
     try:
-        report = run.interrupt(kill_stuck=run.is_stuck)  # those that have had no time to stop are never killed
+        report = run.interrupt(kill_stuck=run.may_kill)  # only what the cell has just said of
     finally:
         timer.cancel()
     # Who did not stop, and where it hangs, is a notice of the run itself.
-    partly = report.stopped and report.stuck
+    partly = report.stopped and (report.stuck or report.handling)
     notify(Notice(f"{name_ranks(report.stopped)} stopped" if partly else "", key="interrupt"))
     return report

@@ -37,7 +37,8 @@ class Activity:
         task: that executes it when it may await.
         requested_at: when its interrupt was asked for; None when none was.
         interrupted_by: who asked for that, when it is not who submitted the run.
-        delivered: the interrupt was raised in user code, or its task cancelled.
+        delivered_at: when the interrupt was raised in user code, its task cancelled, or a handler of its own told; None
+            when there is none, or it has yet to be.
         collective: what it was freed from.
         group_aborted: process groups were broken under it.
         abort: what to raise in user code because its group was aborted, though it was not interrupted.
@@ -51,7 +52,7 @@ class Activity:
     task: asyncio.Task[object] | None = None
     requested_at: float | None = None
     interrupted_by: str = ""
-    delivered: bool = False
+    delivered_at: float | None = None
     collective: str = ""
     group_aborted: bool = False
     abort: ProcessGroupAborted | None = None
@@ -62,7 +63,16 @@ class Activity:
     def request(self) -> None:
         """Note that it is to be interrupted."""
         self.requested_at = time.monotonic()
-        self.delivered = False
+        self.delivered_at = None
+
+    @property
+    def delivered(self) -> bool:
+        """Whether user code has got its interrupt: what it does since is its own."""
+        return self.delivered_at is not None
+
+    def deliver(self) -> None:
+        """Note that user code gets its interrupt now."""
+        self.delivered_at = time.monotonic()
 
     def waited_s(self) -> float:
         """Return how long ago its interrupt was asked for."""
@@ -85,7 +95,7 @@ class Activity:
         if self.abort is not None and not self.abort_delivered:
             self.abort_delivered = True
             return self.abort
-        self.delivered = True
+        self.deliver()
         return self.error()
 
     def poke(self) -> None:

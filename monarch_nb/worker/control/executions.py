@@ -198,8 +198,13 @@ class Executions:
             if each.requested_at is None and not each.is_due:
                 continue
             again = True
-            if each.requested_at is not None and each.task is not None and each.task.cancelling():
-                each.delivered = True
+            if (
+                not each.delivered
+                and each.requested_at is not None
+                and each.task is not None
+                and each.task.cancelling()
+            ):
+                each.deliver()
             if each.requested_at is not None and each.waited_s() >= PRESS_INTERVAL_S:
                 self._activities.free_if_hung(each)
             if each.is_due:

@@ -122,9 +122,9 @@ class Interrupter:
             active.poke()
         if active.requested_at is None:
             return active.abort is not None
-        if active.is_script and self._has_own_handler():
+        if self._has_own_handler():
             if not active.delivered:
-                active.delivered = True
+                active.deliver()
                 active.poke()
             return False
         waited_s = active.waited_s()
@@ -177,12 +177,13 @@ class Interrupter:
 
     def _cancel(self, active: ActiveRun) -> None:
         if not active.delivered and active.task is not None and not active.task.done():
-            active.delivered = True
+            active.deliver()
             active.task.cancel()
 
     def _has_own_handler(self) -> bool:
-        """Return whether a program knows what is to be done at Ctrl-C: it is told once, and has its time."""
-        return self._handler_was_replaced() and _signal.getsignal(signal.SIGINT) != signal.default_int_handler
+        """Return whether user code knows what is to be done at Ctrl-C: it is told once, and has its time."""
+        handler = _signal.getsignal(signal.SIGINT)
+        return callable(handler) and handler not in (self._on_signal, signal.default_int_handler)
 
     def _handler_was_replaced(self) -> bool:
         # Not signal.getsignal, which tries to make an enum of the handler: 6% of an empty run.
@@ -192,7 +193,7 @@ class Interrupter:
         """What is raised inside a destructor is swallowed by Python: raise it again."""
         active, error = self.active, unraisable.exc_value
         if active is not None and isinstance(error, RunInterrupted):
-            active.delivered = False
+            active.delivered_at = None
         elif active is not None and error is not None and error is active.abort:
             active.abort_delivered = False
         else:

@@ -371,6 +371,7 @@ class ControlThread(threading.Thread):
             running_s=time.monotonic() - activity.started_s,
             call=Call(**vars(call)) if call else None,
             calls=counts,
+            handles_s=None if activity.delivered_at is None else int(time.monotonic() - activity.delivered_at),
         )
 
     def _describe(self, actor: ActorState) -> ActorStatus:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from monarch_nb.config import STACKS_SIGNAL
 from monarch_nb.ground import file_locks, pickling
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
@@ -128,7 +129,7 @@ def _reset_signals(stacks_file: str) -> None:
     if stacks_file:
         Path(stacks_file).unlink(missing_ok=True)
         _stacks_files.append(open(stacks_file, "a"))  # noqa: SIM115
-        faulthandler.register(signal.SIGUSR2, file=_stacks_files[-1], all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=_stacks_files[-1], all_threads=True)
         # A crash is told with the user's frames alone (allocator/supervision/processes.py); children tell it to nobody.
         faulthandler.enable(_stacks_files[-1])
         os.register_at_fork(after_in_child=functools.partial(faulthandler.enable, _STDERR))

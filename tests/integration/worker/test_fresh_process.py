@@ -9,6 +9,7 @@ from pathlib import Path
 
 from integration.live import eventually
 from integration.worker.harness import RankProcess, TemplateProcess
+from monarch_nb.config import STACKS_SIGNAL
 from signals import PYTHON_IGNORES, ignored_and_blocked, inherited
 
 
@@ -135,13 +136,13 @@ def test_signals_are_the_defaults_whatever_started_the_template(own_template: Ca
     assert rank.work.recv(1) == b""
 
 
-def test_sigusr2_writes_all_stacks_even_when_c_code_holds_the_gil(rank: RankProcess) -> None:
+def test_all_stacks_are_written_even_when_c_code_holds_the_gil(rank: RankProcess) -> None:
     # A regular expression that backtracks for ever holds the GIL.
     rank.submit("import re\ndef stuck():\n    re.match('(a+)+$', 'a' * 60 + 'b')\nstuck()")
     stacks = Path(rank.spec.stacks_file)
 
     def has_written() -> bool:
-        os.kill(rank.pid, signal.SIGUSR2)
+        os.kill(rank.pid, STACKS_SIGNAL)
         return "in stuck" in stacks.read_text()
 
     eventually(has_written)

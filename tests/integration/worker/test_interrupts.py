@@ -148,11 +148,21 @@ def test_code_that_handles_its_interrupt_ends_as_it_likes(rank: RankProcess) -> 
     assert interrupted(rank, spec).outcome == OUTCOME_INTERRUPTED, "by the second one"
 
 
-def test_code_that_takes_sigint_is_interrupted_all_the_same(rank: RankProcess) -> None:
-    for handler in ("signal.SIG_IGN", "lambda *_: None", "signal.default_int_handler"):
+def test_code_that_ignores_sigint_is_interrupted_all_the_same(rank: RankProcess) -> None:
+    for handler in ("signal.SIG_IGN", "signal.default_int_handler"):
         code = f"import signal\nsignal.signal(signal.SIGINT, {handler})\nprint('started')\nwhile True: pass"
         for again in (code, "print('started')\nwhile True: pass"):
             assert interrupted(rank, start_and_wait(rank, again)).outcome == OUTCOME_INTERRUPTED
+
+
+def test_a_handler_of_the_users_is_told_once_and_only_in_its_run(rank: RankProcess) -> None:
+    code = (
+        "import signal, time\ncalls = []\nsignal.signal(signal.SIGINT, lambda *_: calls.append(1))\nprint('started')\n"
+        "while not calls: pass\ntime.sleep(1.5)\nlen(calls)"
+    )
+    assert rank.value(interrupted(rank, start_and_wait(rank, code))) == 1
+    result = interrupted(rank, start_and_wait(rank, "print('started')\nwhile True: pass"))
+    assert result.outcome == OUTCOME_INTERRUPTED
 
 
 def test_an_interrupt_swallowed_by_a_destructor_is_raised_again(rank: RankProcess) -> None:

@@ -53,7 +53,7 @@ class FakeRun:
         self.submitted_at = time.time()
         self.interrupts: list[bool] = []
         self.stops_at = 1
-        self.is_stuck = False
+        self.may_kill = False
         self.refusal: MonarchNbError | None = None
         self.options: dict[str, Any] = {}
         self._listeners: list[Callable[[Event], None]] = []
@@ -103,6 +103,10 @@ class FakeRun:
     def done(self) -> bool:
         return self._done.is_set()
 
+    @property
+    def ended_well(self) -> bool:
+        return self.done and not self.failures
+
     def wait_news(self, timeout_s: float | None = None) -> bool:
         return self.wait(timeout_s)
 
@@ -119,8 +123,8 @@ class FakeRun:
 
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         self.interrupts.append(kill_stuck)
-        self.is_stuck = len(self.interrupts) < self.stops_at
-        if self.is_stuck:
+        self.may_kill = len(self.interrupts) < self.stops_at
+        if self.may_kill:
             return InterruptReport(stuck={self.ranks[0]: "train.py:41"})
         if not self.done:
             self.finish(
@@ -211,7 +215,7 @@ class FakeMesh:
     def interrupt(self, kill_stuck: bool = False) -> InterruptReport:
         going_on = [run for run in self.client.runs if not run.done]
         return InterruptReport.of(
-            {f"run {run.number}": run.interrupt(kill_stuck=kill_stuck and run.is_stuck) for run in going_on}
+            {f"run {run.number}": run.interrupt(kill_stuck=kill_stuck and run.may_kill) for run in going_on}
         )
 
     def push(self, values: dict[str, Any]) -> None:

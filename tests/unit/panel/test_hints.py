@@ -50,7 +50,7 @@ def test_hints_name_buttons() -> None:
         (lambda: f"node1 {ALLOCATOR_DOWN}", "Start again… (at Nodes) starts its allocator again"),
         (lambda: str(InterruptReport(unreachable={1: "node1"})), "and goes on: node1 does not answer"),
         (lambda: str(InterruptReport(stuck={1: "a.py:1", 2: "b.py:1"})), "in 2 places: Stacks… shows where"),
-        (lambda: str(InterruptReport(stuck={1: "a.py:1"})), "Restart… kills it and starts anew"),
+        (lambda: str(InterruptReport(stuck={1: "a.py:1"}, kills=frozenset({1}))), "Restart… kills it and starts anew"),
     ):
         text = clickable(message())
         assert says in text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+import time
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.connection import GAP_S
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, place_of, unstopped_lines
+from monarch_nb.client.runs.interrupts.interrupt_report import KILLS_WITHIN_S, PRESS, InterruptReport, sorted_out
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.nodes import RunNodes
 from monarch_nb.client.runs.results import RunResults
@@ -20,9 +21,37 @@ from monarch_nb.ground.flag import Flag
 from monarch_nb.ground.rank_sets import name_ranks
 
 STOP_WAIT_S = patience(4.0)
-"""How long ranks may take to stop after an interrupt before they are called stuck."""
+"""How long ranks may take to stop after an interrupt before it is said what they do."""
+_SAID_AGAIN_AFTER_S = cadence(5.0)
+"""So soon it is said anew for how long ranks handle an interrupt, and each time after twice as long."""
 _TORN_AFTER_S = cadence(0.5)
 """How long after a rank has failed for its torn group those that wait in it are freed: most fail themselves by then."""
+
+
+class Doomed:
+    """Ranks that the next interrupt kills: what no interrupt reaches, and what goes on after it has handled two. They
+    are named before, and it is the next one only if it comes soon: later it is about something else.
+
+    Attributes:
+        ranks: those, by their last interrupt.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: frozenset[int] = frozenset()
+        self._until_s = 0.0
+        self._have_handled: set[int] = set()
+
+    @property
+    def now(self) -> frozenset[int]:
+        """Those that an interrupt kills now."""
+        return self.ranks if time.monotonic() < self._until_s else frozenset()
+
+    def judge(self, report: InterruptReport) -> InterruptReport:
+        """Return what ranks did at an interrupt, and with it whom the next one kills."""
+        self.ranks = frozenset(report.stuck.keys() | (report.handling.keys() & self._have_handled))
+        self._until_s = time.monotonic() + KILLS_WITHIN_S
+        self._have_handled |= report.handling.keys()
+        return replace(report, kills=self.ranks)
 
 
 class FreedRun(Protocol):
@@ -30,7 +59,6 @@ class FreedRun(Protocol):
 
     Attributes:
         is_interrupted: it has been, by somebody who waits for that.
-        is_stuck: ranks did not stop after the last interrupt, although they have had the time to.
     """
 
     id: str
@@ -40,7 +68,6 @@ class FreedRun(Protocol):
     finished_before: frozenset[int]
     is_script: bool
     is_interrupted: bool
-    is_stuck: bool
 
     @property
     def failures(self) -> list[RankFailure]: ...
@@ -62,6 +89,8 @@ class FreedRun(Protocol):
 
     def emit(self, event: events.Event) -> None: ...
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
+
 
 class Freeing:
     """Interrupts of one run. Everything here runs on the background loop.
@@ -69,12 +98,16 @@ class Freeing:
     Attributes:
         freed: set when nothing that can be reached goes on.
         news: a rank has finished, or a node answers no more.
+        is_unstopped: ranks went on after the last interrupt, although they have had the time to stop.
     """
 
     def __init__(self, run: FreedRun, nodes: RunNodes) -> None:
         self._run, self._nodes = run, nodes
         self.freed, self.news = Flag(), asyncio.Event()
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
+        self.is_unstopped = False
+        self.doomed = Doomed()
+        self._saying: asyncio.Task[None] | None = None
         self._telling: asyncio.Future[None] | None = None
         self._torn_ranks: set[int] = set()  # whose code has failed because their group was torn
 
@@ -91,7 +124,8 @@ class Freeing:
         left = [rank for rank in run.ranks if rank not in before]
         restarted: tuple[int, ...] = ()
         if kill_stuck:
-            restarted = tuple(self._nodes.reachable(left))
+            doomed = [rank for rank in left if rank in self.doomed.ranks]
+            restarted = tuple(self._nodes.reachable(doomed or left))
             if restarted and run.is_script:
                 await run.mesh.core.kill_script(run.id, restarted)
             elif restarted:
@@ -101,22 +135,20 @@ class Freeing:
             run.send_interrupt()
         await self._wait_stopped(left)
         self._stop_by_s = None
-        stuck, unreachable = await self._unstopped()
+        unstopped = await self._unstopped()
         ended = {rank: run.results[rank].outcome for rank in left if rank in run.results and rank not in restarted}
         unbegun = tuple(rank for rank, outcome in ended.items() if outcome == "cancelled")
         ahead: tuple[str, ...] = ()
         with contextlib.suppress(MonarchNbError):  # nobody has to know that
             ahead = await run.mesh.core.names_running_on(unbegun)
-        return InterruptReport(
+        return replace(
+            unstopped,
             stopped=tuple(rank for rank in ended if rank not in unbegun),
             free=tuple(sorted(before)),
             unbegun=unbegun,
             ahead=ahead,
-            stuck=stuck,
-            unreachable=unreachable,
             aborted=tuple(result.rank for result in run.results.notable if result.group_aborted),
             restarted=restarted,
-            is_script=run.is_script,
         )
 
     async def _wait_stopped(self, ranks: Iterable[int]) -> None:
@@ -142,32 +174,50 @@ class Freeing:
                     await self.news.wait()
         timer.cancel()
 
-    async def _unstopped(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the ranks that did not stop, and where each is; and those that can not be reached, and their nodes."""
+    async def _unstopped(self) -> InterruptReport:
+        """Say which ranks did not stop, and which can not be reached."""
+        report = self.doomed.judge(await self.look())
+        self.is_unstopped = bool(report.stuck or report.handling)
+        if self._run.number:  # they have been told: not again when a link breaks
+            for connection in self._nodes.connections([*report.stuck, *report.handling]):
+                connection.withdraw_cancel(self._run.id)
+        self.say(report)
+        if self._saying is not None:
+            self._saying.cancel()
+        self._saying = self._run.spawn(self._say_on())
+        if report.unreachable and not self.is_unstopped:
+            await self.let_go()
+        return report
+
+    async def look(self) -> InterruptReport:
+        """Return which ranks go on, and what each does."""
         run = self._run
         reachable = self._nodes.reachable(run.left())
         where = await run.mesh.core.where(reachable, run.id) if reachable else {}
         left = run.left()  # some have stopped meanwhile
-        reachable = self._nodes.reachable(left)
-        stuck = {rank: place_of(where.get(rank)) for rank in reachable}
-        unreachable = {rank: self._nodes.name_of(rank) for rank in left if rank not in reachable}
-        run.is_stuck = bool(stuck)
-        if run.number:  # they have been told: not again when a link breaks
-            for connection in self._nodes.connections(stuck):
-                connection.withdraw_cancel(run.id)
-        if left:
-            text = "; ".join(unstopped_lines(stuck, unreachable, is_script=run.is_script))
-            run.emit(events.Notice(text, key="stuck"))
-        if unreachable and not stuck:
-            await self.let_go()
-        return stuck, unreachable
+        stuck, handling = sorted_out(self._nodes.reachable(left), where)
+        unreachable = {rank: self._nodes.name_of(rank) for rank in left if rank not in stuck and rank not in handling}
+        return InterruptReport(stuck=stuck, handling=handling, unreachable=unreachable, is_script=run.is_script)
+
+    def say(self, report: InterruptReport) -> None:
+        """Say what did not stop, also for how long ranks have handled the interrupt."""
+        if sentences := replace(report, again=PRESS).unstopped():
+            self._run.emit(events.Notice("; ".join(sentences), key="stuck"))
+
+    async def _say_on(self) -> None:
+        """Say it again, later and later, until nothing goes on: what was said is soon old."""
+        after_s = _SAID_AGAIN_AFTER_S
+        while self.is_unstopped and not self._run.done:
+            await asyncio.sleep(after_s)
+            after_s *= 2
+            report = await self.look()
+            self.say(replace(report, kills=self.doomed.now))
 
     def is_over(self) -> bool:
         """Whether what did not stop after an interrupt has stopped by now, or its node is away, so none is stuck."""
-        run = self._run
-        if not run.is_stuck or run.done or self._nodes.reachable(run.left()):
+        if not self.is_unstopped or self._run.done or self._nodes.reachable(self._run.left()):
             return False
-        run.is_stuck = False
+        self.is_unstopped = False
         return True
 
     async def let_go(self) -> None:

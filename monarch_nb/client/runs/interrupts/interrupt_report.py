@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from monarch_nb.config import MONARCH_MESH
 from monarch_nb.ground.rank_sets import counted, name_ranks
+from monarch_nb.times import duration
 
 if TYPE_CHECKING:
     from monarch_nb.proto import run_pb2
@@ -18,6 +19,9 @@ NO_INTERRUPT = (
 )
 MAX_NAMED = 3
 """Of runs, in the text."""
+PRESS = "interrupt again"
+KILLS_WITHIN_S = 10.0
+"""A press kills what does not stop when it comes so soon after that was said: later ones are about something else."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,10 @@ class InterruptReport:
         free: ranks that had finished before.
         unbegun: ranks on which it waited for its turn: it will not begin there.
         ahead: what goes on on those, which was before it.
-        stuck: ranks that did not stop in a few seconds, and the line where each hangs.
+        stuck: ranks that no interrupt reaches, and the line where each hangs.
+        handling: ranks whose code has got the interrupt and goes on, and since when and where.
+        kills: of these two those that another interrupt kills, if it comes soon.
+        again: what another interrupt is, for who reads this.
         unreachable: ranks that go on as they were, and the node of each, which does not answer.
         aborted: ranks whose process group had to be aborted; the whole mesh needs `init_process_group()` again.
         restarted: ranks that were killed, and started again unless it was a script.
@@ -47,6 +54,9 @@ class InterruptReport:
     unbegun: tuple[int, ...] = ()
     ahead: tuple[str, ...] = ()
     stuck: dict[int, str] = field(default_factory=dict)
+    handling: dict[int, str] = field(default_factory=dict)
+    kills: frozenset[int] = frozenset()
+    again: str = "interrupt(kill_stuck=True)"
     unreachable: dict[int, str] = field(default_factory=dict)
     aborted: tuple[int, ...] = ()
     restarted: tuple[int, ...] = ()
@@ -74,6 +84,8 @@ class InterruptReport:
             stopped=tuple(sorted({rank for report in all_of for rank in report.stopped})),
             free=tuple(sorted({rank for report in all_of for rank in report.free})),
             stuck={rank: line for report in all_of for rank, line in report.stuck.items()},
+            handling={rank: line for report in all_of for rank, line in report.handling.items()},
+            kills=frozenset().union(*(report.kills for report in all_of)),
             unreachable={rank: node for report in all_of for rank, node in report.unreachable.items()},
             aborted=tuple(sorted({rank for report in all_of for rank in report.aborted})),
             restarted=tuple(sorted({rank for report in all_of for rank in report.restarted})),
@@ -101,11 +113,12 @@ class InterruptReport:
 
     def as_of(self, finished: Iterable[int]) -> InterruptReport:
         """Return what it says now that these ranks have finished."""
-        left = (self.stuck.keys() | self.unreachable.keys()) - set(finished)
+        left = (self.stuck.keys() | self.handling.keys() | self.unreachable.keys()) - set(finished)
         return replace(
             self,
             stopped=tuple(sorted({*self.stopped, *finished} - {*self.free, *self.unbegun, *self.restarted})),
             stuck={rank: line for rank, line in self.stuck.items() if rank in left},
+            handling={rank: line for rank, line in self.handling.items() if rank in left},
             unreachable={rank: node for rank, node in self.unreachable.items() if rank in left},
         )
 
@@ -117,7 +130,7 @@ class InterruptReport:
             parts += filter(None, [" ".join(filter(None, ["not begun", on])) + ": removed from the queue", goes_on])
         if self.aborted:
             parts.append("process group aborted: call dist.init_process_group() again and wrap DDP models again")
-        parts += unstopped_lines(self.stuck, self.unreachable, is_script=self.is_script)
+        parts += self.unstopped()
         if self.restarted and self.is_script:
             parts.append(f"killed {name_ranks(self.restarted)}")
         elif self.restarted:
@@ -135,30 +148,33 @@ class InterruptReport:
             parts.append(f"{_named(self.others)} {go} on: the owner of the mesh interrupts all cells, you only yours")
         return "; ".join(parts) or "nothing was running"
 
+    def unstopped(self) -> list[str]:
+        """Return a sentence for ranks that hang, one for those that handle the interrupt, and one for those whose nodes
+        do not answer: together with what was interrupted that is two lines of a notebook, however many these are."""
+        sentences = []
+        kill = f"{self.again} within {KILLS_WITHIN_S:g} s to {'kill' if self.is_script else 'kill and restart'}"
+        for does, do, places in (
+            ("does not stop", "do not stop", self.stuck),
+            ("handles the interrupt", "handle the interrupt", self.handling),
+        ):
+            if places:
+                lines = dict.fromkeys(places.values())
+                where = f"in {len(lines)} places: %mesh stacks" if len(lines) > 1 else next(iter(lines))
+                said = f"{name_ranks(sorted(places))} {does if len(places) == 1 else do} ({where})"
+                kills = f": {kill} {'it' if len(places) == 1 else 'them'}" if self.kills & places.keys() else ""
+                sentences.append(f"{said}{kills}")
+        if self.unreachable:
+            first, *others = dict.fromkeys(self.unreachable.values())
+            nodes = f"{first} and {counted(len(others), 'more node')} do" if others else f"{first} does"
+            goes = "goes" if len(self.unreachable) == 1 else "go"
+            ranks = name_ranks(sorted(self.unreachable))
+            sentences.append(f"{ranks} can not be reached and {goes} on: {nodes} not answer (%mesh status)")
+        return sentences
+
     def _what(self) -> str:
         """Return whose ranks were stopped: "run 12, cell [3], on ranks 0-7" where that was not known before."""
         named = (f"{run}{',' if ',' in run else ''} on {name_ranks(ranks)}" for run, ranks in self.runs.items())
         return " and ".join(named) or name_ranks(self.stopped)
-
-
-def unstopped_lines(stuck: Mapping[int, str], unreachable: Mapping[int, str], *, is_script: bool = False) -> list[str]:
-    """Return a sentence for ranks that hang, and one for those whose nodes do not answer: together with what was
-    interrupted that is two lines of a notebook, however many these are."""
-    sentences = []
-    if stuck:
-        does, them = ("does", "it") if len(stuck) == 1 else ("do", "them")
-        lines = dict.fromkeys(stuck.values())
-        where = f"in {len(lines)} places: %mesh stacks" if len(lines) > 1 else next(iter(lines))
-        kill = "kill" if is_script else "kill and restart"
-        sentences.append(f"{name_ranks(sorted(stuck))} {does} not stop ({where}): interrupt again to {kill} {them}")
-    if unreachable:
-        first, *others = dict.fromkeys(unreachable.values())
-        nodes = f"{first} and {counted(len(others), 'more node')} do" if others else f"{first} does"
-        goes = "goes" if len(unreachable) == 1 else "go"
-        sentences.append(
-            f"{name_ranks(sorted(unreachable))} can not be reached and {goes} on: {nodes} not answer (%mesh status)"
-        )
-    return sentences
 
 
 def _named(runs: Sequence[str]) -> str:
@@ -171,6 +187,25 @@ def place_of(where: run_pb2.Where | None) -> str:
     if where is None:
         return "it does not answer: native code holds the interpreter"
     return f"in {where.collective} at {where.line}" if where.collective else f"at {where.line or 'an unknown line'}"
+
+
+def sorted_out(ranks: Iterable[int], where: Mapping[int, run_pb2.Where]) -> tuple[dict[int, str], dict[int, str]]:
+    """Return of ranks that did not stop those that no interrupt reaches, and those that handle it, each with where it
+    is: only the rank knows which."""
+    stuck: dict[int, str] = {}
+    handling: dict[int, str] = {}
+    for rank in ranks:
+        told = where.get(rank)
+        if told is not None and told.HasField("handles_s"):
+            handling[rank] = f"since {duration(told.handles_s)}, {place_of(told)}"
+        else:
+            stuck[rank] = place_of(told)
+    return stuck, handling
+
+
+def handled_by(ranks: Iterable[int]) -> str:
+    """Return what is to be said of a run that was interrupted and has ended well."""
+    return f"interrupted; {name_ranks(sorted(ranks))} went on to the end"
 
 
 def left_by_kernel(name: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from monarch_nb.client.meshes import interrupt_actors
 from monarch_nb.client.meshes.interrupt import Part, interrupt_parts
+from monarch_nb.client.runs.interrupts.freeing import Doomed
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
 from monarch_nb.config import MAIN_MESH, MONARCH_MESH
 from monarch_nb.errors import MeshNotFound, NodeUnreachable
@@ -32,8 +33,9 @@ class FakeNode:
 
 
 class FakeRun:
-    def __init__(self, name: str, ranks: tuple[int, ...], log: list[str], *, is_stuck: bool = False) -> None:
-        self.id, self.name, self.ranks, self._log, self.is_stuck = name, name, ranks, log, is_stuck
+    def __init__(self, name: str, ranks: tuple[int, ...], log: list[str]) -> None:
+        self.id, self.name, self.ranks, self._log = name, name, ranks, log
+        self.is_unstopped = self.may_kill = False
         self.owner = ""
         self.is_calls = False
 
@@ -59,8 +61,8 @@ class Harness:
             mesh_id="m",
             connections=nodes,
             by_node=lambda ranks: {rank // 2: [rank] for rank in ranks},
-            stuck=[],
-            stuck_actors=set(),
+            unstopped=[],
+            doomed_actors=Doomed(),
             dead={},
             control=self.control,
             restart=self.restart,
@@ -82,8 +84,8 @@ class Harness:
     async def restart(self, ranks: list[int]) -> None:
         self.log.append(f"restart {ranks}")
 
-    def add(self, name: str, *ranks: int, is_stuck: bool = False) -> None:
-        self.runs.append(FakeRun(name, ranks, self.log, is_stuck=is_stuck))
+    def add(self, name: str, *ranks: int) -> None:
+        self.runs.append(FakeRun(name, ranks, self.log))
 
 
 def test_every_node_has_dropped_what_waits_before_anything_is_interrupted() -> None:
@@ -140,7 +142,7 @@ def test_actors_that_do_not_stop_are_named_and_then_killed(monkeypatch: pytest.M
     harness = Harness(set(), set())
     harness.actors, harness.stops = {1: [sleeping()]}, False
     report = interrupt_parts([harness.part()], kill_stuck=True)
-    assert str(report) == "rank 1 does not stop (at sleep.py:3): interrupt again to kill and restart it"
+    assert str(report) == "rank 1 does not stop (at sleep.py:3): interrupt again within 10 s to kill and restart it"
     report = interrupt_parts([harness.part()], kill_stuck=True)
     assert harness.log[-1] == "restart [1]"
     assert str(report) == "killed and restarted rank 1: their variables and actors are gone: spawn these again"

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import json
 import signal
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 IN_ALL_REDUCE = run_pb2.Where(state=run_pb2.Where.STATE_COLLECTIVE, collective="all_reduce")
+
+
+def handling(since_s: int, but: Sequence[int] = ()) -> Callable[..., Any]:
+    """Return a `where` of ranks that handle an interrupt, but for some that it has not reached."""
+
+    async def where(ranks: Iterable[int], run_id: str) -> dict[int, run_pb2.Where]:
+        told = {rank: run_pb2.Where(line="a.py:7") for rank in ranks}
+        for rank in told.keys() - {*but}:
+            told[rank].handles_s = since_s
+        return told
+
+    return where
 
 
 async def hang(harness: Harness, *, failed: int = 7, name: str = "KeyError") -> None:
@@ -397,6 +410,32 @@ class TestResults:
         monkeypatch.setattr(harness.core, "where", where)
         report = await harness.run._interrupt(kill_stuck=False)
         assert (report.stopped, report.stuck, report.unreachable) == (tuple(range(7)), {}, {7: "node1"})
+
+    async def test_who_handles_an_interrupt_is_left_alone_and_who_can_not_hear_it_is_killed_by_the_next(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
+        harness.core.where = handling(12, but=[3])  # type: ignore[method-assign]
+        report = await harness.run._interrupt(kill_stuck=False)
+        assert (list(report.stuck), list(report.handling), report.kills) == ([3], [0, 1, 2, 4, 5, 6, 7], {3})
+        [said] = [notice.text for notice in harness.of(events.Notice) if notice.key == "stuck"]
+        assert said == (
+            "rank 3 does not stop (at a.py:7): interrupt again within 10 s to kill and restart it; "
+            "ranks 0-2,4-7 handle the interrupt (since 12 s, at a.py:7)"
+        )
+        assert harness.run.may_kill
+        assert (await harness.run._interrupt(kill_stuck=True)).restarted == (3,)
+        monkeypatch.setattr(freeing, "KILLS_WITHIN_S", 0.0)
+        await harness.run._interrupt(kill_stuck=False)
+        assert not harness.run.may_kill, "a later one is about something else"
+
+    async def test_who_goes_on_after_a_second_one_is_killed_by_a_third(
+        self, harness: Harness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
+        harness.core.where = handling(1)  # type: ignore[method-assign]
+        doomed = [sorted((await harness.run._interrupt(kill_stuck=False)).kills) for _ in range(2)]
+        assert doomed == [[], list(range(8))]
 
     async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
         harness.finished(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport
 
-RUN, AGAIN = "run 34, cell [3]", "interrupt again to kill and restart"
+RUN, AGAIN = "run 34, cell [3]", "within 10 s to kill and restart"
 ABORTED = "process group aborted: call dist.init_process_group() again and wrap DDP models again"
 
 
@@ -16,7 +16,18 @@ class TestInterruptReport:
         [
             (InterruptReport(), "nothing was running"),
             (InterruptReport(stopped=(0,), aborted=(0,)), f"interrupted rank 0; {ABORTED}"),
-            (InterruptReport(stuck={3: "at a.py:7"}), f"rank 3 does not stop (at a.py:7): {AGAIN} it"),
+            (InterruptReport(stuck={3: "at a.py:7"}), "rank 3 does not stop (at a.py:7)"),
+            (
+                InterruptReport(stuck={3: "at a.py:7"}, kills=frozenset({3})),
+                f"rank 3 does not stop (at a.py:7): interrupt(kill_stuck=True) {AGAIN} it",
+            ),
+            (
+                InterruptReport(stuck={3: "at a.py:7"}, handling={1: "since 12 s, at b.py:2"}, kills=frozenset({3})),
+                (
+                    f"rank 3 does not stop (at a.py:7): interrupt(kill_stuck=True) {AGAIN} it; "
+                    "rank 1 handles the interrupt (since 12 s, at b.py:2)"
+                ),
+            ),
             (InterruptReport(restarted=(3,)), "killed and restarted rank 3: their variables are lost"),
             (InterruptReport(unbegun=(0, 1), ahead=(RUN,)), f"not begun: removed from the queue; {RUN} goes on"),
             (
@@ -34,8 +45,10 @@ class TestInterruptReport:
                 "dropped 12 that waited: run 1; run 2; run 3; and 9 more",
             ),
             (
-                InterruptReport(stuck={3: "at a.py:7", 4: "at b.py:1", 5: "at a.py:7"}),
-                f"ranks 3-5 do not stop (in 2 places: %mesh stacks): {AGAIN} them",
+                InterruptReport(
+                    stuck={3: "at a.py:7", 4: "at b.py:1", 5: "at a.py:7"}, kills=frozenset({3, 4, 5}), again=PRESS
+                ),
+                f"ranks 3-5 do not stop (in 2 places: %mesh stacks): interrupt again {AGAIN} them",
             ),
             (
                 InterruptReport(unreachable={1: "host2"}),
