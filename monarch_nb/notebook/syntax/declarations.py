@@ -493,8 +493,9 @@ INTERRUPT = Command(
     section="Steer",
     notes="Stops runs, whoever submitted them, and frees ranks that hang in a collective. Queued runs never\n"
     "start. Also stops endpoints of actors, on all meshes of the reservation, and drops messages that\n"
-    "wait for them. Ranks that do not stop are named, with the place where they hang. A second\n"
-    "interrupt kills just these and starts them anew.",
+    "wait for them. Ranks that do not stop are named, with the place where they hang. Another\n"
+    "interrupt in the next 10 s kills just these and starts them anew. Code that handles the\n"
+    "interrupt is left alone.",
 )
 RESTART = Command(
     "restart",

@@ -339,6 +339,16 @@ class TestInterrupts:
             assert [failure.kind for failure in raised.value.failures.values()] == ["interrupted"]
             assert waits.nothing.call_one().get(TIMEOUT_S) == 1
 
+    def test_a_call_whose_endpoint_handles_the_interrupt_has_its_result(self, network: Network, fragile: Any) -> None:
+        tag = network.wire(network.client).tag_given = FakeTag({"mesh0": ("run", 1, 0)})
+        call = fragile.hold.call_one()
+        tag.interrupt = held.set  # type: ignore[method-assign]
+        interrupt = Interrupt()
+        interrupt.set()
+        with interruptible(interrupt):
+            assert call.get(TIMEOUT_S) == 1
+        interrupt.close()
+
     @pytest.mark.parametrize(
         ("endpoint", "killed", "said"),
         [
