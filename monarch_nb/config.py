@@ -58,8 +58,8 @@ OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
 
 STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGINFO)  # type: ignore[attr-defined]
-"""At which a rank writes the stacks of its threads, also while C code holds the interpreter. Nobody else uses it: SIGUSR1
-and SIGUSR2 belong to people's programs, which save and requeue themselves at them."""
+"""At which a rank writes the stacks of its threads, also while C code holds the interpreter. Nobody else uses it:
+SIGUSR1 and SIGUSR2 belong to people's programs, which save and requeue themselves at them."""
 
 VERSION = "0.1.0"
 PROTOCOL = 7

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import shlex
+import sys
 import zlib
-from collections.abc import Iterable
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping
+from types import FunctionType
+from typing import Any, Literal, Protocol
 
 MAX_TITLE_CHARACTERS = 48
 
@@ -17,12 +20,38 @@ _PREFIXES: dict[Kind, str] = {"cell": "ipython-input", "run": "mesh-run", "pull"
 CODE_NAME = re.compile(rf"<({'|'.join(_PREFIXES.values())})-(\d+)-[0-9a-f]+>")
 
 
+Sources = Mapping[str, tuple[str, tuple[str, str] | None]]
+"""By file name the text of code, and what people call it when the name does not tell that."""
+
 _labels: dict[str, tuple[str, str]] = {}
 
 
-def remember_label(name: str, label: tuple[str, str]) -> None:
-    """Note what people call the code of a file name that does not tell it: a notebook's own cell."""
-    _labels[name] = label
+def sources_of(functions: Mapping[str, FunctionType]) -> Sources:
+    """Return the source of functions, by file name, that another process has no file of: those of cells, and of a
+    script."""
+    found = {}
+    for name, function in functions.items():
+        is_lacking = function.__module__ == "__main__" or not os.path.exists(name)
+        if is_lacking and (lines := linecache.getlines(name)):
+            found[name] = "".join(lines), cell_label(name)
+    return found
+
+
+def remember_sources(sources: Sources) -> None:
+    """Have tracebacks, debuggers and `inspect.getsource` of this process know the source of another one's functions."""
+    for name, (text, label) in sources.items():
+        if label is not None:
+            _labels[name] = label
+        if not os.path.exists(name):
+            linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+
+
+def cell_label(name: str) -> tuple[str, str] | None:
+    """Return what people call a cell of this notebook: IPython's compiler knows."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    found: tuple[str, str] | None = shell.compile.format_code_name(name) if shell is not None else code_label(name)
+    return found
 
 
 def code_name(kind: Kind, number: int, code: str) -> str:

@@ -42,13 +42,15 @@ def dumps(
         on_function: called with each function that is met, whether it is pickled by value or not.
     """
     with io.BytesIO() as file:
-        pickler = _Pickler(file, protocol=protocol, buffer_callback=buffer_callback)
+        pickler = Pickler(file, protocol=protocol, buffer_callback=buffer_callback)
         pickler.on_function = on_function
         pickler.dump(value)
         return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """What `dumps` pickles with."""
+
     on_function: Callable[[FunctionType], object] | None = None
 
     def reducer_override(self, value: Any) -> Any:

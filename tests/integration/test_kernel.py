@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from integration.kernels import Kernel
@@ -115,3 +116,16 @@ def test_cells_run_on_the_mesh_while_on(kernel: Kernel) -> None:
     assert kernel.run("%%local\nprint('hello')") == "hello\n"
     kernel.run("%mesh off")
     assert kernel.run("print('hello')") == "hello\n"
+
+
+def test_a_pushed_function_is_as_one_of_the_ranks_cells(kernel: Kernel) -> None:
+    kernel.run("import inspect\nlr = 0.1\nclass Net: pass\ndef of_it(net): return isinstance(net, Net)")
+    kernel.run("%%mesh\nlr = rank / 2\nclass Net: pass")
+    kernel.run("def step(): return lr, str(device), of_it(Net())\ndef fails():\n    return 1 / 0  # here")
+    kernel.run("%mesh push step fails net=Net()")
+    assert kernel.run("%%mesh -t 3\nstep(), isinstance(net, Net)") == "Out[3]: ((1.5, 'cpu', True), True)"
+    assert kernel.run("%%mesh -t 3\nlr = 7\nstep()") == "Out[3]: (7, 'cpu', True)", "later, too"
+    assert kernel.run("%%mesh -t 0\nimport inspect\nprint(inspect.getsource(fails))").startswith("[0] def fails():")
+    shown = re.sub(r"\x1b\[[\d;]+m", "", kernel.run("%%mesh\nfails()"))
+    assert re.search(r"Cell In\[\d+\], line \d+, in fails\(\)", shown), shown
+    assert "return 1 / 0  # here" in shown

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import linecache
 import mmap
-import os
 import pickle
 import struct
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FunctionType
@@ -23,7 +20,7 @@ from typing import Any, Protocol
 
 from monarch_nb.actor.engine.outside import Outside
 from monarch_nb.ground import pickling
-from monarch_nb.ground.code_names import code_label, remember_label
+from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
 from monarch_nb.ground.frames import pack_pickle, unpack_pickle
 
 
@@ -90,11 +87,7 @@ class Packed:
 
     def load(self) -> Any:
         """Return the value. Raises whatever unpickling raises."""
-        for name, (text, label) in self._sources.items():
-            if label is not None:
-                remember_label(name, label)
-            if not os.path.exists(name):
-                linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        remember_sources(self._sources)
         data = bytearray(self._data) if self._data.readonly else self._data  # an actor may change its arrays
         with travelling(self._process, ""):
             return unpack_pickle(data)
@@ -127,7 +120,7 @@ def pack(process: Traveller, node: str, head: tuple[Any, ...], value: Any) -> Pi
 
     with travelling(process, node):
         pieces = pack_pickle(value, functools.partial(pickling.dumps, on_function=note))
-        stream = pickle.dumps((head, _sources(files)), 5)
+        stream = pickle.dumps((head, sources_of(files)), 5)
     padding = -(_PREFIX.size + len(stream)) % _ALIGNMENT_BYTES
     return [_PREFIX.pack(_PACKED, len(stream)) + stream + bytes(padding), *pieces]
 
@@ -160,25 +153,3 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 def _length(kind: type, value: Any) -> int:
     return len(value) if kind is tuple or kind is dict or kind is list else _MAX_PLAIN
-
-
-Sources = Mapping[str, tuple[str, tuple[str, str] | None]]
-"""By file name the text of code, and what people call it when the name does not tell that."""
-
-
-def cell_label(name: str) -> tuple[str, str] | None:
-    """Return what people call a cell of this notebook: IPython's compiler knows."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    found: tuple[str, str] | None = shell.compile.format_code_name(name) if shell is not None else code_label(name)
-    return found
-
-
-def _sources(files: Mapping[str, FunctionType]) -> Sources:
-    """Return the source of functions that the receiver has no file of: those of cells, and of a script."""
-    found = {}
-    for name, function in files.items():
-        is_lacking = function.__module__ == "__main__" or not os.path.exists(name)
-        if is_lacking and (lines := linecache.getlines(name)):
-            found[name] = "".join(lines), cell_label(name)
-    return found

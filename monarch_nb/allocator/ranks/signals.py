@@ -5,7 +5,6 @@ allocator. Slurm tells no other process of a step, whether it tracks them by con
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 

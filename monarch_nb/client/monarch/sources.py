@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from monarch_nb.actor.engine.messages import cell_label
+from monarch_nb.ground.code_names import cell_label
 
 
 def name_cells() -> None:

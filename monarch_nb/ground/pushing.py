@@ -1,0 +1,164 @@
+"""Variables that a notebook pushes. Functions and classes of its `__main__` arrive as if a cell of the ranks had
+defined them: their globals are the ranks'. What they need and the ranks lack comes along; what both have is the ranks'.
+
+A class of that name which the ranks have stands for the notebook's, so that `isinstance` holds: unless it is pushed
+itself and is another one by now.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import sys
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from monarch_nb.ground.code_names import Sources, remember_sources, sources_of
+from monarch_nb.ground.pickling import Pickler
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_theirs: set[int] = set()
+"""Ids of the receiver's classes that stand for one that is being unpickled: they stay as they are."""
+
+
+class PushPickler(Pickler):
+    """Pickles variables for `arrive`.
+
+    Args:
+        file: what is written to.
+        variables: by name.
+        left_out: globals that can not be pickled, and why.
+        needed: gets the other globals that functions need.
+    """
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        variables: Mapping[str, Any],
+        left_out: Mapping[str, str],
+        needed: dict[str, Any],
+        **options: Any,
+    ) -> None:
+        super().__init__(file, **options)
+        self._main = vars(sys.modules["__main__"])
+        self.globals_ref[id(self._main)] = _Namespace()  # where cloudpickle looks up what becomes a function's globals
+        self._variables, self._left_out, self._needed = variables, left_out, needed
+        self._unsent: dict[str, Any] = {}
+        self._files: dict[str, FunctionType] = {}
+
+    def dump_variables(self) -> None:
+        """Write them, what they need, and the source of all functions."""
+        self.dump(_Lazily(lambda: (arrive, (dict(self._variables), _Lazily(self._more), _Lazily(self._sources)))))
+
+    def reducer_override(self, value: Any) -> Any:
+        """As cloudpickle's; a class of `__main__` is the receiver's of that name."""
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) == value:
+            make, arguments, state, _, _, set_state = reduced
+            is_pushed = any(each is value for each in self._variables.values())
+            only = _fingerprint(value) if is_pushed else None
+            return _their_class, (value.__name__, only, make, arguments), (set_state, state), None, None, _set_state
+        return reduced
+
+    def _dynamic_function_reduce(self, function: FunctionType) -> Any:
+        make, arguments, (attributes, slots), *rest = super()._dynamic_function_reduce(function)
+        self._files.setdefault(function.__code__.co_filename, function)
+        if function.__globals__ is self._main:
+            needed = slots["__globals__"].keys() - self._variables.keys() - self._needed.keys()
+            for name in needed:
+                self._needed[name] = self._main[name]
+                self._unsent[name] = _LeftOut(self._left_out[name]) if name in self._left_out else self._main[name]
+            slots = slots | {"__globals__": {}}
+        return make, arguments, (attributes, slots), *rest
+
+    def _more(self) -> Any:
+        """Reduce what is needed by what was pickled up to now, and what that needs in turn."""
+        unsent, self._unsent = self._unsent, {}
+        return (_joined, (unsent, _Lazily(self._more))) if unsent else (dict, ())
+
+    def _sources(self) -> Any:
+        return dict, (list(sources_of(self._files).items()),)
+
+
+def arrive(variables: dict[str, Any], needed: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
+    """In pickles: return what was pushed; what it needs is there from now on.
+
+    Raises:
+        NameError: something is needed that could not be pickled, and is not here.
+    """
+    namespace = _namespace()
+    namespace["__builtins__"] = builtins  # cloudpickle makes it a dictionary
+    lacking = {name: value for name, value in needed.items() if name not in namespace}
+    for name, value in lacking.items():
+        if isinstance(value, _LeftOut):
+            raise NameError(f"what is pushed needs {name}, and {name} {value.why}; define it on the ranks first")
+    remember_sources(sources)
+    namespace.update(lacking)
+    return variables
+
+
+class _Lazily:
+    """Reduced when the pickler comes to it."""
+
+    def __init__(self, reduce: Callable[[], tuple[Any, ...]]) -> None:
+        self._reduce = reduce
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduce()
+
+
+class _Namespace(dict[str, Any]):
+    """Arrives as the globals of the receiver's `__main__`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _namespace, ()
+
+
+class _LeftOut:
+    """Stands for what could not be pickled."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+
+def _namespace() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _joined(some: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    return some | others
+
+
+def _their_class(name: str, only: object, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
+    """Return the class of that name, if there is one (and if given, if it is `only` this one); else make it."""
+    there = _namespace().get(name)
+    if isinstance(there, type) and there.__module__ == "__main__" and only in (None, _fingerprint(there)):
+        _theirs.add(id(there))
+        return there
+    return make(*arguments)
+
+
+def _set_state(made: type, state: tuple[Callable[[type, Any], object], Any]) -> None:
+    if id(made) in _theirs:
+        _theirs.discard(id(made))
+    else:
+        state[0](made, state[1])
+
+
+def _fingerprint(kind: type) -> object:
+    """Return what is equal for classes whose bodies are: code wherever it stood, and plain values."""
+    members = {name: _print_of(value) for name, value in vars(kind).items() if name not in _OF_A_PLACE}
+    return [base.__qualname__ for base in kind.__bases__], members
+
+
+_OF_A_PLACE = ("__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__annotate_func__", "_abc_impl")
+
+
+def _print_of(value: Any) -> object:
+    value = getattr(value, "__func__", getattr(value, "fget", value))
+    if isinstance(value, FunctionType):
+        value = value.__code__
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_varnames, [_print_of(each) for each in value.co_consts]
+    return value if isinstance(value, _SIMPLE) else type(value).__qualname__
