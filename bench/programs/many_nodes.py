@@ -113,7 +113,14 @@ class StandInLink:
 class StandIns(Supervisor):
     """Processes of a node that are none."""
 
-    async def template(self, *_: object) -> Any:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.templates: Any = self
+
+    async def needs_own(self, *_: object) -> Any:
+        return [], {}, []
+
+    async def template(self, *_: object, **__: object) -> Any:
         return None
 
     async def fork_ranks(

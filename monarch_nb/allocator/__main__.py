@@ -126,7 +126,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     from monarch_nb.allocator.serving.guard import Guard
     from monarch_nb.allocator.serving.revoked import Revoked
     from monarch_nb.allocator.serving.service import AllocatorService
-    from monarch_nb.allocator.supervision.supervisor import ProcessWatch
+    from monarch_nb.allocator.supervision.process_watch import ProcessWatch
 
     preload = list(config.DEFAULT_PRELOAD) if options.preload is None else [m for m in options.preload if m]
 

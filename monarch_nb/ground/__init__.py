@@ -1,18 +1,19 @@
 """What everything else stands on: standard library, and no file but pickling and pushing knows of anyone's package.
 
-interrupting  Ctrl-C where it may come, and for another thread
-flag          an event for threads that Ctrl-C interrupts
-file_locks    locks of files that say "in use"
-directories   directories that end with this process
-frames        messages on sockets, and pickles whose large buffers lie outside
-pickling      pickling by value
-pushing       what a notebook pushes is the ranks'
-code_names    what cells, runs and pulls are called, and their source
-rank_sets     sets of ranks as people read them
-places        where a process stands in its world, as torchrun says it
-pdb_lines     lines for pdb: its commands, and Python
-ranges        sets of ranks as thousands of them are kept and sent
-namespaces    where ids of processes count
-room          a disk that is full
-escapes       ANSI codes in text
+interrupting   Ctrl-C where it may come, and for another thread
+flag           an event for threads that Ctrl-C interrupts
+file_locks     locks of files that say "in use"
+directories    directories that end with this process
+frames         messages on sockets, and pickles whose large buffers lie outside
+pickling       pickling by value
+pushing        what a notebook pushes is the ranks'
+code_names     what cells, runs and pulls are called, and their source
+rank_sets      sets of ranks as people read them
+places         where a process stands in its world, as torchrun says it
+pdb_lines      lines for pdb: its commands, and Python
+ranges         sets of ranks as thousands of them are kept and sent
+namespaces     where ids of processes count
+read_at_start  variables that a process reads once
+room           a disk that is full
+escapes        ANSI codes in text
 """

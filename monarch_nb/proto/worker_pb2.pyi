@@ -320,6 +320,7 @@ class TemplateReady(_message.Message):
     PYTHON_FIELD_NUMBER: _builtins.int
     TORCH_VERSION_FIELD_NUMBER: _builtins.int
     CHILDREN_FIELD_NUMBER: _builtins.int
+    READS_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     python: _builtins.str
     torch_version: _builtins.str
@@ -331,6 +332,10 @@ class TemplateReady(_message.Message):
     def children(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """that have not ended"""
 
+    @_builtins.property
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """variables that modules have read while they were imported"""
+
     def __init__(
         self,
         *,
@@ -339,10 +344,11 @@ class TemplateReady(_message.Message):
         python: _builtins.str = ...,
         torch_version: _builtins.str = ...,
         children: _abc.Iterable[_builtins.int] | None = ...,
+        reads: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "exits", b"exits", "pid", b"pid", "python", b"python", "torch_version", b"torch_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["children", b"children", "exits", b"exits", "pid", b"pid", "python", b"python", "reads", b"reads", "torch_version", b"torch_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 
 from monarch_nb.config import cadence, patience
 from monarch_nb.ground.frames import FrameError, FrameSplitter, encode_frame
+from monarch_nb.ground.read_at_start import noting
 from monarch_nb.proto.worker_pb2 import (
     Forked,
     ForkRanks,
@@ -60,8 +61,8 @@ class Template:
     steps once nothing has been asked for a while.
     """
 
-    def __init__(self, listener: socket.socket, shell: RankShell) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, shell: RankShell, reads: Iterable[str]) -> None:
+        self._listener, self._reads = listener, sorted(reads)
         self._shell = shell
         self._selector = selectors.DefaultSelector()
         self._connection: socket.socket | None = None
@@ -100,6 +101,7 @@ class Template:
             version = getattr(sys.modules.get("torch"), "__version__", "")
             ready = TemplateReady(pid=os.getpid(), exits=exits, python=sys.executable, torch_version=version)
             ready.children.extend(self._children)
+            ready.reads.extend(self._reads)
             self._send(FromTemplate(ready=ready))
 
     def _drop_connection(self) -> None:
@@ -261,7 +263,8 @@ def main() -> None:
     changed_modules.install()
     identity.install()
     try:
-        preload.import_modules(arguments.preload)
+        with noting() as reads:
+            preload.import_modules(arguments.preload)
     except preload.Unfit as error:
         _report_failure(listener, PreloadFailed(module=error.module, traceback=error.text))
         sys.exit(1)
@@ -273,7 +276,7 @@ def main() -> None:
     _finalize_nothing_at_exit()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()  # also when a preload has enabled it
-    Template(listener, shell).serve()
+    Template(listener, shell, reads).serve()
 
 
 def _hear_all_signals() -> None:

@@ -180,12 +180,19 @@ class ScriptedSupervisor:
         self.leaving: set[RankProcess] = set()
         self.stores: dict[str, int] = {}
 
-    async def template(self, *_: object) -> None:
+    @property
+    def templates(self) -> Any:
+        return self
+
+    async def template(self, *_: object, **__: object) -> None:
         if self._machine.fails_to_spawn:
             raise SpawnError(self._machine.fails_to_spawn)
         await asyncio.sleep(0)
 
-    async def adopt_template(self, *_: object) -> None:
+    async def needs_own(self, *_: object) -> Any:
+        return [], {}, []
+
+    async def adopt(self, *_: object) -> None:
         pass
 
     async def fork_ranks(self, _: object, planned: list[tuple[state_pb2.RankRecord, wire_pb.RankSpec]]) -> Any:

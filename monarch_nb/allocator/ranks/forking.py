@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +19,12 @@ from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.cgroups import group_of
+from monarch_nb.allocator.supervision.links import TemplateLink
 from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import MAIN_MESH, NodePaths
 from monarch_nb.errors import MeshNotFound, ReservationNotFound, SpawnError
 from monarch_nb.proto import allocator_pb2 as pb
-from monarch_nb.proto import state_pb2
+from monarch_nb.proto import run_pb2, state_pb2
 
 
 class Forking:
@@ -92,18 +96,26 @@ class Forking:
         for process in await self.fork(mesh, plan):
             self._runs.apply(self._state.rank_ready(mesh.spec.mesh_id, process.rank))
 
-    async def fork(self, mesh: Mesh, plan: Callable[[Path | None], list[Plan]]) -> list[RankProcess]:
+    async def fork(
+        self,
+        mesh: Mesh,
+        plan: Callable[[Path | None], list[Plan]],
+        script: run_pb2.Script | None = None,
+        say: Callable[[str], object] = lambda _: None,
+    ) -> list[RankProcess]:
         """Fork processes on a mesh's slots, and write them down.
 
         Args:
             plan: told the node's copy of the notebook's files, if it has one, returns what they are to be.
+            script: what they execute, when they are no live ranks.
+            say: is told what people are to know of it.
         """
         spec = mesh.spec
         self._leases.check_held(spec.reservation_id)  # else a workspace would be made that nobody removes
         workspace = self._workspace(spec)
         if workspace is not None:
             start_directory(spec, workspace).mkdir(parents=True, exist_ok=True)
-        template = await self._supervisor.template(spec.python or self._identity.python, spec.preload)
+        template = await self._template(spec, workspace, script, say)
         self._leases.check_held(spec.reservation_id)
         planned = plan(workspace)
         for record, specification in planned:
@@ -124,3 +136,38 @@ class Forking:
             self._records.save_rank(process.record)
         self._records.flush()
         return forked
+
+    async def _template(
+        self,
+        spec: pb.SpawnRequest,
+        workspace: Path | None,
+        script: run_pb2.Script | None,
+        say: Callable[[str], object],
+    ) -> TemplateLink:
+        """Return the template to fork from: one that has read these variables when it started."""
+        templates, python = self._supervisor.templates, spec.python or self._identity.python
+        if script is not None and (script.executable or script.shell):  # another program, which starts with them
+            return await templates.template(python, spec.preload)
+        wanted, program = {**spec.environment}, b""
+        if script is not None:
+            wanted |= script.environment
+            if not script.module:
+                program = await asyncio.to_thread(
+                    _text, script.directory or start_directory(spec, workspace), script.path
+                )
+        preload, own, late = await templates.needs_own(python, spec.preload, wanted, program)
+        if script is not None and late:
+            say(
+                f"{Path(script.path).name} sets {', '.join(late)} before it imports what ranks have imported: "
+                f"it starts without that, and slower; as fast as ever with --env {late[0]}=…"
+            )
+        if own and not templates.has(python, preload, own):
+            say(f"{', '.join(own)}: read when Python starts, so a Python is started with it, once")
+        return await templates.template(python, preload, own)
+
+
+def _text(directory: str | Path, path: str) -> bytes:
+    """Return a script's text; empty when it can not be read, which who runs it says."""
+    with contextlib.suppress(OSError):
+        return Path(directory, os.path.expanduser(path)).read_bytes()
+    return b""

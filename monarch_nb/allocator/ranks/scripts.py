@@ -88,8 +88,11 @@ class Scripts:
             of_mesh = self._paths, self._identity, mesh, self._state.lease(mesh.spec.reservation_id).gpu_indices
             return [plan_script(*of_mesh, run, rank, workspace) for rank in ranks]
 
+        def say(text: str) -> None:
+            self._audience.say(run, ranks[0], text)
+
         try:
-            forked = await self._forking.fork(mesh, plan)
+            forked = await self._forking.fork(mesh, plan, run.submit.run.script, say)
         except (MonarchNbError, OSError) as error:
             failure = run_pb2.Failure(name=type(error).__name__, message=str(error))
             for rank in ranks:

@@ -93,7 +93,9 @@ class Stores:
         self._leases.check_held(request.reservation_id)
         host = self._identity.store_host
         with self._leases.expiry.held_up(request.reservation_id):
-            template = await self._supervisor.template(request.python or self._identity.python, request.preload)
+            template = await self._supervisor.templates.template(
+                request.python or self._identity.python, request.preload
+            )
             self._leases.check_held(request.reservation_id)
             pid, port = await self._supervisor.fork_store(request.mesh_id, template, host)
         record = state_pb2.MeshRecord(store_node=self._identity.node_id)
@@ -229,7 +231,7 @@ class Stores:
     async def _fork(self, record: state_pb2.MeshRecord, place: pb.StorePlace) -> None:
         """Host a store at a place; port 0 is any."""
         spec = record.spec
-        template = await self._supervisor.template(spec.python or self._identity.python, spec.preload)
+        template = await self._supervisor.templates.template(spec.python or self._identity.python, spec.preload)
         pid, place.port = await self._supervisor.fork_store(spec.mesh_id, template, place.host, place.port)
         if self._records.meshes.get(spec.mesh_id) is not record or _order(record) > (place.moves, place.node_id):
             await self._supervisor.end_store(spec.mesh_id)  # released meanwhile, or hosted elsewhere

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from monarch_nb.allocator.recovery.records import Records
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision import processes
-from monarch_nb.allocator.supervision.supervisor import ADOPT_WAIT_S, Supervisor
+from monarch_nb.allocator.supervision.supervisor import Supervisor
+from monarch_nb.allocator.supervision.templates import ADOPT_WAIT_S
 from monarch_nb.proto import state_pb2
 
 NO_PID = 1 << 30
@@ -38,7 +39,7 @@ class Adoption:
         ranks = [record for _, record in database.read("rank", state_pb2.RankRecord)]
         known = {record.process.pid for record in ranks} | {mesh.store.pid for mesh in meshes.values()}
         for _, record in list(database.read("template", state_pb2.TemplateRecord)):
-            await self._supervisor.adopt_template(record, known)
+            await self._supervisor.templates.adopt(record, known)
         resume_scripts(ranks)
         self._adopting = [asyncio.create_task(self._adopt(record)) for record in ranks]
         if self._adopting:

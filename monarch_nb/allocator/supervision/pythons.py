@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb import config
@@ -23,9 +23,10 @@ def python_identity(python: str) -> tuple[str, ...]:
     return (str(path.parent.resolve()), str(path.resolve())) if path.exists() else (python,)
 
 
-def template_key(python: str, preload: Sequence[str]) -> str:
-    """Return the short name of a template: one per python and preload list."""
-    return hashlib.sha256("\0".join([*python_identity(python), *preload]).encode()).hexdigest()[:8]
+def template_key(python: str, preload: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the short name of a template: one per python, preload list, and environment of its own."""
+    own = [f"{name}={value}" for name, value in sorted(environment.items())]
+    return hashlib.sha256("\0".join([*python_identity(python), *preload, *own]).encode()).hexdigest()[:8]
 
 
 def what_is_wrong(python: str, said: str) -> str:

@@ -8,19 +8,18 @@ import logging
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import uuid
-from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from monarch_nb.allocator.supervision import cgroups, processes
 from monarch_nb.allocator.supervision.links import RankLink, TemplateLink
-from monarch_nb.allocator.supervision.pythons import python_environment, template_key, what_is_wrong
+from monarch_nb.allocator.supervision.process_watch import ProcessWatch
+from monarch_nb.allocator.supervision.templates import EXIT_STATUS_WAIT_S, Templates
 from monarch_nb.config import NodePaths, cadence, patience
-from monarch_nb.errors import PreloadError, SpawnError
+from monarch_nb.errors import SpawnError
 from monarch_nb.proto import run_pb2, state_pb2
 from monarch_nb.proto import worker_pb2 as wire
 from monarch_nb.warden.groups import memory_deaths
@@ -29,24 +28,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_STATUS_WAIT_S = patience(1.0)
 _UNTOLD_STATUS_WAIT_S = cadence(1.0)
 """Of what we end: nobody is told how it has ended."""
 GRACEFUL_EXIT_S = patience(2.0)
 FORKING_WAIT_S = patience(10.0)
 """Ranks that are just being forked are ended as soon as they are known; a busy machine takes its time."""
-ADOPT_WAIT_S = cadence(3.0)
-"""A restarted allocator serves after this time, also when a rank or template is too busy to say hello so soon."""
 KILL_AGAIN_S = cadence(1.0)
 """After an attempt for which there were no descriptors: nothing tells when there are."""
 STDERR_TAIL_LINES = 8
 """Of what a process that died said last."""
-
-_TEMPLATE_ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads, and a process with threads can not fork safely
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # the same for pyarrow
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() without initialising CUDA
-}
 
 
 @dataclass(eq=False)
@@ -79,54 +69,6 @@ class RankProcess:
         return self.record.script_of or self.mesh_id
 
 
-class ProcessWatch:
-    """Learns of a process's end from its pidfd, within a millisecond.
-
-    Attributes:
-        ended: set when the process is gone.
-    """
-
-    watched: ClassVar[set[int]] = set()
-    """The pids whose exit statuses somebody wants."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.watched.add(pid)
-        self.ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        try:
-            self._fd: int | None = os.pidfd_open(pid)
-            self._loop.add_reader(self._fd, self._on_end)
-        except ProcessLookupError:
-            self._fd = None
-            self.ended.set()
-
-    def _on_end(self) -> None:
-        assert self._fd is not None
-        self._loop.remove_reader(self._fd)
-        self.ended.set()
-
-    def kill(self) -> None:
-        """SIGKILL this process, and no other that has its pid by now."""
-        if self._fd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
-
-    def exit_status(self) -> int | None:
-        """Return the wait status when the kernel still tells it to us, who may not be the parent."""
-        status = processes.reap(self.pid)
-        if status is None and self._fd is not None:
-            status = processes.exit_status_of(self._fd)
-        return status
-
-    def close(self) -> None:
-        self.watched.discard(self.pid)
-        if self._fd is not None:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = None
-
-
 class Supervisor:
     """Owner of all processes of a node.
 
@@ -157,9 +99,7 @@ class Supervisor:
         self._on_store_death = on_store_death
         self._on_result, self._on_hello, self._on_death = on_result, on_hello, on_death
         self._on_there, self._on_mail, self._on_store_lost = on_there, on_mail, on_store_lost
-        self._save_template = save_template
-        self._templates: dict[str, asyncio.Task[TemplateLink]] = {}
-        self._template_watches: dict[str, ProcessWatch] = {}
+        self.templates = Templates(paths, self._note_exit, save_template)
         self._exits: dict[int, int] = {}
         self._exit_waiters: dict[int, asyncio.Future[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,112 +110,12 @@ class Supervisor:
         self._is_ending = False
         self.stores: dict[str, ProcessWatch] = {}
 
-    # ---- templates ----
-
-    async def template(self, python: str, preload: Sequence[str]) -> TemplateLink:
-        """Return the warm template of (python, preload), started if need be.
-
-        Raises:
-            PreloadError: a preload failed; the next call tries again.
-            SpawnError: it did not start; the message ends with its log.
-        """
-        key = template_key(python, preload)
-        task = self._templates.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
-            task = asyncio.create_task(self._start_template(key, python, preload))
-            self._templates[key] = task
-        return await asyncio.shield(task)
-
-    async def _start_template(self, key: str, python: str, preload: Sequence[str]) -> TemplateLink:
-        path = self.paths.template_socket(key)
-        path.unlink(missing_ok=True)
-        environment = python_environment() | _TEMPLATE_ENVIRONMENT
-        arguments = [argument for module in preload for argument in ("--preload", module)]
-        with socket.socket(socket.AF_UNIX) as listener, self.paths.template_log(key).open("ab") as log:
-            listener.bind(str(path))
-            listener.listen()
-            try:
-                process = subprocess.Popen(  # noqa: ASYNC220 (a pidfd watches it, not asyncio)
-                    [python, "-m", "monarch_nb.worker.template", "--listen-fd", str(listener.fileno()), *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    pass_fds=[listener.fileno()],
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise SpawnError(f"can not run {python}: {error}") from error
-        watch = self._watch_template(key, process.pid)
-        record = state_pb2.TemplateRecord(key=key, python=python, preload=preload)
-        record.process.CopyFrom(processes.identify(process.pid))
-        self._save_template(key, record)
-        link = TemplateLink(path, self._note_exit)
-        try:
-            ready = asyncio.create_task(link.connect())
-            ended = asyncio.create_task(watch.ended.wait())
-            await asyncio.wait({ready, ended}, timeout=patience(300.0), return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            if not ready.done():
-                await asyncio.wait({ready}, timeout=EXIT_STATUS_WAIT_S)
-            if not ready.done():
-                ready.cancel()
-                watch.kill()  # nobody would know of it when the next one is started
-                raise SpawnError(self._template_failure(key, python))
-            ready.result()
-        except PreloadError:
-            raise
-        except (SpawnError, OSError) as error:
-            raise SpawnError(self._template_failure(key, python)) from error
-        return link
-
-    def _template_failure(self, key: str, python: str) -> str:
-        log = self.paths.template_log(key)
-        text = log.read_text(errors="replace").strip() if log.exists() else ""
-        last = "\n".join(text.splitlines()[-15:])
-        return f"the template process of {python} did not start{what_is_wrong(python, last)}; the end of {log}:\n{last}"
-
-    def _watch_template(self, key: str, pid: int) -> ProcessWatch:
-        watch = self._template_watches[key] = ProcessWatch(pid)
-        self._spawn_task(self._forget_template(key, watch))
-        return watch
-
-    async def _forget_template(self, key: str, watch: ProcessWatch) -> None:
-        await watch.ended.wait()
-        processes.reap(watch.pid)
-        watch.close()
-        if self._template_watches.get(key) is watch:
-            del self._template_watches[key]
-            self._save_template(key, None)
-
-    async def adopt_template(self, record: state_pb2.TemplateRecord, known: Container[int]) -> None:
-        """Connect to a template that outlived the allocator before us.
-
-        Args:
-            known: the pids of ranks and stores. An allocator that was killed when it had forked more of them, and had
-                not noted them yet, has left them to nobody: they end.
-        """
-        if not processes.is_alive(record.process):
-            self._save_template(record.key, None)
-            return
-        self._watch_template(record.key, record.process.pid)
-        link = TemplateLink(self.paths.template_socket(record.key), self._note_exit)
-
-        async def adopted() -> TemplateLink:
-            ready = await link.connect()
-            _end_unknown(pid for pid in ready.children if pid not in known)
-            return link
-
-        task = asyncio.create_task(adopted())
-        self._templates[record.key] = task
-        await asyncio.wait({task}, timeout=ADOPT_WAIT_S)
+    # ---- ranks ----
 
     def _note_exit(self, pid: int, wait_status: int) -> None:
         self._exits[pid] = wait_status
         if (waiter := self._exit_waiters.pop(pid, None)) and not waiter.done():
             waiter.set_result(wait_status)
-
-    # ---- ranks ----
 
     async def fork_ranks(
         self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
@@ -396,21 +236,15 @@ class Supervisor:
         if pid not in self._exits:
             waiter = self._exit_waiters[pid] = asyncio.get_running_loop().create_future()
             # Without templates nobody tells: we are the parent.
-            ends = asyncio.get_running_loop().create_task(self._all_templates_end())
+            ends = asyncio.get_running_loop().create_task(self.templates.all_end())
             try:
                 await asyncio.wait({waiter, ends}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ends.cancel()
                 self._exit_waiters.pop(pid, None)
         status = self._exits.pop(pid, None)
-        for task in self._templates.values():
-            if task.done() and not task.cancelled() and not task.exception():
-                task.result().forget([pid])
+        self.templates.forget_exit(pid)
         return watch.exit_status() if status is None else status
-
-    async def _all_templates_end(self) -> None:
-        for template in list(self._template_watches.values()):
-            await template.ended.wait()
 
     def kill(self, ranks: Iterable[RankProcess]) -> None:
         """SIGKILL ranks with all that they started. Their deaths are reported as ever."""
@@ -538,27 +372,16 @@ class Supervisor:
             await self.end([*self.ranks.values(), *self.leaving], patience_s=patience(1.0))
             for mesh_id in list(self.stores):
                 await self.end_store(mesh_id)
-            for watch in list(self._template_watches.values()):
-                watch.kill()  # it holds nothing worth saving
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(watch.ended.wait(), GRACEFUL_EXIT_S)
+            await self.templates.end_all(GRACEFUL_EXIT_S)
             shutil.rmtree(self.paths.sockets, ignore_errors=True)
-        for task in [*self._tasks, *self._templates.values()]:
+        self.templates.close()
+        for task in self._tasks:
             task.cancel()
 
     def _spawn_task(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _end_unknown(pids: Iterable[int]) -> None:
-    unknown = []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            unknown.append((processes.identify(pid), ""))
-    if unknown:
-        processes.kill_trees(unknown)
 
 
 def new_token() -> str:

@@ -29,7 +29,7 @@ class Warming:
 
     async def _warm(self) -> None:
         try:
-            await self._supervisor.template(self._python, self._preload)
+            await self._supervisor.templates.template(self._python, self._preload, keep=True)
         except MonarchNbError as error:
             self.error = str(error)
         self.ready.set()

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,8 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
+    time.tzset()
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # The interpreter read PYTHONPATH when the template started.
     for path in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
         if path and path not in sys.path:

@@ -50,9 +50,16 @@ class FakeSupervisor:
         for event in (self.warm, self.may_fork, self.may_end):
             event.set()
 
+    @property
+    def templates(self) -> FakeSupervisor:
+        return self
+
     async def template(self, *_: object) -> None:
         self.asked.set()
         await self.warm.wait()
+
+    async def needs_own(self, *_: object) -> Any:
+        return [], {}, []
 
     async def fork_store(self, mesh_id: str, *_: object) -> tuple[int, int]:
         self.asked.set()

@@ -17,10 +17,12 @@ def test_names_of_one_python_share_a_template_and_environments_do_not(tmp_path: 
         directory.mkdir()
         (directory / "python3.11").symlink_to(base)
         (directory / "python").symlink_to("python3.11")
-    key, *others = (template_key(str(tmp_path / name), ["torch"]) for name in ("one/python", "two/python", "none"))
-    assert key == template_key(str(tmp_path / "one/python3.11"), ["torch"])
-    assert key not in (*others, template_key(str(tmp_path / "one/python"), []))
-    assert template_key("/no/such/python", []) != template_key("/no/such/other", []), "one that is not there has a key"
+    key, *others = (template_key(str(tmp_path / name), ["torch"], {}) for name in ("one/python", "two/python", "none"))
+    assert key == template_key(str(tmp_path / "one/python3.11"), ["torch"], {})
+    assert key not in (*others, template_key(str(tmp_path / "one/python"), [], {}))
+    assert template_key("/no/such/python", [], {}) != template_key("/no/such/other", [], {}), (
+        "one that is not there has a key"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from leaks import wait_for_end
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink
-from monarch_nb.allocator.supervision.supervisor import ProcessWatch, Supervisor
+from monarch_nb.allocator.supervision.process_watch import ProcessWatch
+from monarch_nb.allocator.supervision.supervisor import Supervisor
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import SpawnError
 from monarch_nb.ground.frames import encode_frame
@@ -54,7 +55,7 @@ async def test_what_an_allocator_forked_and_had_no_time_to_note_is_ended(tmp_pat
     record.process.CopyFrom(processes.identify(os.getpid()))
     supervisor = supervisor_of(paths)
     async with await asyncio.start_unix_server(serve, paths.template_socket("key")):
-        await supervisor.adopt_template(record, {known.pid})
+        await supervisor.templates.adopt(record, {known.pid})
     wait_for_end(unknown.pid, 10)
     assert not processes.is_alive(processes.identify(unknown.pid))
     assert processes.is_alive(processes.identify(known.pid))
