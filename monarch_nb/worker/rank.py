@@ -284,18 +284,18 @@ class Rank:
         self._keeper.begin_run(spec.number)
         lone_training.begin_run()
         imports = ImportTimes() if os.environ.get("RANK") == "0" else None  # it is much the same on all
-        status, error = script.INTERRUPTED, active.error()
+        status = script.INTERRUPTED
+        error: BaseException | None = active.error()
         if self._interrupter.begin(active):
             status, error = self._context.run(self._execute, spec)
         if os.getpid() != self._pid:
             self._context.run(_leave, status)
         if spec.instruments:
             self._context.run(self._leave_found, spec)
-        error = _behind_exit(error) if error is not None else SystemExit(status)
-        if isinstance(error, SystemExit):
-            error = failures.explain_status(error, status)
         if status == 0:
             error = None
+        elif isinstance(error := _behind_exit(error or SystemExit()), SystemExit):
+            error = failures.explain_status(error, status)
         values.store_value(result, status, self._spec.blob_directory)
         if imports is not None:
             result.hint = imports.hint()
