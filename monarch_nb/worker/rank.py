@@ -101,7 +101,7 @@ class Rank:
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         shell.user_code, shell.name_files = self._user_code, self._user_code.name_files
-        self._reloader = Reloader(shell, self._user_code, spec.workspace)
+        self._reloader = Reloader(shell, self._user_code, spec.workspace, for_script=spec.for_script)
         worlds = Worlds(spec.rank, shell.user_ns)
         self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader, worlds)
         entries = cells.user_code_entries() | {script.call.__code__}

@@ -25,6 +25,7 @@ from typing import Any
 
 from monarch_nb.errors import UsageError
 from monarch_nb.proto.run_pb2 import Script
+from monarch_nb.worker.forking import import_paths
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell
 
@@ -94,7 +95,7 @@ class Program:
         except OSError as error:
             raise UsageError(f"can not open {path}: {error.strerror}") from None
         self._set_command(path)
-        sys.path[0] = os.path.dirname(os.path.realpath(whole))
+        self._set_first_path(os.path.dirname(os.path.realpath(whole)))
         try:
             code = compile(source, whole, "exec", dont_inherit=True)
         except SyntaxError as error:
@@ -104,6 +105,7 @@ class Program:
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
         self._set_command("-m")
+        self._set_first_path(os.getcwd())
         find: Callable[..., tuple[str, Any, CodeType]] = runpy._get_module_details  # type: ignore[attr-defined]
         try:
             _, spec, code = call(find, self._script.path, _NoSuchModule)
@@ -124,6 +126,9 @@ class Program:
         sys.argv = [name, *arguments]
         options = ["-m"] if self._script.module else []
         sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *arguments]
+
+    def _set_first_path(self, directory: str) -> None:
+        sys.path[:1] = [] if import_paths.is_safe(os.environ) else [directory]
 
     def _become(self, command: list[str]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
