@@ -17,7 +17,7 @@ _WHEN_NEEDED = (
     *("TORCHELASTIC_", "TORCH_HOME"),
 )
 """Of these those that are read when they are needed."""
-_AFTER_A_FORK = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_AFTER_A_FORK = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """And those for which a rank does after its fork what they ask for (monarch_nb.worker.forking.after_fork)."""
 _OF_A_PROCESS = frozenset(
     {

@@ -33,7 +33,8 @@ from monarch_nb.client.scripts.script import Script
 
 STRANGERS = Path(__file__).resolve().parents[1] / "strangers"
 TRACEBACK = re.compile(
-    r"^(?: +[+] Exception Group )?Traceback \(most recent call last\):\n(?:[ \t].*\n)+(?:(?:\w+\.)*\w+(?::.*)?\n)?"
+    r"^(?:(?: +[+] Exception Group )?Traceback \(most recent call last\):|  File \".*)\n(?:[ \t].*\n)+"
+    r"(?:(?:\w+\.)*\w+(?::.*)?\n)?"
     r"(?:\n(?:During handling of|The above exception was) .*\n\n)?",
     re.MULTILINE,
 )
