@@ -46,6 +46,7 @@ from monarch_nb.errors import (
     VersionMismatch,
 )
 from monarch_nb.ground.rank_sets import counted
+from monarch_nb.ground.read_at_start import of_start
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.provision import Node, provisioner_of
@@ -422,7 +423,9 @@ class Pool:
                 seen = await nodes_seeing(connections, options.directory)
                 if not all(seen) and options.root and holds_home(Path(options.root)):
                     options = replace(options, root="")  # never copied whole
-                say(f"starting {counted(shape.nodes * shape.per_node, 'rank')}")
+                own = ", ".join(of_start(options.environment, os.environ, ()))
+                by = f", from a Python that starts with {own}" if own else ""
+                say(f"starting {counted(shape.nodes * shape.per_node, 'rank')}{by}")
                 await spawn_mesh(connections, reservation_id, "main", shape, options, seen)
                 nodes = [files_pb2.Peer(node_id=each.name, address=each.node_address) for each in connections]
                 confirm = pb.ConfirmRequest(reservation_id=reservation_id, nodes=nodes)
