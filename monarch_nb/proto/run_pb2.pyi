@@ -252,21 +252,27 @@ class Cell(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     CELL_NUMBER_FIELD_NUMBER: _builtins.int
     WANT_VALUE_FIELD_NUMBER: _builtins.int
+    SCRIPT_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     cell_number: _builtins.int
     """The notebook's execution count, shown in tracebacks as "Cell In[7]"; 0 when there is none."""
     want_value: _builtins.bool
     """Pickle the last expression's value into RankResult.value."""
+    @_builtins.property
+    def script(self) -> Global___Script:
+        """Instead of code: a program that is run in the namespace of the cells. Only what it is called with counts."""
+
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         cell_number: _builtins.int = ...,
         want_value: _builtins.bool = ...,
+        script: Global___Script | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["script", b"script"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "code", b"code", "want_value", b"want_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_number", b"cell_number", "code", b"code", "script", b"script", "want_value", b"want_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,7 +401,9 @@ class Script(_message.Message):
     was free in place of a store's.
     """
     @_builtins.property
-    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as the system has them: not always UTF-8"""
+
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """added to the processes'"""
@@ -404,7 +412,7 @@ class Script(_message.Message):
         self,
         *,
         path: _builtins.str = ...,
-        arguments: _abc.Iterable[_builtins.str] | None = ...,
+        arguments: _abc.Iterable[_builtins.bytes] | None = ...,
         module: _builtins.bool = ...,
         executable: _builtins.bool = ...,
         beside: _builtins.bool = ...,

@@ -173,7 +173,7 @@ class RunsScripts:
         if script.is_file:
             call(find_on_nodes(self, script))
         if script.in_place:
-            cell = run_pb2.Cell(code=script.as_cell(), cell_number=cell_number)
+            cell = run_pb2.Cell(script=script.called(), cell_number=cell_number)
             tree = self.reservation.files.tree()
             spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
             spec.instruments.update(script.instruments)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb.errors import UsageError
+from monarch_nb.proto import run_pb2
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Script:
         """The command line: `train.py --lr 3e-4`."""
         if self.shell:
             return self.path
-        return shlex.join([*(["-m"] if self.module else []), self.path, *self.arguments])
+        line = shlex.join([*(["-m"] if self.module else []), self.path, *self.arguments])
+        return line.encode("utf-8", "backslashreplace").decode()
 
     @property
     def is_file(self) -> bool:
@@ -57,10 +59,10 @@ class Script:
         """Where nodes look for the file."""
         return self.path if self.path.startswith("~") else os.path.join(self.directory, self.path)
 
-    def as_cell(self) -> str:
-        """Return the cell that runs it in place."""
-        options = "-i -m" if self.module else "-G -i"  # -G: arguments are no patterns
-        return f"%run {options} {shlex.join([self.path, *self.arguments])}"
+    def called(self) -> run_pb2.Script:
+        """Return what ranks are told of the program itself."""
+        arguments = [each.encode("utf-8", "surrogateescape") for each in self.arguments]
+        return run_pb2.Script(path=self.path, arguments=arguments, module=self.module, executable=self.executable)
 
 
 def check_script(script: Script) -> None:
@@ -69,6 +71,11 @@ def check_script(script: Script) -> None:
         raise UsageError("no command is given" if script.shell else "no script is named")
     if script.module and script.executable:
         raise UsageError("a module is run by Python: -m and --no-python exclude each other")
+    for argument in script.arguments:
+        try:
+            argument.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise UsageError(f"{argument!r} can be no argument: it has half of a character") from None
     if script.max_restarts < 0:
         raise UsageError(f"max_restarts is {script.max_restarts}: it counts restarts")
     if script.in_place:

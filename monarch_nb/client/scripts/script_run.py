@@ -74,10 +74,6 @@ class ScriptRun(Run):
         """Return what the ranks are told of this attempt."""
         script = self._script
         told = run_pb2.Script(
-            path=script.path,
-            arguments=script.arguments,
-            module=script.module,
-            executable=script.executable,
             beside=script.beside,
             store_host=store.host,
             store_port=store.port,
@@ -88,6 +84,7 @@ class ScriptRun(Run):
             directory=script.directory,
             shell=script.shell,
         )
+        told.MergeFrom(script.called())
         tree = self.mesh.reservation.files.tree()
         return run_pb2.RunSpec(run_id=self.id, script=told, tree=tree, instruments=script.instruments)
 

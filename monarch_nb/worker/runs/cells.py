@@ -20,6 +20,7 @@ from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload import live_update
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import instruments, values
+from monarch_nb.worker.runs.script import arguments_of
 from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
@@ -105,6 +106,8 @@ class CellRunner:
         shell.execution_count = cell.cell_number or number
         shell.running_code = cell.code
         self._compiler.kind = "cell" if cell.cell_number else "run"
+        if cell.HasField("script"):
+            return Transformed("", statements=[])
         if (plain := self._parse_plain(cell.code)) is not None:
             return plain  # IPython's transformers need a second for a megabyte
         try:
@@ -121,8 +124,9 @@ class CellRunner:
         sys.displayhook = last  # whatever an earlier cell did to it
         shell.user_ns.pop("__warningregistry__", None)  # each cell warns again
         executed = None
-        if transformed.statements is not None and not transformed.may_await and not self._is_extended():
-            error = self._execute(transformed.statements, transformed.filename)
+        is_plain = transformed.statements is not None and not transformed.may_await and not self._is_extended()
+        if is_plain or cell.HasField("script"):
+            error = self._execute(cell, transformed)
         else:
             executed = await shell.run_cell_async(
                 cell.code, transformed_cell=transformed.code, preprocessing_exc_tuple=transformed.problem
@@ -152,18 +156,21 @@ class CellRunner:
             or shell.ast_node_interactivity != "last_expr"
         )
 
-    def _execute(self, statements: list[ast.stmt], filename: str) -> BaseException | None:
+    def _execute(self, cell: Cell, transformed: Transformed) -> BaseException | None:
         """Do what IPython's `run_cell_async` does, where nobody else takes part and nothing awaits: its generality
         was a fifth of what an empty cell costs a rank."""
         shell = self._shell
+        statements = transformed.statements or []
         try:
             _call(shell.events.trigger, "pre_execute")
+            if cell.HasField("script"):
+                _call(shell.run_program, cell.script.path, arguments_of(cell.script), cell.script.module)
             for number, statement in enumerate(statements, 1):
                 tree: Any = ast.Module([statement], [])
                 mode = "exec"
                 if number == len(statements) and isinstance(statement, ast.Expr):
                     tree, mode = ast.Interactive([statement]), "single"
-                code = self._compiler(tree, filename, mode)
+                code = self._compiler(tree, transformed.filename, mode)
                 _call(exec, code, shell.user_global_ns, shell.user_ns)
         except BaseException as error:  # noqa: BLE001 -- as in `run`
             return error

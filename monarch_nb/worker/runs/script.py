@@ -48,6 +48,7 @@ class Program:
 
     def __init__(self, script: Script, directory: str) -> None:
         self._script, self._directory = script, directory
+        self._arguments = arguments_of(script)
         self._pid = os.getpid()
 
     def run(self) -> tuple[int, BaseException | None]:
@@ -58,7 +59,7 @@ class Program:
             if self._script.shell:
                 self._become([shutil.which("bash") or "sh", "-c", self._script.path])
             if self._script.executable:
-                self._become([self._script.path, *self._script.arguments])
+                self._become([self._script.path, *self._arguments])
             self._run_main()
         except BaseException as raised:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of the program too
             error = raised.with_traceback(_from_the_program(raised.__traceback__))
@@ -122,10 +123,9 @@ class Program:
         return code, main
 
     def _set_command(self, name: str) -> None:
-        arguments = self._script.arguments
-        sys.argv = [name, *arguments]
+        sys.argv = [name, *self._arguments]
         options = ["-m"] if self._script.module else []
-        sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *arguments]
+        sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *self._arguments]
 
     def _set_first_path(self, directory: str) -> None:
         sys.path[:1] = [] if import_paths.is_safe(os.environ) else [directory]
@@ -141,6 +141,11 @@ class Program:
 
 class _NoSuchModule(ImportError):
     """The module to be run is not there, or can not be run."""
+
+
+def arguments_of(script: Script) -> list[str]:
+    """Return a program's arguments as `sys.argv` has them."""
+    return [os.fsdecode(each) for each in script.arguments]
 
 
 def be_plain(shell: RankShell, environment: Mapping[str, str], directory: str) -> None:

@@ -131,6 +131,24 @@ class RankShell(InteractiveShell):
         error, self.script_error = self.script_error, None
         return error
 
+    def run_program(self, path: str, arguments: list[str], is_module: bool) -> None:
+        """Run a script, or a module, in the namespace of the cells, as `%run -i` does. Nobody reads its arguments on
+        the way: the magic expands ~, $ and braces in them."""
+        argv, name = sys.argv, self.user_ns["__name__"]
+        sys.argv, self.user_ns["__name__"] = [path, *arguments], "__main__"
+        try:
+            if is_module:
+                self.safe_run_module(path, self.user_ns)  # type: ignore[no-untyped-call]
+            else:
+                file = os.path.abspath(os.path.expanduser(path))
+                if not os.path.isfile(file):
+                    raise UsageError(f"there is no {file}")
+                self.user_ns["__file__"] = file
+                self.safe_execfile(file, self.user_ns, self.user_ns)  # type: ignore[no-untyped-call]
+        finally:
+            sys.argv = argv
+            self.user_ns["__name__"] = name
+
     def run_cell(self, *args: Any, **kwargs: Any) -> Any:
         """What user code calls to run a cell inside its own."""
         self._nested_cells += 1
