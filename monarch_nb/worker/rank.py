@@ -435,6 +435,7 @@ def _behind_exit(error: BaseException) -> BaseException:
 
 def _leave() -> None:
     atexit._run_exitfuncs()
+    streams.flush_standard()
     streams.current_output().flush()
     os._exit(0)
 
@@ -444,5 +445,6 @@ def _leave_forked_child(error: BaseException | None) -> NoReturn:
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     status = script.exit_status(error)
+    streams.flush_standard()
     streams.current_output().flush()
     os._exit(status)

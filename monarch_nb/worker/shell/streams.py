@@ -339,6 +339,7 @@ def enter_output(output: RunOutput | None) -> Token[RunOutput]:
 def leave_output(token: Token[RunOutput]) -> None:
     """Let it go where it went before `enter_output`, with everything flushed."""
     output = _run_of_context.get()
+    flush_standard()
     output.flush()
     _run_of_context.reset(token)
     if _described is output and output is not _newest and _newest is not None and output.has_descriptors():
@@ -398,6 +399,10 @@ class RunStream(_Lasting, io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
+    def detach(self) -> "RunBytes":  # type: ignore[override]
+        """Return the bytes below, for a wrapper; this stream goes on."""
+        return self.buffer
+
     def reconfigure(self, **_: Any) -> None:
         """Accepted for the sake of programs that call it; the stream stays UTF-8 and line-buffered."""
 
@@ -447,6 +452,15 @@ def begin_output(output: RunOutput) -> None:
     for name, stream in _streams.items():
         if getattr(sys, name, None) is None or getattr(getattr(sys, name), "closed", False):
             setattr(sys, name, stream)  # user code replaced it and closed the replacement
+
+
+def flush_standard() -> None:
+    """Have `sys.stdout` and `sys.stderr` write what they hold back, whatever user code has put there: a wrapper of our
+    stream, or a file of descriptor 1, has a buffer of its own. What can not be written is lost."""
+    for name, stream in _streams.items():
+        if (current := getattr(sys, name, None)) is not stream:
+            with contextlib.suppress(Exception):
+                current.flush()  # type: ignore[union-attr]
 
 
 def flush_unflushed() -> None:

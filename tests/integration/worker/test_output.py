@@ -99,6 +99,49 @@ def test_handlers_made_in_one_run_work_in_later_ones(rank: RankProcess) -> None:
     assert (rank.text("err", 2), rank.text("out", 2)) == ("logged\n", "kept\n")
 
 
+def test_what_a_wrapper_holds_back_is_written_when_its_run_ends(rank: RankProcess) -> None:
+    number = 0
+    for wrapper in (
+        "io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')",
+        "io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')",
+        "os.fdopen(1, 'w')",
+        "io.open(sys.stdout.fileno(), 'w', closefd=False)",
+        "io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w', closefd=False)))",
+    ):
+        rank.ok(f"import io, os, sys\nsys.stdout = {wrapper}\nprint('first')\nos.system('echo child')")
+        failed = rank.run("print('second')\n1 / 0")
+        assert failed.end.stdout_bytes == len("second\n")
+        rank.ok("sys.stdout = sys.__stdout__\nprint('third')")
+        rank.ok("os.system('echo child')\nprint('fourth')")
+        words = [sorted(rank.text(number=number + place).split()) for place in (1, 2, 3, 4)]
+        assert words == [["child", "first"], ["second"], ["third"], ["child", "fourth"]]
+        number += 4
+
+
+def test_a_wrapper_that_can_not_be_flushed_costs_its_text_only(rank: RankProcess) -> None:
+    rank.ok(
+        "import sys\n"
+        "class Broken:\n"
+        "    def write(self, text): pass\n"
+        "    def flush(self): raise RuntimeError\n"
+        "sys.stdout, sys.stderr = Broken(), object()"
+    )
+    assert rank.ok("1 + 1") == 2
+
+
+def test_a_flush_that_waits_can_be_interrupted(rank: RankProcess) -> None:
+    rank.submit(
+        "import sys, threading\n"
+        "class Waits:\n"
+        "    def write(self, text): pass\n"
+        "    def flush(self): threading.Event().wait()\n"
+        "sys.stdout = Waits()"
+    )
+    eventually(lambda: "flush" in rank.stack())
+    rank.interrupt()
+    assert rank.result().failure.name == "KeyboardInterrupt"
+
+
 def test_bytes_and_odd_text(rank: RankProcess) -> None:
     rank.ok(
         "import sys\n"
