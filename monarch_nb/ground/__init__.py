@@ -14,4 +14,5 @@ ranges        sets of ranks as thousands of them are kept and sent
 namespaces    where ids of processes count
 room          a disk that is full
 escapes       ANSI codes in text
+printing      text for a stdout in which some characters do not exist
 """

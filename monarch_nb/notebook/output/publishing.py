@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import secrets
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from IPython.display import publish_display_data
 
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.ground import escapes
+from monarch_nb.ground.printing import put
 from monarch_nb.notebook.output.view import Publish
 
 
@@ -24,8 +24,7 @@ def printing(*, colours: bool = True) -> Publish:
 
     def publish(bundle: dict[str, str], update: bool) -> None:
         text = bundle["text/plain"]
-        sys.stdout.write(f"{text if colours else escapes.strip(text)}\n")
-        sys.stdout.flush()
+        put(f"{text if colours else escapes.strip(text)}\n")
 
     return publish
 
