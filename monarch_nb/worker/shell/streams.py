@@ -1,8 +1,9 @@
 """Where a rank's output goes: plain files, one set per run.
 
 `sys.stdout` and `sys.stderr` are made once and live for ever, so a logging handler made in run 3 still works in run 30.
-Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them, and a thread keeps
-the run of the code that started it (`install` patches `Thread.start`, because threads inherit no context before 3.14).
+Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them. A thread writes to
+the run of the code that started it as long as that goes on, and then to the newest: pools and heartbeats outlive the
+cell that made them (`install` patches `Thread.start`, because threads inherit no context before 3.14).
 File descriptors 1 and 2 point at the newest run of the main thread, so that C++ libraries and child processes are
 caught too. They are the process's, not a thread's: when an endpoint starts a process they point at its run until it
 ends; what C++ code prints meanwhile goes there as well.
@@ -33,6 +34,8 @@ from monarch_nb.proto.run_pb2 import ON_BREAKPOINT_UNSPECIFIED, Cursor, Display,
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
+_OWN_THREADS = "monarch"
+"""How the names of our own begin: actors' and mail's are silent between endpoints."""
 _KINDS = ("out", "err", "marks")
 _MARKS = 2
 _KEPT_OUTPUTS = 4
@@ -43,6 +46,9 @@ FLUSH_AFTER_S = cadence(0.2)
 
 _run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")
 _newest: "RunOutput | None" = None
+"""Of the main thread."""
+_latest: "RunOutput | None" = None
+"""Of the run that began last, be it of calls."""
 _streams: "dict[str, RunStream]" = {}
 _described: "RunOutput | None" = None
 """The one that file descriptors 1 and 2 point at."""
@@ -65,7 +71,7 @@ class RunOutput:
     Attributes:
         notice: why output was lost; empty while none was.
         has_started_processes: whether a process was started that may write here.
-        has_started_threads: whether a thread was.
+        going: how many runs and endpoints that write here have not ended.
         is_lent: whether endpoints that belong to no run have written here.
         run_id: of the run that writes here now.
         on_breakpoint: what `breakpoint()` does in it.
@@ -79,7 +85,7 @@ class RunOutput:
         self.directory, self.number = directory, number
         self.notice = ""
         self.has_started_processes = False
-        self.has_started_threads = False
+        self.going = 0
         self.is_lent = False
         self.passed: set[str] = set()
         self._base = str(run_file(Path(directory), number, rank, ""))
@@ -94,6 +100,12 @@ class RunOutput:
         """A run begins that writes here."""
         self.run_id, self.on_breakpoint = run_id, on_breakpoint
         self.passed.clear()
+        self.goes_on(1)
+
+    def goes_on(self, change: int) -> None:
+        """A run or an endpoint that writes here begins (1) or has ended (-1)."""
+        with self._lock:
+            self.going = max(0, self.going + change)
 
     def reopen(self) -> None:
         """Open the files that were made before: the allocator archives what nobody has open when the run is over."""
@@ -167,7 +179,7 @@ class RunOutput:
             or self.notice
             or self.has_started_processes
             or self.is_lent
-            or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
+            or any(_may_print_later(thread) for thread in threading.enumerate())
             or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
             or len(getattr(loop, "_scheduled", ())) > 0
         )
@@ -325,6 +337,8 @@ class CallOutputs:
                     output = self._used[number] = RunOutput(self._directory, number, self._rank)
                     output.reopen()
                     self._newest.append(output)
+                    global _latest
+                    _latest = output
         return output
 
 
@@ -333,6 +347,7 @@ def enter_output(output: RunOutput | None) -> Token[RunOutput]:
     if output is None:
         output = newest_output()
         output.is_lent = True
+    output.goes_on(1)
     return _run_of_context.set(output)
 
 
@@ -341,6 +356,7 @@ def leave_output(token: Token[RunOutput]) -> None:
     output = _run_of_context.get()
     flush_standard()
     output.flush()
+    output.goes_on(-1)
     _run_of_context.reset(token)
     if _described is output and output is not _newest and _newest is not None and output.has_descriptors():
         _newest.redirect_descriptors()
@@ -425,10 +441,9 @@ def current_output() -> RunOutput:
     if output is not None:
         return output
     started_in = _output_of(threading.current_thread())
-    if started_in is not None:
-        _run_of_context.set(started_in)
-        return started_in
-    return newest_output()
+    if started_in is None:
+        return newest_output()
+    return started_in if started_in.going or _latest is None else _latest
 
 
 def newest_output() -> RunOutput:
@@ -441,12 +456,18 @@ def _output_of(thread: threading.Thread) -> RunOutput | None:
     return getattr(thread, _THREAD_ATTRIBUTE, None)
 
 
+def _may_print_later(thread: threading.Thread) -> bool:
+    """Return whether what a thread prints goes to runs that come: the one that started it has ended."""
+    started_in = _output_of(thread)
+    return started_in is not None and not started_in.going and not thread.name.startswith(_OWN_THREADS)
+
+
 def begin_output(output: RunOutput) -> None:
     """Make `output` the one of the calling context, of file descriptors 1 and 2 and of all that belongs to no run."""
-    global _newest
+    global _newest, _latest
     if _newest is not None:
         _newest.flush()
-    _newest = output
+    _newest = _latest = output
     _run_of_context.set(output)
     output.redirect_descriptors()
     for name, stream in _streams.items():
@@ -490,9 +511,7 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
 
     @functools.wraps(start)
     def start_with_run(thread: threading.Thread) -> None:
-        output = current_output()
-        output.has_started_threads = True
-        setattr(thread, _THREAD_ATTRIBUTE, output)
+        setattr(thread, _THREAD_ATTRIBUTE, current_output())
         start(thread)
 
     sys.addaudithook(_note_started_process)
