@@ -74,19 +74,31 @@ def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate, sec
     assert kernel.wait(meanwhile) == "meanwhile\n"
 
 
-def test_output_of_a_thread_lands_in_the_cell_that_started_it(kernel: Kernel, make_gate: Callable[[], Gate]) -> None:
-    """Also when its cell has shown nothing, and while another cell runs on the ranks."""
+def test_output_of_a_thread_lands_in_the_cell_that_runs(kernel: Kernel, make_gate: Callable[[], Gate]) -> None:
+    """Its own as long as that goes on; when none runs in the last one, also when that has shown nothing."""
     telling, silent, busy = make_gate(), make_gate(), make_gate()
     telling_cell = kernel.start(f"%%mesh\nprint('told')\n{in_a_thread(telling)}")
-    silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
     busy_cell = kernel.start(f"%%mesh\nprint('busy')\n{busy.wait}")
     kernel.wait(busy_cell, "[0-3] busy")
     telling.open(4)
-    assert kernel.wait(telling_cell, "[3] from the thread 3").startswith("[0-3] told\n")
+    kernel.wait(busy_cell, "[3] from the thread 3")
     busy.open(4)
-    assert kernel.wait(busy_cell) == "[0-3] busy"
+    kernel.wait(busy_cell)
+    assert kernel.text(telling_cell) == "[0-3] told"
+    silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
+    kernel.wait(silent_cell)
     silent.open(4)
     kernel.wait(silent_cell, "[3] from the thread 3")
+
+
+def test_a_handle_of_an_earlier_cell_updates_what_that_shows(kernel: Kernel) -> None:
+    made = kernel.start("%%mesh -t 0\nhandle = display('old', display_id=True)\nprint('below')")
+    assert "old" in kernel.wait(made)
+    assert kernel.run("%%mesh -t 0\nhandle.update('new')\nprint('updated')") == "[0] updated"
+    assert "new" in kernel.wait(made, "new")
+    assert "old" not in kernel.text(made)
+    shown = kernel.run("%%mesh -t 0\nfrom IPython.display import update_display\nupdate_display(7, display_id='lost')")
+    assert shown == "[0] 7", "an update of what was never shown shows it"
 
 
 def in_a_thread(gate: Gate) -> str:

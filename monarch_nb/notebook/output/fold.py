@@ -371,7 +371,7 @@ class Fold:
     # ---- displays ----
 
     def _add_display(self, lane: Lane, event: Display) -> None:
-        if event.kind == "update":
+        if event.kind == "update" and self.shows_display(event):
             self._update_display(lane, event)
             return
         if event.kind == "clear" and event.data.get("wait"):
@@ -392,8 +392,14 @@ class Fold:
             row = self._insert_display(self._places.place(lane, variant, _END), event, key)
         lane.enter(row, variant)
         if event.display_id:
-            self._displays.setdefault((lane.number, event.display_id), []).append(row)
+            shown = self._displays.get((event.rank, event.display_id), [])
+            self._displays[event.rank, event.display_id] = [*(each for each in shown if each.ranks & lane.ranks), row]
         self._bound_displays()
+
+    def shows_display(self, update: Display) -> bool:
+        """Return whether what it updates is here; else it is shown as a new one."""
+        shown = self._displays.get((update.rank, update.display_id or ""), ())
+        return any(row.ranks >> update.rank & 1 for row in shown)
 
     def _update_display(self, lane: Lane, event: Display) -> None:
         shown = self._displays.get((lane.number, event.display_id or ""), [])

@@ -27,6 +27,7 @@ from monarch_nb.client.connections.events import (
 from monarch_nb.config import cadence
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import FoldBy
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
@@ -97,6 +98,7 @@ class RunView:
         shown: Collection[int] | None = None,
         resumed: bool = False,
         of_calls: bool = False,
+        cell: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view; nothing is shown yet.
@@ -113,6 +115,7 @@ class RunView:
             shown: ranks whose output and values are shown; None for all. Of the others it is shown how much they
                 write on stderr, and how those that fail end.
             resumed: the output is followed from the middle.
+            cell: what the front end calls the cell in which it is shown.
             of_calls: it is what a cell calls of actors, which is told neither how long it takes nor how it ends.
             clock: seconds, for tests.
         """
@@ -130,6 +133,7 @@ class RunView:
         # A terminal can not put lines between others: it shows arranged output at the end.
         self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
         self.hosts: Mapping[str, Sequence[int]] = {}
+        self.cell, self._mesh_id = cell, ""
         self._lock = threading.Lock()
         self._started_s = clock()
         self._since_s = self._started_s  # it waits, or goes on
@@ -154,6 +158,7 @@ class RunView:
         """Say which run it is, once it has been submitted: its folded rows open from the logs. Rows of output that is
         followed from the middle do not: nobody counted the lines before."""
         self._run = weakref.ref(run)  # which refers to this view
+        self._mesh_id = run.mesh.id
 
     def _log_of(self) -> LogOf | None:
         """Return where the run's lines are in the logs, as soon as it has its number."""
@@ -168,6 +173,8 @@ class RunView:
         if self._unshown and isinstance(event, TextOfMany | LinesOfMany):
             for part in event.parts():
                 self.on_event(part)
+            return
+        if isinstance(event, Display) and self._passes_on(event):
             return
         shown = self._shown_of(event) if self._unshown else event
         with self._lock:
@@ -192,6 +199,22 @@ class RunView:
                 if self._kept_open:
                     self._show(now_s)
             self._schedule(now_s)
+
+    def _passes_on(self, event: Display) -> bool:
+        """Give an update of what another cell shows to that cell; return whether there is one."""
+        if self._terminal or event.display_id is None:
+            return False
+        if event.kind == "update" and not self._fold.shows_display(event):
+            other = displays.view_of(self._mesh_id, event)
+            if other is not None:
+                other.on_event(event)
+                return True
+        displays.keep(self)
+        return False
+
+    def shows_display(self, mesh_id: str, display: Display) -> bool:
+        """Return whether it shows what a display of a run on that mesh updates."""
+        return mesh_id == self._mesh_id and self.can_add and self._fold.shows_display(display)
 
     def _shown_of(self, event: Event) -> Event | None:
         """Return what of an event is shown, None for nothing."""

@@ -75,7 +75,9 @@ def test_torchruns_variables() -> None:
 
 def test_defaults_of_training_libraries_mean_the_mesh_unless_the_user_says_something() -> None:
     defaults = {
-        **{"PL_TRAINER_DEVICES": "4", "PL_TRAINER_NUM_NODES": "2", "ACCELERATE_USE_CPU": "true"},
+        "PL_TRAINER_DEVICES": "4",
+        "PL_TRAINER_NUM_NODES": "2",
+        "ACCELERATE_USE_CPU": "true",
         "TTY_COMPATIBLE": "1",
     }
     assert environment().items() >= defaults.items()

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb.client.connections.events import (
@@ -16,6 +17,7 @@ from monarch_nb.client.connections.events import (
     Text,
 )
 from monarch_nb.errors import RankFailure
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.view import RunView
 
 
@@ -318,3 +320,57 @@ def test_what_was_held_shows_soon_though_a_rank_is_silent_and_notices_at_once() 
     cell.print("and me\n", 1)
     cell.pass_time(0.2)
     assert "and me" in cell.texts[-1]
+
+
+# ---- displays of other cells ----
+
+
+class _Run:
+    def __init__(self, mesh: str, number: int) -> None:
+        self.mesh, self.number = SimpleNamespace(id=mesh, flag=""), number
+
+
+def _cells(*meshes: str, **options: Any) -> list[_Cell]:
+    """Return cells that have run on these meshes, each with its run."""
+    cells = []
+    for number, mesh in enumerate(meshes, 1):
+        cell = _Cell(**options)
+        cell.run = _Run(mesh, number)  # type: ignore[attr-defined]  # which the view does not keep
+        cell.view.shows(cell.run)  # type: ignore[attr-defined]
+        cells.append(cell)
+    return cells
+
+
+def _chart(text: str, kind: Any = "show", rank: int = 0) -> Display:
+    return Display(rank, kind, {"text/html": f"<b>{text}</b>", "text/plain": text}, display_id="chart")
+
+
+def test_an_update_from_a_later_cell_reaches_its_display() -> None:
+    first, other, second = _cells("mesh", "other", "mesh")
+    first.view.on_event(_chart("old"))
+    first.finish(close=True)
+    other.view.on_event(_chart("of another mesh"))
+    second.view.on_event(_chart("new", "update"))
+    for cell in (first, other, second):
+        cell.pass_time(1)
+    assert "<b>new</b>" in first.html
+    assert "another mesh" in other.html
+    assert not second.published
+    second.view.on_event(_chart("of rank 1", "update", rank=1))
+    second.pass_time(1)
+    assert "<b>of rank 1</b>" in second.html, "which had none"
+
+
+def test_an_update_of_a_display_that_is_gone_shows_in_the_cell_that_makes_it() -> None:
+    first, second, third = _cells("again", "again", "again", cell="the first")
+    first.view.on_event(_chart("old"))
+    first.finish(close=True)
+    displays.forget("the first")
+    second.view.on_event(_chart("new", "update"))
+    second.pass_time(1)
+    third.view.on_event(_chart("newer", "update"))
+    for cell in (first, second, third):
+        cell.pass_time(1)
+    assert "old" in first.html
+    assert "newer" in second.html
+    assert not third.published
