@@ -101,6 +101,15 @@ def test_a_handle_of_an_earlier_cell_updates_what_that_shows(kernel: Kernel) -> 
     assert shown == "[0] 7", "an update of what was never shown shows it"
 
 
+def test_json_comes_through_as_json(kernel: Kernel) -> None:
+    code = "from IPython.display import JSON\nprint('above')\ndisplay(JSON({'a': 1}))\nprint('below')"
+    cell = kernel.start(f"%%mesh\n{code}\nJSON([rank])")
+    kernel.wait(cell)
+    data = [output["data"] for output in kernel.outputs(cell)]
+    assert [each["application/json"] for each in data if "application/json" in each] == [{"a": 1}, [0], [1], [2], [3]]
+    assert [each["text/plain"].startswith("[0-3] below") for each in data[:3]] == [False, False, True]
+
+
 def in_a_thread(gate: Gate) -> str:
     """Code that starts a thread that waits at a gate and then prints."""
     return (

@@ -281,7 +281,9 @@ class Fold:
             self._flush(self._lanes.alone(event.rank))
         self.ended |= 1 << event.rank
         if event.bundle:
-            group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
+            group = self._results.setdefault(
+                _digest(event.bundle), ResultGroup(0, event.bundle, metadata=event.metadata)
+            )
             group.ranks |= 1 << event.rank
             if event.facts:
                 group.facts[event.rank] = event.facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from IPython.display import publish_display_data
@@ -22,7 +23,7 @@ def printing(*, colours: bool = True) -> Publish:
         colours: the terminal knows their codes; else they are left out.
     """
 
-    def publish(bundle: dict[str, str], update: bool) -> None:
+    def publish(bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None) -> None:
         text = bundle["text/plain"]
         put(f"{text if colours else escapes.strip(text)}\n")
 
@@ -37,11 +38,14 @@ def displaying() -> Callable[[], Publish]:
     this_cell = contextvars.copy_context()
 
     def make() -> Publish:
-        display_id = secrets.token_hex(16)
+        token = secrets.token_hex(16)
 
-        def publish(bundle: dict[str, str], update: bool) -> None:
+        def publish(
+            bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+        ) -> None:
             context = contextvars.Context() if update else this_cell.copy()
-            context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
+            transient = {"display_id": f"{token}-{number}"}
+            context.run(partial(publish_to_cell, bundle, metadata, transient=transient, update=update))
 
         return publish
 

@@ -97,11 +97,16 @@ class FilePublisher(DisplayPublisher):
     ) -> None:
         content = {"data": clean_data(data), "metadata": metadata or {}, "transient": transient or {}}
         kind = Display.KIND_UPDATE if update else Display.KIND_SHOW
-        streams.current_output().display(Display(content_json=to_json(content), kind=kind))
+        told = Display(content_json=to_json(content), kind=kind)
+        output = streams.current_output()
+        if not (output.shows((transient or {}).get("display_id"), told.content_json) and update):
+            output.display(told)
 
     def clear_output(self, wait: bool = False) -> None:
         content = json.dumps({"wait": bool(wait)})
-        streams.current_output().display(Display(content_json=content, kind=Display.KIND_CLEAR))
+        output = streams.current_output()
+        output.shown.clear()
+        output.display(Display(content_json=content, kind=Display.KIND_CLEAR))
 
 
 class RankShell(InteractiveShell):

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import hashlib
 import io
 import json
 import os
@@ -76,6 +77,7 @@ class RunOutput:
         run_id: of the run that writes here now.
         on_breakpoint: what `breakpoint()` does in it.
         passed: the breakpoints that were passed in it, and it was said.
+        shown: a digest of what each display with an id shows.
     """
 
     run_id = ""
@@ -88,6 +90,7 @@ class RunOutput:
         self.going = 0
         self.is_lent = False
         self.passed: set[str] = set()
+        self.shown: dict[str, bytes] = {}
         self._base = str(run_file(Path(directory), number, rank, ""))
         self._descriptors: list[int | None] = [None, None, None]
         self._lock = threading.RLock()
@@ -143,6 +146,15 @@ class RunOutput:
             text.buffer.flush()
         except OSError as error:
             self.lose(kind, error)
+
+    def shows(self, display_id: str | None, content: str) -> bool:
+        """Return whether the display with that id shows this already; it does now. An update ten times a second of a
+        chart that has not changed would fill the disk, and the notebook."""
+        if display_id is None:
+            return False
+        before = self.shown.get(display_id)
+        self.shown[display_id] = hashlib.blake2b(content.encode(), digest_size=16).digest()
+        return self.shown[display_id] == before
 
     def display(self, display: Display) -> None:
         """Store a display at this place of the output."""
@@ -259,6 +271,7 @@ class CapturedOutput(RunOutput):
         self._write = write
         self.last, self.is_listed = None, True
         self.writers = [None, None]
+        self.shown = {}
 
     def switch(self, kind: int) -> None:
         self.last = kind

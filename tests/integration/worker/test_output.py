@@ -309,3 +309,20 @@ def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
     opened = "[os.path.realpath('/proc/self/fd/' + f) for f in os.listdir('/proc/self/fd')]"
     # What was printed may wait for a flush.
     eventually(lambda: len([path for path in rank.ok(opened) if "runs" in path]) <= 6)
+
+
+def test_an_update_that_changes_nothing_is_not_stored_again(rank: RankProcess) -> None:
+    rank.ok(
+        "from IPython.display import clear_output, display\n"
+        "class Chart:\n"
+        "    def __init__(self, text): self.text = text\n"
+        "    def __repr__(self): return 'a chart'\n"
+        "    def _repr_mimebundle_(self, **_): return {'application/json': {'a': self.text}}\n"
+        "handle = display(Chart('one'), display_id=True)\n"
+        "for _ in range(100): handle.update(Chart('one'))\n"
+        "handle.update(Chart('two')); handle.update(Chart('one'))\n"
+        "clear_output(); handle.update(Chart('one'))"
+    )
+    assert len(rank.marks(1)) == 5
+    rank.ok("handle.update(Chart('one'))")
+    assert len(rank.marks(2)) == 1, "nobody knows whether the first cell still shows it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
@@ -14,6 +14,7 @@ from monarch_nb.notebook.output.html.pieces import (
     PRE,
     PROMPT,
     QUIET,
+    Own,
     Piece,
     beside,
     label_of_ranks,
@@ -89,10 +90,14 @@ def _not_shown(ranks: Iterable[int]) -> Piece:
 def _result(group: ResultGroup, width: int, room: _Room) -> Piece:
     label = f"Out{short_label(group.ranks)}:"
     plain = labelled(f"Out{label_of_ranks(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle)))
-    rich = mime.is_rich(group.bundle)
+    alone = mime.stands_alone(group.bundle)
+    rich = alone or mime.is_rich(group.bundle)
     if rich and room.take_rich(sum(len(str(content)) for content in group.bundle.values())):
-        content = mime.rich_html(group.bundle, {})
-        return Piece.of(beside(label, width, content, PROMPT), plain, rich_bytes=stored_bytes(content))
+        own = Own(group.bundle, group.metadata, _out(label, width, "")) if alone else None
+        if not mime.is_rich(group.bundle):
+            return replace(Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle))), plain), own=own)
+        content = mime.rich_html(group.bundle, group.metadata)
+        return replace(Piece.of(beside(label, width, content, PROMPT), plain, stored_bytes(content)), own=own)
     return Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle))), plain)
 
 

@@ -27,12 +27,16 @@ class _Cell:
     def __init__(self, ranks: int = 2, **options: Any) -> None:
         self.now_s = 100.0
         self.published: list[tuple[float, dict[str, str], bool]] = []
+        self.displays: dict[int, dict[str, Any]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.view = RunView(range(ranks), self._publish, self._call_later, clock=lambda: self.now_s, **options)
 
-    def _publish(self, bundle: dict[str, str], update: bool) -> None:
+    def _publish(
+        self, bundle: dict[str, str], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+    ) -> None:
         self.published.append((self.now_s, bundle, update))
+        self.displays[number] = bundle
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._count += 1
@@ -374,3 +378,47 @@ def test_an_update_of_a_display_that_is_gone_shows_in_the_cell_that_makes_it() -
     assert "old" in first.html
     assert "newer" in second.html
     assert not third.published
+
+
+# ---- what the front end shows by itself ----
+
+
+def test_a_large_chart_is_sent_once_whatever_is_printed_and_again_when_it_changes() -> None:
+    cell = _Cell(1)
+    chart = {"text/html": "x" * 4_800_000, "text/plain": "chart"}
+    cell.view.on_event(Display(0, "show", chart, display_id="chart"))
+    for count in range(100):
+        cell.print(f"line {count}\n")
+        cell.view.on_event(Display(0, "update", dict(chart), display_id="chart"))
+        cell.pass_time(0.1)
+    sent = [bundle["text/html"] for _, bundle, _ in cell.published if len(bundle["text/html"]) > 4_000_000]
+    assert len(sent) == 1
+    assert "line 99" in cell.displays[2]["text/html"]
+    cell.view.on_event(Display(0, "update", {"text/html": "y" * 4_800_000}, display_id="chart"))
+    cell.pass_time(5)
+    assert cell.displays[1]["text/html"][0] == "y"
+
+
+def test_a_cell_that_has_returned_gets_no_more_displays() -> None:
+    cell = _Cell(1)
+    json = {"application/json": {"a": 1}, "text/plain": "object"}
+    cell.view.on_event(Display(0, "show", json))
+    cell.view.on_event(Result(0, "ok", 0.1, may_print_later=True))
+    cell.end()
+    assert list(cell.displays) == [0, 1, 2]
+    cell.print("later\n")
+    cell.view.on_event(Display(0, "show", {"application/json": {"b": 2}, "text/plain": "other"}))
+    cell.pass_time(1)
+    assert list(cell.displays) == [0, 1, 2]
+    assert cell.displays[1] == json
+    assert cell.displays[2]["text/plain"] == "[0] later\n[0] other"
+
+
+def test_what_is_cleared_leaves_empty_displays() -> None:
+    cell = _Cell(1)
+    cell.view.on_event(Display(0, "show", {"application/json": {"a": 1}}))
+    cell.print("below\n")
+    cell.pass_time(1)
+    cell.view.on_event(Display(0, "clear"))
+    cell.end()
+    assert all(set(bundle.values()) == {""} for bundle in cell.displays.values())
