@@ -110,6 +110,21 @@ def test_json_comes_through_as_json(kernel: Kernel) -> None:
     assert [each["text/plain"].startswith("[0-3] below") for each in data[:3]] == [False, False, True]
 
 
+def test_who_follows_the_hint_of_what_is_shortened_has_all_of_it(kernel: Kernel) -> None:
+    shown = kernel.run("%%mesh\nprint('x' * 5_000)")
+    assert "x" * 2_001 not in shown
+    assert "[0-3] " + "x" * 5_000 in kernel.run(shown.splitlines()[-1].split("`")[1])
+    assert "`-o NAME` keeps all" in kernel.run("%%mesh\n'v' * 30_000")
+    kernel.run("%%mesh -o kept\n'v' * 30_000")
+    assert kernel.run("print(kept == ['v' * 30_000] * 4)") == "True\n"
+    shown = kernel.run("%%mesh -t 1\nraise ValueError('e' * 200_000)")
+    assert "e" * 100_000 not in shown
+    line = next(line for line in shown.splitlines() if "left out" in line)
+    assert "%%mesh -t 1 with %tb prints all" in line
+    shown = kernel.run("%%mesh -t 1\n%tb")
+    assert "e" * 200_000 in kernel.run(shown.splitlines()[-1].split("`")[1])
+
+
 def in_a_thread(gate: Gate) -> str:
     """Code that starts a thread that waits at a gate and then prints."""
     return (

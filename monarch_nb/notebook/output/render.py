@@ -33,6 +33,7 @@ from monarch_nb.notebook.output.html.pieces import (
     stored_bytes,
 )
 from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, bits, members
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 from monarch_nb.notebook.output.values import grid
 from monarch_nb.notebook.output.values.folding import folded
 from monarch_nb.notebook.output.values.results import result_pieces
@@ -126,10 +127,10 @@ def render(
         >>> render(fold)[0].data["text/plain"]
         '[0-1] loss 2.31'
     """
-    failed = _failures(fold, failures)
+    failed = _failures(fold, failures, log)
     results = result_pieces(folded(fold.results(), fold.without_value()), hosts or {})
     notices = [_notice(text) for text in fold.notices.values()]
-    asides = [_aside(aside)] if aside else []
+    asides = [_aside(text) for text in (_of_cut_lines(log) if fold.has_cut_lines else "", aside) if text]
     spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
     output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent, log)
     pieces = [*output, *asides, *results, *failed, *notices]
@@ -435,7 +436,17 @@ def describe(row: ElidedRow, log: LogOf | None = None) -> str:
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
-    return f"… {what} not shown; `{log.command if log else '%mesh logs'} -n 0` has them"
+    if not (+row.lines or row.size_bytes):  # displays, which are in no log
+        return f"… {what} not shown"
+    return f"… {what} not shown; `{_command(log)} -n 0` has {'the lines' if +row.displays else 'them'}"
+
+
+def _command(log: LogOf | None) -> str:
+    return log.command if log else "%mesh logs"
+
+
+def _of_cut_lines(log: LogOf | None) -> str:
+    return f"… lines of more than {MAX_LINE_CHARACTERS:,} characters are cut: `{_command(log)} -n 0` has them whole"
 
 
 def _amounts(counts: Counter[int], noun: str) -> str:
@@ -464,31 +475,32 @@ def _width(rows: Sequence[Row], ranks: int = 0) -> int:
 # ---- failures, notices ----
 
 
-def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[Piece]:
+def _failures(fold: Fold, how: Literal["none", "short", "full"], log: LogOf | None = None) -> list[Piece]:
     if how == "none":
         return []
     pieces: list[Piece] = []
     spent = 0
     for ranks, failure in fold.failure_groups():
         title = name_failed(fold.failures[rank] for rank in ranks)
-        piece = _failure(title, failure, full=how == "full")
+        piece = _failure(title, failure, log, full=how == "full")
         if spent + piece.cost > _MAX_FAILURE_BYTES:
-            piece = _failure(title, failure, full=False)
+            piece = _failure(title, failure, log, full=False)
         if spent + piece.cost <= _MAX_FAILURE_BYTES:
             pieces.append(piece)
             spent += piece.cost
     return pieces
 
 
-def _failure(title: str, failure: RankFailure, full: bool) -> Piece:
+def _failure(title: str, failure: RankFailure, log: LogOf | None, full: bool) -> Piece:
     where = where_besides(failure.message, failure.where)
     place = f" · {where}" if where else ""
-    cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600)
+    whole = f": `{_command(log)}` shows all"
+    cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600, whole)
     rest = ""
     if not full:
         cause = cause.partition("\n")[0]
     elif failure.rendered:
-        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS)
+        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS, whole)
     elif failure.stderr_tail:
         rest = "\n".join(f"    {line[:500]}" for line in failure.stderr_tail[-20:])
     head = (

@@ -33,6 +33,7 @@ from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Bundle, Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
 from monarch_nb.notebook.output.rows import bits
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -128,7 +129,7 @@ class RunView:
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
-        self._fold = Fold(ranks, by)
+        self._fold = Fold(ranks, by, longest=sys.maxsize if terminal else MAX_LINE_CHARACTERS)
         self._held = Held(ranks) if resumed else None
         self._is_whole = not resumed
         self._run: Callable[[], Run | None] = lambda: None

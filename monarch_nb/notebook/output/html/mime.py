@@ -47,8 +47,8 @@ def rich_html(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     return _image(mime, _text(data[mime]), plain_text(data), metadata.get(mime))
 
 
-def plain_text(data: Mapping[str, Any]) -> str:
-    """Return the text of a bundle, whatever it has; very long text loses its middle.
+def plain_text(data: Mapping[str, Any], hint: str = "") -> str:
+    """Return the text of a bundle, whatever it has; very long text loses its middle, where `hint` says who has it.
 
     Markdown and JSON are their own text: what else objects have is often a mere `<IPython.core.display.JSON object>`.
     """
@@ -57,7 +57,7 @@ def plain_text(data: Mapping[str, Any]) -> str:
         if mime in data:
             is_text = isinstance(data[mime], str if mime == "application/json" else (str, list))
             text = _text(data[mime]) if is_text else json.dumps(data[mime], default=str)
-            return cut_middle(text, _MAX_CHARACTERS)
+            return cut_middle(text, _MAX_CHARACTERS, hint)
     return f"<{next(iter(data), 'nothing')}>"
 
 
@@ -65,17 +65,17 @@ def _says_nothing(text: object) -> bool:
     return isinstance(text, str) and text.startswith("<IPython.core.display.")
 
 
-def best_text(data: Mapping[str, Any]) -> str:
+def best_text(data: Mapping[str, Any], hint: str = "") -> str:
     """Return the text to show of a bundle that is not rich: LaTeX, which notebooks typeset, rather than a repr."""
-    return plain_text({"text/plain": data["text/latex"]} if "text/latex" in data else data)
+    return plain_text({"text/plain": data["text/latex"]} if "text/latex" in data else data, hint)
 
 
-def cut_middle(text: str, characters: int) -> str:
-    """Return `text`, or its beginning and its end with a count between them."""
+def cut_middle(text: str, characters: int, hint: str = "") -> str:
+    """Return `text`, or its beginning and its end with a count between them, and where all of it is."""
     if len(text) <= characters:
         return text
     head, tail = characters // 3, characters - characters // 3
-    return f"{text[:head]}\n… ({len(text) - characters:,} characters not shown) …\n{text[-tail:]}"
+    return f"{text[:head]}\n… ({len(text) - characters:,} characters not shown{hint}) …\n{text[-tail:]}"
 
 
 @lru_cache(256)

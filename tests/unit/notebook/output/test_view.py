@@ -422,3 +422,10 @@ def test_what_is_cleared_leaves_empty_displays() -> None:
     cell.view.on_event(Display(0, "clear"))
     cell.end()
     assert all(set(bundle.values()) == {""} for bundle in cell.displays.values())
+
+
+def test_a_terminal_or_a_file_has_lines_whole() -> None:
+    cell = _Cell(1, terminal=True)
+    cell.print("x" * 300_000 + "\n")
+    cell.finish(1, close=True)
+    assert cell.texts[0] == "[0] " + "x" * 300_000
