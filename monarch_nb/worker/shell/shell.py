@@ -29,7 +29,7 @@ from traitlets.config import Config
 
 from monarch_nb.config import FACTS_MIME, patience
 from monarch_nb.errors import NotFinite, ProcessGroupAborted
-from monarch_nb.ground.code_names import code_label
+from monarch_nb.ground.code_names import code_label, not_first
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
@@ -294,6 +294,7 @@ def make_shell() -> RankShell:
     config.InteractiveShell.cache_size = 0
     config.InteractiveShell.colors = "neutral"
     shell = RankShell.instance(config=config)
+    shell.register_magic_function(_refuse_mesh, "line", "%mesh")  # type: ignore[no-untyped-call]
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     warnings.formatwarning = shell.format_warning
@@ -303,6 +304,11 @@ def make_shell() -> RankShell:
     shell.display_trap.__enter__()
     _warm_up(shell)
     return shell
+
+
+def _refuse_mesh(_: str) -> NoReturn:
+    """In the middle of a cell, which has come here whole, IPython takes it for a line's magic of this name."""
+    raise UsageError(not_first("mesh"))
 
 
 def _warm_up(shell: RankShell) -> None:
