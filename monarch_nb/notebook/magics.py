@@ -65,13 +65,13 @@ class MeshMagics(Magics):
         self._cells.run_in_kernel(cell)
 
     @no_var_expand
-    @line_magic("%mesh")
+    @line_magic("%mesh")  # type: ignore[arg-type]  # IPython's has no types
     def late_mesh(self, _: str) -> None:
         """`%%mesh` below a cell's first line, which IPython takes for a line's magic of this name."""
         raise UsageError(not_first("mesh"))
 
     @no_var_expand
-    @line_magic("%local")
+    @line_magic("%local")  # type: ignore[arg-type]
     def late_local(self, _: str) -> None:
         """`%%local` there."""
         raise UsageError(not_first("local"))

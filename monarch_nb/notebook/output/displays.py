@@ -34,7 +34,7 @@ _views: deque[ShowsDisplays] = deque(maxlen=_KEPT_VIEWS)
 
 def executing_cell() -> str:
     """Return what the front end calls the cell that executes now; empty where it does not say."""
-    get_parent: Any = getattr(get_ipython(), "get_parent", dict)  # type: ignore[no-untyped-call]
+    get_parent: Any = getattr(get_ipython(), "get_parent", dict)
     return str(((get_parent() or {}).get("metadata") or {}).get("cellId", ""))
 
 

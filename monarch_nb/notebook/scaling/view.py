@@ -100,7 +100,8 @@ class RunOutput:
     def clear(self) -> None:
         """The run has ended: nothing of it is shown any more, or will be, but in a terminal."""
         self._turn += self._in_place
-        for number in range(self._shown if self._publish is not None else 0):
+        for number in range(self._shown):
+            assert self._publish is not None
             self._publish(_EMPTY, True, number)
 
 

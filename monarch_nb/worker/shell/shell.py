@@ -294,7 +294,8 @@ def make_shell() -> RankShell:
     config.InteractiveShell.cache_size = 0
     config.InteractiveShell.colors = "neutral"
     shell = RankShell.instance(config=config)
-    shell.register_magic_function(_refuse_mesh, "line", "%mesh")  # type: ignore[no-untyped-call]
+    register: Any = shell.register_magic_function  # IPython's has no types
+    register(_refuse_mesh, "line", "%mesh")
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     warnings.formatwarning = shell.format_warning
