@@ -411,6 +411,10 @@ class NodePaths:
         """What faulthandler writes of a live rank, or of the process that a script (a run's id) has beside it."""
         return self.mesh(mesh_id) / f"{rank}{script and f'-{script}'}.stacks"
 
+    def error_file(self, mesh_id: str, rank: int, script: str) -> Path:
+        """What torch's `@record` writes when the process that a script (a run's id) has beside a rank fails."""
+        return self.mesh(mesh_id) / f"{rank}-{script}.error.json"
+
 
 def run_file(runs: str | os.PathLike[str], number: int, rank: int, kind: str) -> Path:
     """Return the path of a rank's "out", "err", "marks", "run" or "dropped" file of output `number`."""

@@ -105,6 +105,7 @@ GATE = (
     "tests/[adfs]*.toml",
     "tests/unit/*",
     "tests/integration/test_*",
+    "tests/strangers/*",
     *(f"tests/integration/{each}/*" for each in ("actors", "files", "lsf", "mail", "worker")),
     "tests/e2e/test_*",
     "tests/gpu/*",

@@ -101,7 +101,7 @@ class Rank:
         self._results = Results(spec.rank)
         self._user_code = UserCode(shell.cell_label, spec.directory, spec.workspace)
         shell.user_code, shell.name_files = self._user_code, self._user_code.name_files
-        self._reloader = Reloader(shell, self._user_code, spec.workspace)
+        self._reloader = Reloader(shell, self._user_code, spec.workspace, for_script=spec.for_script)
         worlds = Worlds(spec.rank, shell.user_ns)
         self._runner = cells.CellRunner(shell, spec.blob_directory, self._reloader, worlds)
         entries = cells.user_code_entries() | {script.call.__code__}
@@ -285,29 +285,30 @@ class Rank:
         self._keeper.begin_run(spec.number)
         lone_training.begin_run()
         imports = ImportTimes() if os.environ.get("RANK") == "0" else None  # it is much the same on all
+        status = script.INTERRUPTED
         error: BaseException | None = active.error()
         if self._interrupter.begin(active):
-            error = self._context.run(self._execute, spec)
+            status, error = self._context.run(self._execute, spec)
         if os.getpid() != self._pid:
-            self._context.run(_leave_forked_child, error)
+            self._context.run(_leave, status)
         if spec.instruments:
             self._context.run(self._leave_found, spec)
-        error = error and _behind_exit(error)
-        status = self._context.run(script.exit_status, error)  # it may print, which is the run's
-        if isinstance(error, SystemExit):
-            error = failures.explain_status(error, status) if status else None
+        if status == 0:
+            error = None
+        elif isinstance(error := _behind_exit(error or SystemExit()), SystemExit):
+            error = failures.explain_status(error, status)
         values.store_value(result, status, self._spec.blob_directory)
         if imports is not None:
             result.hint = imports.hint()
         self._finish(error, active, result, output)
 
-    def _execute(self, spec: RunSpec) -> BaseException | None:
+    def _execute(self, spec: RunSpec) -> tuple[int, BaseException | None]:
         try:
             self._reloader.follow(spec.tree)
             with instruments.of_run(spec, self._spec.rank, self._user_code):
                 return script.Program(spec.script, self._spec.directory).run()
         except BaseException as error:  # noqa: BLE001 -- of a module of the user's that is executed again
-            return error
+            return script.exit_status(error), error
 
     def _leave_found(self, spec: RunSpec) -> None:
         try:
@@ -435,15 +436,15 @@ def _behind_exit(error: BaseException) -> BaseException:
     return cause if isinstance(cause, KeyboardInterrupt) else error
 
 
-def _leave() -> None:
+def _leave(status: int = 0) -> NoReturn:
     atexit._run_exitfuncs()
     streams.flush_standard()
     streams.current_output().flush()
-    os._exit(0)
+    os._exit(status)
 
 
 def _leave_forked_child(error: BaseException | None) -> NoReturn:
-    """The user forked, and the child came to the end of the cell or script: it must not go on as a second rank."""
+    """The user forked, and the child came to the end of the cell: it must not go on as a second rank."""
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     status = script.exit_status(error)

@@ -38,7 +38,7 @@ from monarch_nb.proto.worker_pb2 import (
     ToTemplate,
 )
 from monarch_nb.worker import rank
-from monarch_nb.worker.forking import huge_pages, identity, preload
+from monarch_nb.worker.forking import huge_pages, identity, import_paths, preload
 from monarch_nb.worker.groups import forming, store
 from monarch_nb.worker.reload import changed_modules
 from monarch_nb.worker.runs import lone_training
@@ -270,6 +270,7 @@ def main() -> None:
     patches.install()
     lone_training.install()
     forming.prepare()
+    import_paths.learn()
     _finalize_nothing_at_exit()
     gc.freeze()  # what exists now is never looked at by a rank's collector, so its pages stay shared
     gc.disable()  # also when a preload has enabled it

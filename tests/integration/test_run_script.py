@@ -17,9 +17,11 @@ from leaks import wait_for_end
 from monarch_nb.client.connections import events
 from monarch_nb.client.meshes.mesh import Mesh
 from monarch_nb.client.runs.run import Run
+from monarch_nb.config import HOME_VARIABLE
 from monarch_nb.errors import RunFailed, UsageError
 
 Write = Callable[[str], str]
+STRANGERS = Path(__file__).resolve().parents[1] / "strangers"
 
 DDP = """
     import sys
@@ -218,6 +220,25 @@ class TestEnds:
         script, told = write("import os, sys\nif not os.fork(): sys.exit('the child')\nos.wait()"), Recorder()
         mesh.run_script(script, listener=told)
         assert told.text(5, stream="stderr") == "the child\n"
+
+    def test_a_failure_is_shown_beside_what_its_hook_says(self, mesh: Mesh, write: Write) -> None:
+        script, told = (
+            write("""
+            import sys
+            sys.excepthook = lambda kind, error, trace: print("reported", error)
+            raise ValueError("bad batch")
+        """),
+            Recorder(),
+        )
+        with pytest.raises(RunFailed) as caught:
+            mesh.select(5).run_script(script, listener=told)
+        assert told.text(5) == "reported bad batch\n"
+        assert 'raise ValueError("bad batch")' in caught.value.failures[5].traceback
+
+    def test_what_record_wrote_is_told_of_a_process_that_ends_itself(self, mesh: Mesh, write: Write) -> None:
+        error = failed(mesh.select(5), str(STRANGERS / "ends" / "recorded_then_os_exit.py"))
+        assert error.failures[5].stderr_tail[-1] == "ValueError: bad batch"
+        assert not list(Path(os.environ[HOME_VARIABLE]).rglob("*.error.json"))
 
     def test_a_module_of_a_package_fails_with_its_own_frames(self, mesh: Mesh) -> None:
         error = failed(mesh.select(0), "json.tool", "/nowhere", module=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pickle
 import signal
@@ -154,6 +155,7 @@ class Scripts:
         if run is not None and rank not in run.results:
             self._finish(mesh_id, self._outcome(process, run, status))
         self._supervisor.stacks(process).unlink(missing_ok=True)
+        self._paths.error_file(mesh_id, rank, process.mesh_id).unlink(missing_ok=True)
         self._records.delete_ranks([process])
         self._runs.apply(self._state.script_ended(mesh_id, rank, process.mesh_id))
 
@@ -172,7 +174,9 @@ class Scripts:
             result.failure.name, result.failure.message = KeyboardInterrupt.__name__, "interrupted"
             return result
         result.outcome = run_pb2.OUTCOME_DIED
-        result.death.CopyFrom(self._supervisor.explain_death(process, status, files.tail_lines("err")))
+        error_file = self._paths.error_file(process.home_id, process.rank, process.mesh_id)
+        words = [*files.tail_lines("err"), *_recorded(error_file)]
+        result.death.CopyFrom(self._supervisor.explain_death(process, status, words))
         if result.death.HasField("exit_code"):
             result.death.likely_cause = ""  # as any program that ends with a code of its own
         return result
@@ -290,3 +294,12 @@ def _handling(processes: Iterable[RankProcess], number: signal.Signals) -> list[
 def _send(process: RankProcess, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.record.process.pid, number)
+
+
+def _recorded(error_file: Path) -> list[str]:
+    """Return what torch's `@record` wrote of an error, which nobody else has told when the process ended itself."""
+    try:
+        message = json.loads(error_file.read_text())["message"]
+    except (OSError, ValueError, TypeError, LookupError):
+        return []
+    return str(message.get("message", "") if isinstance(message, dict) else message).splitlines()

@@ -82,7 +82,8 @@ def plan_script(
     job = Job(run.run_id, script.store_host, script.store_port, script.attempt, script.max_restarts)
     ranks = mesh.all_ranks(run.submit)
     place = place_of_node(spec, ranks) if script.shell else Place.among(rank, ranks, spec.ranks)
-    added = {**spec.environment, **script.environment}
+    error_file = str(paths.error_file(spec.mesh_id, rank, run.run_id))
+    added = {"TORCHELASTIC_ERROR_FILE": error_file, **spec.environment, **script.environment}
     start = script.directory or str(start_directory(spec, workspace))
     seen = numbers_of(gpu_indices, leased)
     whole = _specification(paths, node, spec, record, place, job, start, workspace, seen, added)

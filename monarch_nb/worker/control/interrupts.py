@@ -46,6 +46,11 @@ class ActiveRun(Activity):
         self.is_script = is_script
         self.forced = False
 
+    @property
+    def was_left_alone(self) -> bool:
+        """Whether we have sent it no signal."""
+        return self.requested_at is None and self.abort is None
+
     def native_thread(self) -> int:
         return os.getpid()  # Python 3.11 keeps the main thread's native_id of before the fork
 
@@ -164,6 +169,8 @@ class Interrupter:
             return
         if active.is_due and self._runs_user_code(frame):
             raise active.take_due()
+        if active.is_script and active.was_left_alone and self._runs_user_code(frame):
+            raise KeyboardInterrupt  # of the program's own, as of a watchdog that calls interrupt_main()
         if active.requested_at is None or active.delivered:
             return
         if active.waited_s() > _FORCE_AFTER_S and self._user_code.line_of_stack(outwards(frame)):

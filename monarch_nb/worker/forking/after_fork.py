@@ -20,7 +20,7 @@ from typing import Any
 from monarch_nb.ground import file_locks, pickling
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
-from monarch_nb.worker.forking import identity
+from monarch_nb.worker.forking import identity, import_paths
 from monarch_nb.worker.imports import after_import
 
 _OOM_SCORE = 300
@@ -103,10 +103,6 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
-    # The interpreter read PYTHONPATH when the template started.
-    for path in reversed(environment.get("PYTHONPATH", "").split(os.pathsep)):
-        if path and path not in sys.path:
-            sys.path.insert(1, path)
 
 
 def _replace_stdin() -> None:
@@ -118,7 +114,7 @@ def _replace_stdin() -> None:
 
 def _enter_directory(directory: str) -> None:
     os.chdir(directory)
-    sys.path[0] = directory
+    sys.path[:] = [directory, *import_paths.of_environment(os.environ)]
     sys.argv = list(identity.ARGV)
 
 

@@ -59,12 +59,14 @@ class Reloader:
         shell: whose namespace may hold what modules defined.
         user_code: names files and trims tracebacks.
         workspace: the node's copy of the notebook's files; empty when it sees the files themselves.
+        for_script: the rank runs a script, for which Python's own order counts, not the kernel's.
     """
 
-    def __init__(self, shell: RankShell, user_code: UserCode, workspace: str) -> None:
+    def __init__(self, shell: RankShell, user_code: UserCode, workspace: str, *, for_script: bool = False) -> None:
         self._shell = shell
         self._user_code = user_code
         self._workspace = workspace
+        self._for_script = for_script
         self._seen = ("", False)
         self._import_paths: list[str] = []
         self._last_paths: list[str] = []
@@ -90,6 +92,10 @@ class Reloader:
         copies = {copy.directory: copy.mount for copy in tree.copies} if self._workspace else {}
         wanted = [self._copied(path, copies) for path in tree.import_paths]
         last = [self._workspace] if self._workspace else list(tree.last_import_paths)
+        if self._for_script:  # which replaces the first by its own directory, where it may find them no more
+            own = [self._copied(path, copies) for path in sys.path[1:]]
+            sys.path[1:] = own + [path for path in dict.fromkeys([*wanted, *last]) if path not in own]
+            return
         ours = {*self._import_paths, *self._last_paths, *wanted, *last}
         others = [path for path in sys.path[1:] if path not in ours and not _is_below(path, copies)]
         self._import_paths = list(dict.fromkeys(path for path in wanted if path not in sys.path[:1]))

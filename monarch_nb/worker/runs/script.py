@@ -20,16 +20,22 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from monarch_nb.errors import UsageError
 from monarch_nb.proto.run_pb2 import Script
+from monarch_nb.worker.forking import import_paths
 from monarch_nb.worker.shell import patches
 from monarch_nb.worker.shell.shell import RankShell
 
 _FOR_CELLS = {"MPLBACKEND", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"}
 """Variables by which figures are shown inline, and a hanging collective is left for the user to interrupt."""
+
+
+INTERRUPTED = 128 + signal.SIGINT
+_OUTPUT_LOST = 120
+"""What Python ends with when standard output or error can not be written."""
 
 
 class Program:
@@ -42,29 +48,43 @@ class Program:
 
     def __init__(self, script: Script, directory: str) -> None:
         self._script, self._directory = script, directory
+        self._pid = os.getpid()
 
-    def run(self) -> BaseException | None:
-        """Run it to its end, with its threads and exit functions; return what it raised, SystemExit too."""
+    def run(self) -> tuple[int, BaseException | None]:
+        """Run it to its end, as a real interpreter does: the hook for its error, its threads and exit functions, what
+        it has not written yet. Return its exit status, and what it raised, SystemExit too."""
         error: BaseException | None = None
         try:
             if self._script.shell:
                 self._become([shutil.which("bash") or "sh", "-c", self._script.path])
             if self._script.executable:
                 self._become([self._script.path, *self._script.arguments])
-            code, main = self._load_module() if self._script.module else self._load_file()
-            sys.modules["__main__"] = main
-            call(exec, code, main.__dict__)
+            self._run_main()
         except BaseException as raised:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of the program too
-            error = raised
-        for step in (threading._shutdown, atexit._run_exitfuncs, _write_open_files):  # type: ignore[attr-defined]
+            error = raised.with_traceback(_from_the_program(raised.__traceback__))
+        status = _tell(error, is_shown=os.getpid() == self._pid)
+        for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
             try:
                 call(step)
             except BaseException as raised:  # noqa: BLE001 -- an interrupt; else as Python, which goes on
                 if error is None and isinstance(raised, KeyboardInterrupt):
-                    error = raised
+                    status, error = INTERRUPTED, raised
                 else:
                     traceback.print_exception(raised)
-        return error
+        for stream in (sys.stdout, sys.stderr):
+            if not _is_flushed(stream):
+                status = _OUTPUT_LOST
+        if status == 0:  # else what a traceback shows is kept, which Python deletes now as well
+            error = None
+            sys.modules.pop("__main__", None)
+            call(gc.collect)  # calls destructors
+        _write_open_files()
+        return status, error
+
+    def _run_main(self) -> None:
+        code, main = self._load_module() if self._script.module else self._load_file()
+        sys.modules["__main__"] = main
+        call(exec, code, main.__dict__)
 
     def _load_file(self) -> tuple[CodeType, ModuleType]:
         path = self._script.path
@@ -75,7 +95,7 @@ class Program:
         except OSError as error:
             raise UsageError(f"can not open {path}: {error.strerror}") from None
         self._set_command(path)
-        sys.path[0] = os.path.dirname(os.path.realpath(whole))
+        self._set_first_path(os.path.dirname(os.path.realpath(whole)))
         try:
             code = compile(source, whole, "exec", dont_inherit=True)
         except SyntaxError as error:
@@ -85,6 +105,7 @@ class Program:
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
         self._set_command("-m")
+        self._set_first_path(os.getcwd())
         find: Callable[..., tuple[str, Any, CodeType]] = runpy._get_module_details  # type: ignore[attr-defined]
         try:
             _, spec, code = call(find, self._script.path, _NoSuchModule)
@@ -105,6 +126,9 @@ class Program:
         sys.argv = [name, *arguments]
         options = ["-m"] if self._script.module else []
         sys.orig_argv = [sys.executable, "-u", *options, self._script.path, *arguments]
+
+    def _set_first_path(self, directory: str) -> None:
+        sys.path[:1] = [] if import_paths.is_safe(os.environ) else [directory]
 
     def _become(self, command: list[str]) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -135,15 +159,63 @@ def be_plain(shell: RankShell, environment: Mapping[str, str], directory: str) -
 
 
 def exit_status(error: BaseException | None) -> int:
-    """Return what Python would end with, and print what it would print for `sys.exit("text")`."""
+    """Return what Python ends with after an error, and print what it prints for `sys.exit("text")`."""
     if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
+        return INTERRUPTED
     if not isinstance(error, SystemExit):
         return 0 if error is None else 1
     if error.code is None or isinstance(error.code, int):
-        return (error.code or 0) & 0xFF
+        code = error.code or 0
+        return (code if -sys.maxsize <= code <= sys.maxsize else -1) & 0xFF
     sys.stderr.write(f"{error.code}\n")
     return 1
+
+
+def _tell(error: BaseException | None, *, is_shown: bool) -> int:
+    """Do what Python does when a program has raised: let `sys.excepthook` know. Return the exit status.
+
+    Args:
+        is_shown: Python's own hook has nothing to do: the failure of the run has the traceback. A forked child's has
+            not.
+    """
+    if error is None or isinstance(error, (SystemExit, UsageError)):
+        return exit_status(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.last_exc = error  # type: ignore[attr-defined, unused-ignore]  # since Python 3.12
+    hook = getattr(sys, "excepthook", None)
+    try:
+        if hook is None:
+            sys.stderr.write("sys.excepthook is missing\n")
+        elif hook is not sys.__excepthook__ or not is_shown:
+            call(hook, type(error), error, error.__traceback__)
+    except SystemExit as chosen:
+        return exit_status(chosen)
+    except BaseException as raised:  # noqa: BLE001 -- as Python
+        sys.stderr.write("Error in sys.excepthook:\n")
+        traceback.print_exception(raised.with_traceback(_from_the_program(raised.__traceback__)))
+        sys.stderr.write("\nOriginal exception was:\n")
+        traceback.print_exception(error)
+    return exit_status(error)
+
+
+def _from_the_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this file that the program was run by: it begins as Python's."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _is_flushed(stream: Any) -> bool:
+    """Flush one of the program's standard streams; return False, having said so, when its reader is gone."""
+    try:
+        if stream is not None and not stream.closed:
+            call(stream.flush)
+    except BaseException as error:  # noqa: BLE001 -- as Python
+        with suppress(Exception):
+            sys.stderr.write(f"Exception ignored in: {stream!r}\n")
+            traceback.print_exception(error.with_traceback(None))
+        return False
+    return True
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:

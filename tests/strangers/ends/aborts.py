@@ -1,0 +1,5 @@
+# C code that aborts.
+import os
+
+print("begins")
+os.abort()

@@ -1,0 +1,4 @@
+# sys.exit(-1) is 255.
+import sys
+
+sys.exit(-1)

@@ -1,0 +1,3 @@
+# A program that does not compile.
+def train(:
+    pass
