@@ -27,6 +27,7 @@ from monarch_nb.cli.tables import print_json, print_table
 from monarch_nb.client.scripts.torchrun_flags import ABOUT_UNKNOWN
 from monarch_nb.config import DEFAULT_POOL, LOG_LINES, PROTOCOL, VERSION, default_pool, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
+from monarch_nb.ground.printing import keep_all_characters
 from monarch_nb.notebook.syntax import declarations, holding, inside
 from monarch_nb.times import duration, seconds_of
 
@@ -176,6 +177,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 1 for errors, 2 for wrong usage, 130 for Ctrl-C."""
+    keep_all_characters()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["allocator"]:
         from monarch_nb.allocator.__main__ import main as allocator_main

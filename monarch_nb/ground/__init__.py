@@ -16,4 +16,5 @@ namespaces     where ids of processes count
 read_at_start  variables that a process reads once
 room           a disk that is full
 escapes        ANSI codes in text
+printing       text for a stdout in which some characters do not exist
 """

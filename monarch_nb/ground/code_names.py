@@ -150,3 +150,13 @@ def run_names(infos: Iterable[NamedRun]) -> dict[str, str]:
         )
         for info in infos
     }
+
+
+def not_first(magic: str) -> str:
+    """Return what to say of a cell's magic that stands below its first line.
+
+    Example:
+        >>> not_first("mesh")
+        "%%mesh must be the cell's first line: put it above comments and code"
+    """
+    return f"%%{magic} must be the cell's first line: put it above comments and code"

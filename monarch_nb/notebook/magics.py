@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.code_names import not_first
 from monarch_nb.notebook.cells.cell import CellRunner
 from monarch_nb.notebook.cells.following import RunInterrupted
 from monarch_nb.notebook.commands.files import FileCommands
@@ -62,3 +63,15 @@ class MeshMagics(Magics):
         if line.strip():
             raise UsageError(f"%%local takes nothing, not {line.strip()!r}")
         self._cells.run_in_kernel(cell)
+
+    @no_var_expand
+    @line_magic("%mesh")  # type: ignore[arg-type]  # IPython's has no types
+    def late_mesh(self, _: str) -> None:
+        """`%%mesh` below a cell's first line, which IPython takes for a line's magic of this name."""
+        raise UsageError(not_first("mesh"))
+
+    @no_var_expand
+    @line_magic("%local")  # type: ignore[arg-type]
+    def late_local(self, _: str) -> None:
+        """`%%local` there."""
+        raise UsageError(not_first("local"))

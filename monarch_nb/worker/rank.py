@@ -148,6 +148,7 @@ class Rank:
         """Serve for ever."""
         self._output = streams.RunOutput(self._spec.log_directory, 0, self._spec.rank)
         self._context.run(streams.begin_output, self._output)
+        self._output.goes_on(1)  # for ever: threads that no run has started, such as the control thread, stay there
         streams.install(self._output, self._control.wake_for_text)
         moves = self._spec.store_note and not self._spec.for_script  # the store of a script does not move
         note = Path(self._spec.store_note) if moves else None
@@ -335,6 +336,7 @@ class Rank:
         """Report a run whose user code has ended with `error` or well."""
         if os.getpid() != self._pid:
             self._context.run(_leave_forked_child, error)
+        output.goes_on(-1)
         self._debugger.code_ended()
         self._keeper.end_run()
         self._interrupter.finished()
@@ -436,6 +438,7 @@ def _behind_exit(error: BaseException) -> BaseException:
 
 def _leave(status: int = 0) -> NoReturn:
     atexit._run_exitfuncs()
+    streams.flush_standard()
     streams.current_output().flush()
     os._exit(status)
 
@@ -445,5 +448,6 @@ def _leave_forked_child(error: BaseException | None) -> NoReturn:
     if error is not None and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     status = script.exit_status(error)
+    streams.flush_standard()
     streams.current_output().flush()
     os._exit(status)

@@ -129,6 +129,10 @@ class Kernel:
         self._cells[cell].append(nbformat.v4.new_output("stream", name="stdin", text=f"{prompt}{line}\n"))
         self._client.input(line)
 
+    def outputs(self, cell: str) -> list[nbformat.NotebookNode]:
+        """What a cell shows now."""
+        return self._cells[cell]
+
     def text(self, cell: str) -> str:
         """What a cell shows now, without what was typed there."""
         return "\n".join(_text_of(output) for output in self._cells[cell] if output.get("name") != "stdin")

@@ -75,19 +75,55 @@ def test_output_lands_in_the_cell_that_caused_it(kernel: Kernel, gate: Gate, sec
     assert kernel.wait(meanwhile) == "meanwhile\n"
 
 
-def test_output_of_a_thread_lands_in_the_cell_that_started_it(kernel: Kernel, make_gate: Callable[[], Gate]) -> None:
-    """Also when its cell has shown nothing, and while another cell runs on the ranks."""
+def test_output_of_a_thread_lands_in_the_cell_that_runs(kernel: Kernel, make_gate: Callable[[], Gate]) -> None:
+    """Its own as long as that goes on; when none runs in the last one, also when that has shown nothing."""
     telling, silent, busy = make_gate(), make_gate(), make_gate()
     telling_cell = kernel.start(f"%%mesh\nprint('told')\n{in_a_thread(telling)}")
-    silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
     busy_cell = kernel.start(f"%%mesh\nprint('busy')\n{busy.wait}")
     kernel.wait(busy_cell, "[0-3] busy")
     telling.open(4)
-    assert kernel.wait(telling_cell, "[3] from the thread 3").startswith("[0-3] told\n")
+    kernel.wait(busy_cell, "[3] from the thread 3")
     busy.open(4)
-    assert kernel.wait(busy_cell) == "[0-3] busy"
+    kernel.wait(busy_cell)
+    assert kernel.text(telling_cell) == "[0-3] told"
+    silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
+    kernel.wait(silent_cell)
     silent.open(4)
     kernel.wait(silent_cell, "[3] from the thread 3")
+
+
+def test_a_handle_of_an_earlier_cell_updates_what_that_shows(kernel: Kernel) -> None:
+    made = kernel.start("%%mesh -t 0\nhandle = display('old', display_id=True)\nprint('below')")
+    assert "old" in kernel.wait(made)
+    assert kernel.run("%%mesh -t 0\nhandle.update('new')\nprint('updated')") == "[0] updated"
+    assert "new" in kernel.wait(made, "new")
+    assert "old" not in kernel.text(made)
+    shown = kernel.run("%%mesh -t 0\nfrom IPython.display import update_display\nupdate_display(7, display_id='lost')")
+    assert shown == "[0] 7", "an update of what was never shown shows it"
+
+
+def test_json_comes_through_as_json(kernel: Kernel) -> None:
+    code = "from IPython.display import JSON\nprint('above')\ndisplay(JSON({'a': 1}))\nprint('below')"
+    cell = kernel.start(f"%%mesh\n{code}\nJSON([rank])")
+    kernel.wait(cell)
+    data = [output["data"] for output in kernel.outputs(cell)]
+    assert [each["application/json"] for each in data if "application/json" in each] == [{"a": 1}, [0], [1], [2], [3]]
+    assert [each["text/plain"].startswith("[0-3] below") for each in data[:3]] == [False, False, True]
+
+
+def test_who_follows_the_hint_of_what_is_shortened_has_all_of_it(kernel: Kernel) -> None:
+    shown = kernel.run("%%mesh\nprint('x' * 5_000)")
+    assert "x" * 2_001 not in shown
+    assert "[0-3] " + "x" * 5_000 in kernel.run(shown.splitlines()[-1].split("`")[1])
+    assert "`-o NAME` keeps all" in kernel.run("%%mesh\n'v' * 30_000")
+    kernel.run("%%mesh -o kept\n'v' * 30_000")
+    assert kernel.run("print(kept == ['v' * 30_000] * 4)") == "True\n"
+    shown = kernel.run("%%mesh -t 1\nraise ValueError('e' * 200_000)")
+    assert "e" * 100_000 not in shown
+    line = next(line for line in shown.splitlines() if "left out" in line)
+    assert "%%mesh -t 1 with %tb prints all" in line
+    shown = kernel.run("%%mesh -t 1\n%tb")
+    assert "e" * 200_000 in kernel.run(shown.splitlines()[-1].split("`")[1])
 
 
 def in_a_thread(gate: Gate) -> str:

@@ -137,3 +137,9 @@ def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
     at.shows("end 25")
     assert at.end() == 0
     assert terminal.run("--procs", "2", "--on-breakpoint=error", "stops.py")[0] == 1
+
+
+def test_in_a_pipe_every_line_is_whole_also_where_stdout_has_few_characters(terminal: Terminal) -> None:
+    (terminal.directory / "few.py").write_text("print('caf\\u00e9 \\u2713')\nprint('x' * 60_000)\n")
+    status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "few.py", PYTHONIOENCODING="ascii")
+    assert (status, out) == (0, "[0] caf\\xe9 \\u2713\n[0] " + "x" * 60_000 + "\n"), errors

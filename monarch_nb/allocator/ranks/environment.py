@@ -115,11 +115,12 @@ def node_environment(environment: Mapping[str, str], place: Place, python: str) 
 
 
 def _library_defaults(place: Place, *, has_gpus: bool) -> dict[str, str]:
-    """Return what libraries need to train on all ranks where they would train a model on each, and say nothing.
+    """Return what libraries need to train on all ranks, where they would train a model on each, and to draw live.
 
     Only what gives way to arguments: LT_* of Lightning's `Fabric` are the command line's, and override or refuse them.
     """
     defaults = place.trainer_defaults
+    defaults["TTY_COMPATIBLE"] = "1"  # the cell draws cursor codes: else rich's bars are silent to their end
     if not has_gpus:
         defaults["ACCELERATE_USE_CPU"] = "true"  # else accelerate and transformers look for GPUs only
     return defaults

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from monarch_nb.client.debug.answering import Screen
 from monarch_nb.client.debug.commands import completions
 from monarch_nb.client.debug.console import PROMPT, Console, Left
 from monarch_nb.client.debug.debugger import Debugger
+from monarch_nb.ground.printing import put
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.needs import HeldMesh
@@ -56,8 +56,7 @@ def _lines_read(debugger: Debugger) -> Iterator[Callable[[str], str]]:
 
 def say(text: str) -> None:
     """Print a line; it may end with a newline already."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-    sys.stdout.flush()
+    put(text if text.endswith("\n") else f"{text}\n")
 
 
 SCREEN = Screen(

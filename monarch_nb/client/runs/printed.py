@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable
-from typing import TextIO
 
 from monarch_nb.client.connections.events import (
     Display,
@@ -20,6 +19,7 @@ from monarch_nb.client.connections.events import (
 )
 from monarch_nb.client.presenting import calling_cell
 from monarch_nb.client.runs.run import Listener
+from monarch_nb.ground.printing import put
 from monarch_nb.ground.rank_sets import name_ranks
 from monarch_nb.sizes import size
 
@@ -79,7 +79,5 @@ class PrintedLines:
     def _write(self, rank: int | None, stream: Stream, lines: Iterable[str]) -> None:
         before = f"[{self._mesh}{rank}] " if rank is not None and (self._many or self._mesh) else ""
         text = "".join(f"{before}{line}\n" for line in lines)
-        file: TextIO = sys.stdout if stream == "stdout" else sys.stderr
         with self._lock:
-            file.write(text)
-            file.flush()
+            put(text, sys.stdout if stream == "stdout" else sys.stderr)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 
+from monarch_nb.ground.printing import put
+
 
 class TerminalScreen:
     """Shows texts on stdout, each in the place of the last one; in a pipe one below the other."""
@@ -20,5 +22,4 @@ class TerminalScreen:
             lines = [line[:columns] for line in lines]  # a line that is wrapped would be several
             back = f"\x1b[{self._lines}A\x1b[J" if self._lines else ""
         self._lines = len(lines)
-        sys.stdout.write(back + "".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
+        put(back + "".join(f"{line}\n" for line in lines))

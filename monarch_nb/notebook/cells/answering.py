@@ -14,6 +14,7 @@ from monarch_nb.client.debug.console import Console, Left
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import HEADERS, StopInfo, stops_rows, stops_table
 from monarch_nb.config import OnBreakpoint
+from monarch_nb.ground.printing import put
 from monarch_nb.notebook.output.tables import Shown, calm_line, show, table
 from monarch_nb.notebook.syntax.command_line import Parsed
 
@@ -37,7 +38,7 @@ def on_breakpoint(parsed: Parsed) -> OnBreakpoint | None:
 
 def prompt(mesh: HeldMesh) -> Left:
     """Open the debugger's prompt in the cell that executes now."""
-    return Console(Debugger(mesh), builtins.input, _print, _show_table).run()
+    return Console(Debugger(mesh), builtins.input, put, _show_table).run()
 
 
 SCREEN = Screen(
@@ -51,8 +52,3 @@ SCREEN = Screen(
 
 def _show_table(stops: Sequence[StopInfo]) -> None:
     show(Shown(stops_table(stops), table("", HEADERS, stops_rows(stops)).html))
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

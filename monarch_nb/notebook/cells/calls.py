@@ -19,6 +19,7 @@ from monarch_nb.ground.interrupting import at_waits, kernel_ends
 from monarch_nb.lines.templates import FoldBy, default_fold
 from monarch_nb.notebook.cells.answering import SCREEN
 from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import is_notebook
 from monarch_nb.notebook.output.view import Publish, RunView
@@ -69,6 +70,7 @@ class CellCalls:
             stream=not os.environ.get(NONINTERACTIVE_VARIABLE),
             terminal=self._terminal,
             of_calls=of_calls,
+            cell=displays.executing_cell(),
         )
         self._views.append(view)
         return view
@@ -113,6 +115,7 @@ def register(shell: InteractiveShell, session: Session) -> Callable[[], None]:
     cells = [CellCalls(shell.execution_count, session.finished, terminal=terminal, by=session.folds_by)]
 
     def begin(*_: Any) -> None:
+        displays.forget(displays.executing_cell())
         cells[0] = CellCalls(shell.displayhook.prompt_count, session.finished, terminal=terminal, by=session.folds_by)
 
     def end(result: Any) -> None:

@@ -31,6 +31,7 @@ from monarch_nb.notebook.cells.resuming import come_back, say_what_is_saved, tak
 from monarch_nb.notebook.cells.scaling import ScalingCell, asks_for_scaling, plan_of
 from monarch_nb.notebook.cells.sent_files import FilesBeforeCells
 from monarch_nb.notebook.mode import ANNOUNCE, MeshMode
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.publishing import call_later, displaying, printing
 from monarch_nb.notebook.output.tables import calm_line, is_notebook, preformatted, show
 from monarch_nb.notebook.output.view import RunView
@@ -392,6 +393,7 @@ class CellRunner:
             terminal=terminal,
             shown=shown,
             resumed=resumed,
+            cell=displays.executing_cell(),
         )
         return view
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from monarch_nb.config import cadence
 from monarch_nb.ground.flag import Flag
+from monarch_nb.ground.printing import put
 from monarch_nb.notebook.output.tables import calm_line, show, show_updatable
 from monarch_nb.times import duration
 
@@ -92,9 +93,8 @@ class Progress:
             self._final = final
             line = calm_line(shown) if isinstance(shown, str) else shown
             if self._terminal:
-                sys.stdout.write(f"\r\x1b[2K{shown if isinstance(shown, str) else ''}")
-                sys.stdout.write("\n" * (final and line is not shown))
-                sys.stdout.flush()
+                text = shown if isinstance(shown, str) else ""
+                put(f"\r\x1b[2K{text}" + "\n" * (final and line is not shown))
                 if line is shown:
                     show(line)
             elif self._in_place and self._handle is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from monarch_nb.client.reservations.meshes import stopped_line
 from monarch_nb.client.reservations.sharing import Grant, granted_line
 from monarch_nb.config import MONARCH_MESH
 from monarch_nb.errors import MonarchNbError, PickleError, PoolError, RunFailed, UsageError
+from monarch_nb.ground.printing import put
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
@@ -418,7 +418,7 @@ class Subcommands:
                 None if number else self._session.folds_by(len(mesh.ranks))
             )
             for line in shown_logs(mesh, parsed.count("lines"), number, follow=follow, by=by):
-                sys.stdout.write(f"{line}\n")
+                put(f"{line}\n")
             if not line:
                 show(calm_line(nothing_line(mesh, number)))
 

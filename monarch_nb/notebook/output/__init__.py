@@ -1,6 +1,7 @@
 """What ranks print, display and return, folded by rank set and rendered; and `%mesh`'s own tables.
 
 view        the output of one run: takes its events, publishes seldom and in time
+displays    which cells show what ranks may update from later cells
 publishing  where a view publishes outside of a cell, and who calls it later
 resuming    output that is followed from the middle is brought into step
 terminal    pieces of text become lines, as a terminal would show them

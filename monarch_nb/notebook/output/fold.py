@@ -80,6 +80,7 @@ class Fold:
         notices: what monarch_nb has to say, by key.
         failures: of failed ranks, by rank.
         unasked: bit set of ranks whose values are not shown.
+        has_cut_lines: of some line only the beginning is kept.
 
     Example:
         >>> fold = Fold([0, 1])
@@ -89,9 +90,15 @@ class Fold:
         [((0, 1), 'hello'), ((0,), 'I am 0'), ((1,), 'I am 1')]
     """
 
-    def __init__(self, ranks: Iterable[int], by: FoldBy | None = None) -> None:
-        """Args: by: in what lines of one row may differ; None for what is usual on so many ranks."""
-        self._lanes = Lanes(ranks, self._recall)
+    def __init__(self, ranks: Iterable[int], by: FoldBy | None = None, *, longest: int = MAX_LINE_CHARACTERS) -> None:
+        """Make an empty one.
+
+        Args:
+            by: in what lines of one row may differ; None for what is usual on so many ranks.
+            longest: of longer lines so many characters are kept.
+        """
+        self._longest, self.has_cut_lines = longest, False
+        self._lanes = Lanes(ranks, self._recall, longest)
         self._by: FoldBy = by or default_fold(len(self._lanes))
         self._texts = 0  # about so many lines are kept that differ from their rows'
         self.ended = 0
@@ -162,7 +169,7 @@ class Fold:
         self._lanes.join(added)
 
     def _add_lines_of_many(self, event: LinesOfMany) -> None:
-        lines = lines_of_many(event.ranks, event.columns, whole_lines(event.text)) if self._by == "numbers" else None
+        lines = self._lines_of_many(event) if self._by == "numbers" else None
         if lines is None:
             self._add_parts(event.parts())
             return
@@ -176,6 +183,9 @@ class Fold:
             self._add_lines(lane, event.stream, own, first)
             added.append(lane)
         self._lanes.join(added)
+
+    def _lines_of_many(self, event: LinesOfMany) -> list[str] | None:
+        return lines_of_many(event.ranks, event.columns, whole_lines(event.text, self._longest))
 
     def _add_parts(self, parts: Iterable[Text]) -> None:
         for part in parts:
@@ -208,8 +218,9 @@ class Fold:
             alike: Sequence[Hashable] = (lane.number,) * len(lines)
         else:
             alike = keys_of(lines, self._by)
-        if max(map(len, lines), default=0) <= MAX_LINE_CHARACTERS:
+        if max(map(len, lines), default=0) <= self._longest:
             return [(stream, each) for each in alike]
+        self.has_cut_lines = True
         digests = (line.digest if isinstance(line, CutLine) else 0 for line in lines)
         return [
             (stream, each, digest) if digest else (stream, each) for each, digest in zip(alike, digests, strict=True)
@@ -281,7 +292,9 @@ class Fold:
             self._flush(self._lanes.alone(event.rank))
         self.ended |= 1 << event.rank
         if event.bundle:
-            group = self._results.setdefault(_digest(event.bundle), ResultGroup(0, event.bundle))
+            group = self._results.setdefault(
+                _digest(event.bundle), ResultGroup(0, event.bundle, metadata=event.metadata)
+            )
             group.ranks |= 1 << event.rank
             if event.facts:
                 group.facts[event.rank] = event.facts
@@ -350,7 +363,7 @@ class Fold:
         if sum(row.ranks.bit_count() for row in lines) > _MAX_END_LINES:
             return
         ends = {rank: [row for row in lines if row.ranks >> rank & 1] for rank in members(self.ranks)}
-        again = Fold(members(self.ranks), self._by)
+        again = Fold(members(self.ranks), self._by, longest=self._longest)
         for rank, of_rank in sorted(ends.items(), key=lambda end: -len(end[1])):
             for row in reversed(of_rank):
                 again._add_lines(again._lanes.alone(rank), row.stream, (row.text_of(rank),), row.number_of(rank))
@@ -371,7 +384,7 @@ class Fold:
     # ---- displays ----
 
     def _add_display(self, lane: Lane, event: Display) -> None:
-        if event.kind == "update":
+        if event.kind == "update" and self.shows_display(event):
             self._update_display(lane, event)
             return
         if event.kind == "clear" and event.data.get("wait"):
@@ -392,8 +405,14 @@ class Fold:
             row = self._insert_display(self._places.place(lane, variant, _END), event, key)
         lane.enter(row, variant)
         if event.display_id:
-            self._displays.setdefault((lane.number, event.display_id), []).append(row)
+            shown = self._displays.get((event.rank, event.display_id), [])
+            self._displays[event.rank, event.display_id] = [*(each for each in shown if each.ranks & lane.ranks), row]
         self._bound_displays()
+
+    def shows_display(self, update: Display) -> bool:
+        """Return whether what it updates is here; else it is shown as a new one."""
+        shown = self._displays.get((update.rank, update.display_id or ""), ())
+        return any(row.ranks >> update.rank & 1 for row in shown)
 
     def _update_display(self, lane: Lane, event: Display) -> None:
         shown = self._displays.get((lane.number, event.display_id or ""), [])

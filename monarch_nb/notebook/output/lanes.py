@@ -70,9 +70,14 @@ class Lanes:
         ranks: bit set of all ranks.
     """
 
-    def __init__(self, ranks: Iterable[int], recall: Callable[[Lane, Stream], str | None]) -> None:
-        """Args: recall: takes back a lane's newest line, which is to be rewritten."""
-        self.ranks, self._recall = bits(ranks), recall
+    def __init__(self, ranks: Iterable[int], recall: Callable[[Lane, Stream], str | None], longest: int) -> None:
+        """Make one lane of them all.
+
+        Args:
+            recall: takes back a lane's newest line, which is to be rewritten.
+            longest: of longer lines so many characters are kept.
+        """
+        self.ranks, self._recall, self._longest = bits(ranks), recall, longest
         self._of: dict[int, Lane] = dict.fromkeys(members(self.ranks), Lane(self.ranks))
 
     def __len__(self) -> int:
@@ -120,7 +125,7 @@ class Lanes:
         """Return the screen of a lane's stream."""
         screen = lane.screens.get(stream)
         if screen is None:
-            screen = lane.screens[stream] = Screen(self._recalling(lane, stream))
+            screen = lane.screens[stream] = Screen(self._recalling(lane, stream), self._longest)
         return screen
 
     def _split(self, lane: Lane, ranks: int) -> Lane:

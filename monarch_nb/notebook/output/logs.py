@@ -4,6 +4,7 @@ and how runs failed. What is left out is said."""
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -204,7 +205,7 @@ def folded_lines(batches: Iterable[Iterable[LogRecord]], endings: Endings, by: F
 
 
 def _fold(texts: Iterable[list[Text]], by: FoldBy) -> Iterator[str]:
-    fold = Fold([], by)
+    fold = Fold([], by, longest=sys.maxsize)
     for text in itertools.chain.from_iterable(texts):
         fold.add(text)
     fold.add(Finished())

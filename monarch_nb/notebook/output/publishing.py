@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextvars
 import secrets
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from IPython.display import publish_display_data
 
 from monarch_nb.client.connections.bridge import background_loop
 from monarch_nb.ground import escapes
+from monarch_nb.ground.printing import put
 from monarch_nb.notebook.output.view import Publish
 
 
@@ -22,10 +23,9 @@ def printing(*, colours: bool = True) -> Publish:
         colours: the terminal knows their codes; else they are left out.
     """
 
-    def publish(bundle: dict[str, str], update: bool) -> None:
+    def publish(bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None) -> None:
         text = bundle["text/plain"]
-        sys.stdout.write(f"{text if colours else escapes.strip(text)}\n")
-        sys.stdout.flush()
+        put(f"{text if colours else escapes.strip(text)}\n")
 
     return publish
 
@@ -38,11 +38,14 @@ def displaying() -> Callable[[], Publish]:
     this_cell = contextvars.copy_context()
 
     def make() -> Publish:
-        display_id = secrets.token_hex(16)
+        token = secrets.token_hex(16)
 
-        def publish(bundle: dict[str, str], update: bool) -> None:
+        def publish(
+            bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+        ) -> None:
             context = contextvars.Context() if update else this_cell.copy()
-            context.run(publish_to_cell, bundle, transient={"display_id": display_id}, update=update)
+            transient = {"display_id": f"{token}-{number}"}
+            context.run(partial(publish_to_cell, bundle, metadata, transient=transient, update=update))
 
         return publish
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from monarch_nb.errors import RankFailure, name_failed, where_besides
 from monarch_nb.ground import escapes
@@ -21,6 +23,7 @@ from monarch_nb.notebook.output.html import ansi, mime
 from monarch_nb.notebook.output.html.pieces import (
     PRE,
     QUIET,
+    Own,
     Piece,
     beside,
     label_of_ranks,
@@ -30,6 +33,7 @@ from monarch_nb.notebook.output.html.pieces import (
     stored_bytes,
 )
 from monarch_nb.notebook.output.rows import DisplayRow, ElidedRow, NoteRow, Row, TextRow, bits, members
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 from monarch_nb.notebook.output.values import grid
 from monarch_nb.notebook.output.values.folding import folded
 from monarch_nb.notebook.output.values.results import result_pieces
@@ -64,6 +68,13 @@ _ACCENT = "color:var(--jp-brand-color1,#1976d2)"
 _MARKED = "! these ranks' numbers are nan or inf, or far from the others', and not in the range; "
 
 
+class Bundle(NamedTuple):
+    """A display: a MIME bundle and its metadata."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
 class LogOf(NamedTuple):
     """Where lines are in the logs: of which mesh and which run.
 
@@ -93,8 +104,12 @@ def render(
     status_alone: bool = False,
     hosts: grid.Hosts | None = None,
     log: LogOf | None = None,
-) -> dict[str, str]:
-    """Return what `fold` looks like now, as a MIME bundle of text/html and text/plain; empty when that is nothing.
+    most: int = sys.maxsize,
+) -> list[Bundle]:
+    """Return what `fold` looks like now, as displays one below the other; none when that is nothing.
+
+    All that can be is one of text/html and text/plain. What the front end shows by itself comes between two of these:
+    every second one is ours.
 
     Args:
         failures: whether failed ranks get no word here, a line, or their tracebacks.
@@ -103,31 +118,53 @@ def render(
         status_alone: whether the status is shown also when there is nothing else; then it is the text, too.
         hosts: the ranks of each node, by what it is called, as far as they are known.
         log: where the lines are that folded rows stand for: our extension opens such rows.
+        most: how many displays there may be; what finds no place of its own is drawn as well as we can.
 
     Example:
         >>> fold = Fold([0, 1])
         >>> for rank in (0, 1):
         ...     fold.add(Text(rank, "stdout", "loss 2.31\\n"))
-        >>> render(fold)["text/plain"]
+        >>> render(fold)[0].data["text/plain"]
         '[0-1] loss 2.31'
     """
-    failed = _failures(fold, failures)
+    failed = _failures(fold, failures, log)
     results = result_pieces(folded(fold.results(), fold.without_value()), hosts or {})
     notices = [_notice(text) for text in fold.notices.values()]
-    asides = [_aside(aside)] if aside else []
+    asides = [_aside(text) for text in (_of_cut_lines(log) if fold.has_cut_lines else "", aside) if text]
     spent = sum(piece.cost for piece in (*failed, *results, *notices, *asides))
     output = _output(arranged(fold.rows(), group), fold.ranks, MAX_STORED_BYTES - spent, log)
     pieces = [*output, *asides, *results, *failed, *notices]
     if not pieces and not (status and status_alone):
-        return {}
-    markup = "".join(piece.markup for piece in pieces)
+        return []
     if status:
         dot = html.escape(status).replace("●", f'<span style="{_ACCENT}">●</span>')
-        markup += f'<div style="font-size:90%;margin-top:2px"><span style="{QUIET}">{dot}</span></div>'
-    return {
-        "text/html": f'<div style="{_FONT}"{_where(log)}>{markup}</div>',
-        "text/plain": "\n".join(piece.plain for piece in pieces) or status,
-    }
+        markup = f'<div style="font-size:90%;margin-top:2px"><span style="{QUIET}">{dot}</span></div>'
+        pieces.append(Piece(markup, "" if pieces else status, 0))
+    return [_bundle(part, log) for part in _divided(pieces, most)]
+
+
+def _divided(pieces: Iterable[Piece], most: int) -> list[list[Piece] | Own]:
+    """Return lists of pieces that are drawn together, and between them what is shown by itself, as far as there is
+    room."""
+    parts: list[list[Piece] | Own] = [[]]
+    for piece in pieces:
+        if isinstance(parts[-1], Own) and len(parts) < most:
+            parts.append([])
+        ours = next(part for part in reversed(parts) if not isinstance(part, Own))
+        if piece.own is not None and ours is parts[-1] and len(parts) < most:
+            ours.append(replace(piece, markup=piece.own.label))
+            parts.append(piece.own)
+        else:
+            ours.append(piece)
+    return parts
+
+
+def _bundle(part: list[Piece] | Own, log: LogOf | None) -> Bundle:
+    if isinstance(part, Own):
+        return Bundle(dict(part.data), dict(part.metadata))
+    markup = "".join(piece.markup for piece in part)
+    plain = "\n".join(piece.plain for piece in part if piece.plain)
+    return Bundle({"text/html": f'<div style="{_FONT}"{_where(log)}>{markup}</div>', "text/plain": plain}, {})
 
 
 def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: LogOf | None = None) -> str:
@@ -182,22 +219,37 @@ def _output(rows: list[Row], ranks: int, budget_bytes: int, log: LogOf | None) -
     if not rows:
         return []
     rows = _merged(_fitting(rows, budget_bytes))
-    width = _width(rows, ranks)
-    markup: list[str] = []
+    width, plain_width = _width(rows, ranks), _width(rows)
+    pieces: list[Piece] = []
     lines: list[str] = []
+    plains: list[str] = []
     for row, before in zip(rows, (None, *rows), strict=False):
-        if isinstance(row, DisplayRow) and mime.is_rich(row.data):
-            markup += (
-                _block(lines, width),
-                beside(label_of_ranks(row.ranks), width, mime.rich_html(row.data, row.metadata)),
-            )
-            lines = []
-        else:
+        plain = _plain_row(row, plain_width, escapes.strip, log)
+        if not isinstance(row, DisplayRow) or not _is_drawn(row):
             lines.append(_line(row, before, width, log))
-    markup.append(_block(lines, width))
-    width = _width(rows)
-    plain = "\n".join(_plain_row(row, width, escapes.strip, log) for row in rows)
-    return [Piece("".join(markup), plain, 0)]
+            plains.append(plain)
+            continue
+        if lines:
+            pieces.append(Piece(_block(lines, width), "\n".join(plains), 0))
+            lines, plains = [], []
+        pieces.append(_rich_row(row, plain, width, log))
+    return [*pieces, Piece(_block(lines, width), "\n".join(plains), 0)] if lines else pieces
+
+
+def _is_drawn(row: DisplayRow) -> bool:
+    """Return whether it is more than text."""
+    return mime.is_rich(row.data) or mime.stands_alone(row.data)
+
+
+def _rich_row(row: DisplayRow, plain: str, width: int, log: LogOf | None) -> Piece:
+    own = None
+    if mime.stands_alone(row.data):
+        own = Own(row.data, row.metadata, _block([_gutter(row, False, width)], width))
+    if mime.is_rich(row.data):
+        markup = beside(label_of_ranks(row.ranks), width, mime.rich_html(row.data, row.metadata))
+    else:
+        markup = _block([_line(row, None, width, log)], width)
+    return Piece(markup, plain, 0, own)
 
 
 def _block(lines: list[str], width: int) -> str:
@@ -285,7 +337,7 @@ def _row_cost(row: Row) -> int:
         folded_bytes = _OPENING_BYTES + len(_places(row)) + row.is_marked * len(_MARKED) if row.is_folded else 0
         return _text_cost(row.text) + 2 * len(label_of_ranks(row.ranks)) + overhead_bytes + folded_bytes
     if isinstance(row, DisplayRow):
-        return stored_bytes(mime.plain_text(row.data)) * (1 if mime.is_rich(row.data) else 2) + 2 * _ROW_OVERHEAD_BYTES
+        return stored_bytes(mime.plain_text(row.data)) * (1 if _is_drawn(row) else 2) + 2 * _ROW_OVERHEAD_BYTES
     return 3 * _ROW_OVERHEAD_BYTES
 
 
@@ -308,7 +360,7 @@ def _fitting(rows: list[Row], budget_bytes: int) -> list[Row]:
         end -= 1
         spent += 0 if end in newest else costs[end]
     hidden = [rows[index] for index in range(begin, end) if index not in newest]
-    displays = [row for row in hidden if isinstance(row, DisplayRow) and mime.is_rich(row.data)]
+    displays = [row for row in hidden if isinstance(row, DisplayRow) and _is_drawn(row)]
     kept = [rows[index] for index in sorted(newest) if index < end]
     return [*rows[:begin], _count(row for row in hidden if row not in displays), *displays, *kept, *rows[end:]]
 
@@ -384,7 +436,17 @@ def describe(row: ElidedRow, log: LogOf | None = None) -> str:
     else:
         parts = [_amounts(counts, noun) for counts, noun in ((row.lines, "line"), (row.displays, "display")) if +counts]
         what = " and ".join(parts) or f"{row.size_bytes:,} bytes on {name_ranks(members(row.ranks))}"
-    return f"… {what} not shown; `{log.command if log else '%mesh logs'} -n 0` has them"
+    if not (+row.lines or row.size_bytes):  # displays, which are in no log
+        return f"… {what} not shown"
+    return f"… {what} not shown; `{_command(log)} -n 0` has {'the lines' if +row.displays else 'them'}"
+
+
+def _command(log: LogOf | None) -> str:
+    return log.command if log else "%mesh logs"
+
+
+def _of_cut_lines(log: LogOf | None) -> str:
+    return f"… lines of more than {MAX_LINE_CHARACTERS:,} characters are cut: `{_command(log)} -n 0` has them whole"
 
 
 def _amounts(counts: Counter[int], noun: str) -> str:
@@ -413,31 +475,32 @@ def _width(rows: Sequence[Row], ranks: int = 0) -> int:
 # ---- failures, notices ----
 
 
-def _failures(fold: Fold, how: Literal["none", "short", "full"]) -> list[Piece]:
+def _failures(fold: Fold, how: Literal["none", "short", "full"], log: LogOf | None = None) -> list[Piece]:
     if how == "none":
         return []
     pieces: list[Piece] = []
     spent = 0
     for ranks, failure in fold.failure_groups():
         title = name_failed(fold.failures[rank] for rank in ranks)
-        piece = _failure(title, failure, full=how == "full")
+        piece = _failure(title, failure, log, full=how == "full")
         if spent + piece.cost > _MAX_FAILURE_BYTES:
-            piece = _failure(title, failure, full=False)
+            piece = _failure(title, failure, log, full=False)
         if spent + piece.cost <= _MAX_FAILURE_BYTES:
             pieces.append(piece)
             spent += piece.cost
     return pieces
 
 
-def _failure(title: str, failure: RankFailure, full: bool) -> Piece:
+def _failure(title: str, failure: RankFailure, log: LogOf | None, full: bool) -> Piece:
     where = where_besides(failure.message, failure.where)
     place = f" · {where}" if where else ""
-    cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600)
+    whole = f": `{_command(log)}` shows all"
+    cause = mime.cut_middle(f"{failure.name}: {failure.message}".rstrip(": "), 600, whole)
     rest = ""
     if not full:
         cause = cause.partition("\n")[0]
     elif failure.rendered:
-        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS)
+        rest = mime.cut_middle(failure.rendered.rstrip(), _MAX_TRACEBACK_CHARACTERS, whole)
     elif failure.stderr_tail:
         rest = "\n".join(f"    {line[:500]}" for line in failure.stderr_tail[-20:])
     head = (

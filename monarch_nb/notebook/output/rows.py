@@ -206,11 +206,13 @@ class ResultGroup:
     Attributes:
         bundle: what it looks like.
         facts: of each rank's value, where it is a number, or a tensor, of one of many ranks.
+        metadata: the bundle's.
     """
 
     ranks: int
     bundle: Mapping[str, Any]
     facts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _has_unbounded(line: str) -> bool:

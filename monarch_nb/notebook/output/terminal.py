@@ -16,7 +16,7 @@ from monarch_nb.ground import escapes
 from monarch_nb.notebook.output.html import ansi
 
 MAX_LINE_CHARACTERS = 2_000
-"""Longer lines are cut; the log has them whole."""
+"""In a cell longer lines are cut; the log has them whole."""
 
 _CONTROLS = "\r\b\x1b"
 _TOKEN = re.compile(
@@ -36,10 +36,10 @@ def goes_up(text: str) -> bool:
     return "\x1b" in text and _GOES_UP.search(text) is not None
 
 
-def whole_lines(text: str) -> list[str] | None:
+def whole_lines(text: str, longest: int = MAX_LINE_CHARACTERS) -> list[str] | None:
     """Return the lines of a text, as a screen finishes them; None when it leaves something behind, a colour or a line
     that goes on."""
-    screen = Screen(lambda: None)
+    screen = Screen(lambda: None, longest)
     lines = screen.write(text)
     return lines if screen.is_blank else None
 
@@ -72,10 +72,15 @@ class Screen:
         [' 20%']
     """
 
-    def __init__(self, recall: Callable[[], str | None]) -> None:
-        """Args: recall: takes back the line finished last, to be rewritten; None when there is none to be had."""
-        self._recall = recall
-        self._plain = _PlainLine()
+    def __init__(self, recall: Callable[[], str | None], longest: int = MAX_LINE_CHARACTERS) -> None:
+        """Make an empty one.
+
+        Args:
+            recall: takes back the line finished last, to be rewritten; None when there is none to be had.
+            longest: of longer lines so many characters are kept.
+        """
+        self._recall, self._longest = recall, longest
+        self._plain = _PlainLine(longest)
         self._cells: list[_CellLine] = []  # used instead of the plain line while control codes need it
         self._row = self._column = 0
         self._height = 1  # how many of the last lines stay open
@@ -96,7 +101,7 @@ class Screen:
 
     def split(self, recall: Callable[[], str | None]) -> Screen:
         """Return another one that looks the same."""
-        other = Screen(recall)
+        other = Screen(recall, self._longest)
         if not self.is_blank:
             left_out = ("_recall", "_finished")
             vars(other).update(deepcopy({name: value for name, value in vars(self).items() if name not in left_out}))
@@ -112,7 +117,7 @@ class Screen:
             return []
         finished = [self._plain.take()]
         self._plain.add(lines.pop())
-        finished += [_PlainLine(line).take() if len(line) > MAX_LINE_CHARACTERS else line for line in lines]
+        finished += [_PlainLine(self._longest, line).take() if len(line) > self._longest else line for line in lines]
         return finished
 
     def open_lines(self) -> list[str]:
@@ -125,7 +130,7 @@ class Screen:
     def flush(self) -> list[str]:
         """Finish and return the open lines: what is written next begins a new one."""
         lines = self.open_lines()
-        self._plain, self._cells, self._held = _PlainLine(), [], ""
+        self._plain, self._cells, self._held = _PlainLine(self._longest), [], ""
         self._row = self._column = 0
         self._height = 1
         return lines
@@ -134,7 +139,7 @@ class Screen:
         if not self._cells:
             self._cells = [_CellLine.continuing(self._plain)]
             self._row, self._column = 0, len(self._cells[0])
-            self._plain = _PlainLine()
+            self._plain = _PlainLine(self._longest)
         text, self._held = self._held + text, ""
         if (escape := escapes.INCOMPLETE_ESCAPE.search(text)) and len(escape[0]) <= _MAX_HELD_CHARACTERS:
             text, self._held = text[: escape.start()], escape[0]
@@ -164,7 +169,7 @@ class Screen:
         self._row, self._column = self._row + 1, 0
         if self._row < len(self._cells):
             return
-        self._cells.append(_CellLine())
+        self._cells.append(_CellLine(self._longest))
         self._quiet_lines += 1
         if self._quiet_lines > 2 * self._height:
             self._height = 1
@@ -188,11 +193,11 @@ class Screen:
         elif letter == "B":
             self._row = min(self._row + max(1, count), len(self._cells) - 1)
         elif letter == "C":
-            self._column = min(self._column + max(1, count), MAX_LINE_CHARACTERS)
+            self._column = min(self._column + max(1, count), self._longest)
         elif letter == "D":
             self._column = max(0, self._column - max(1, count))
         elif letter == "G":
-            self._column = min(max(0, count - 1), MAX_LINE_CHARACTERS)
+            self._column = min(max(0, count - 1), self._longest)
         elif letter == "K":
             self._cells[self._row].erase(self._column, count)
 
@@ -205,34 +210,35 @@ class Screen:
             line = self._finished.pop() if self._finished else self._recall()
             if line is None:
                 break
-            self._cells.insert(0, _CellLine.of(line))
+            self._cells.insert(0, _CellLine.of(line, self._longest))
         self._height = max(self._height, min(len(self._cells) - self._row, _MAX_UP))
 
 
 class _PlainLine:
     """A line without control codes, its beginning kept, all of it counted and digested."""
 
-    __slots__ = ("characters", "digest", "kept")
+    __slots__ = ("characters", "digest", "kept", "longest")
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, longest: int, text: str = "") -> None:
+        self.longest = longest
         self.kept, self.characters, self.digest = "", 0, 0
         self.add(text)
 
     def add(self, text: str) -> None:
         if not text:
             return
-        self.kept = (self.kept + text) if self.characters <= MAX_LINE_CHARACTERS else self.kept
+        self.kept = (self.kept + text) if self.characters <= self.longest else self.kept
         self.characters += len(text)
-        if self.characters > MAX_LINE_CHARACTERS:
+        if self.characters > self.longest:
             self._digest(text)
 
     def _digest(self, text: str) -> None:
         before = self.kept if self.characters == len(self.kept) else text
         self.digest = zlib.crc32(before.encode(errors="surrogatepass"), self.digest)
-        self.kept = self.kept[:MAX_LINE_CHARACTERS]
+        self.kept = self.kept[: self.longest]
 
     def text(self) -> str:
-        if self.characters <= MAX_LINE_CHARACTERS:
+        if self.characters <= self.longest:
             return self.kept
         return CutLine.make(self.kept, self.characters, self.digest)
 
@@ -245,22 +251,23 @@ class _PlainLine:
 class _CellLine:
     """A line that can be overwritten: runs of text, each with its style."""
 
-    __slots__ = ("_beyond", "_digest", "_length", "_runs")
+    __slots__ = ("_beyond", "_digest", "_length", "_longest", "_runs")
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self._runs: list[tuple[str, ansi.Style]] = []
         self._length = self._beyond = self._digest = 0
 
     @classmethod
     def continuing(cls, plain: _PlainLine) -> _CellLine:
-        line = cls.of(plain.kept)
+        line = cls.of(plain.kept, plain.longest)
         line._beyond, line._digest = plain.characters - len(plain.kept), plain.digest
         return line
 
     @classmethod
-    def of(cls, text: str) -> _CellLine:
+    def of(cls, text: str, longest: int) -> _CellLine:
         """Return the line that `text`, which has no codes but colours, looks like."""
-        line, column, style, position = cls(), 0, ansi.PLAIN, 0
+        line, column, style, position = cls(longest), 0, ansi.PLAIN, 0
         for escape in escapes.ESCAPE.finditer(text):
             column = line.put(column, text[position : escape.start()], style)
             style = ansi.apply(style, escape[1]) if escape[2] == "m" else style
@@ -273,7 +280,7 @@ class _CellLine:
 
     def put(self, column: int, text: str, style: ansi.Style) -> int:
         """Write `text` from `column` on; return the column after it."""
-        room = max(0, MAX_LINE_CHARACTERS - column)
+        room = max(0, self._longest - column)
         if len(text) > room:
             self._beyond += len(text) - room
             self._digest = zlib.crc32(text[room:].encode(errors="surrogatepass"), self._digest)

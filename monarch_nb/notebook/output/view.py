@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -27,10 +28,12 @@ from monarch_nb.client.connections.events import (
 from monarch_nb.config import cadence
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import FoldBy
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.render import Group, LogOf, arranged, plain_ending, plain_lines, render
+from monarch_nb.notebook.output.render import Bundle, Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
 from monarch_nb.notebook.output.rows import bits
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 
 if TYPE_CHECKING:
     from monarch_nb.client.runs.run import Run
@@ -48,21 +51,28 @@ _NO_FAULT = ("interrupted", "cancelled")
 """Kinds of failures that are called what they are; of all others it is said that they failed."""
 
 
-class Publish(Protocol):
-    """Shows a MIME bundle; `update`: in place of the one before."""
+_NOTHING = Bundle({"text/html": "", "text/plain": ""}, {})
 
-    def __call__(self, bundle: dict[str, str], update: bool) -> None: ...
+
+class Publish(Protocol):
+    """Shows a MIME bundle as the display with that number; `update`: in place of what it showed before."""
+
+    def __call__(
+        self, bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+    ) -> None: ...
 
 
 class RunView:
     """Shows what a run prints, displays and returns.
 
-    In a notebook the whole output is one display that is updated in place. The cell makes `publish`:
+    In a notebook the output is a display that is updated in place; and more, where front ends show what is between
+    lines (`render`). The cell makes `publish`:
 
-        display_id = secrets.token_hex(16)
+        token = secrets.token_hex(16)
 
-        def publish(bundle: dict[str, str], update: bool) -> None:
-            publish_display_data(bundle, transient={"display_id": display_id}, update=update)
+        def publish(bundle, update, number=0, metadata=None) -> None:
+            transient = {"display_id": f"{token}-{number}"}
+            publish_display_data(bundle, metadata, transient=transient, update=update)
 
     An update finds its cell from any thread and at any time; a first display lands in whichever cell runs when it is
     published. So the cell calls one of these two before it returns, on its own thread: `close` when the run is over,
@@ -97,6 +107,7 @@ class RunView:
         shown: Collection[int] | None = None,
         resumed: bool = False,
         of_calls: bool = False,
+        cell: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a view; nothing is shown yet.
@@ -113,11 +124,12 @@ class RunView:
             shown: ranks whose output and values are shown; None for all. Of the others it is shown how much they
                 write on stderr, and how those that fail end.
             resumed: the output is followed from the middle.
+            cell: what the front end calls the cell in which it is shown.
             of_calls: it is what a cell calls of actors, which is told neither how long it takes nor how it ends.
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
-        self._fold = Fold(ranks, by)
+        self._fold = Fold(ranks, by, longest=sys.maxsize if terminal else MAX_LINE_CHARACTERS)
         self._held = Held(ranks) if resumed else None
         self._is_whole = not resumed
         self._run: Callable[[], Run | None] = lambda: None
@@ -130,6 +142,7 @@ class RunView:
         # A terminal can not put lines between others: it shows arranged output at the end.
         self._stream, self._terminal = stream and not (terminal and group != "order"), terminal
         self.hosts: Mapping[str, Sequence[int]] = {}
+        self.cell, self._mesh_id = cell, ""
         self._lock = threading.Lock()
         self._started_s = clock()
         self._since_s = self._started_s  # it waits, or goes on
@@ -139,7 +152,7 @@ class RunView:
         self._over_s: float | None = None
         self._left = False  # the cell that the output belongs to has returned
         self._kept_open = False
-        self._shown: dict[str, str] | None = None
+        self._shown: list[Bundle] = []
         self._status_shown = False
         self._moved_to = ""
         self._told: set[str] = set()  # notices, in terminals
@@ -154,6 +167,7 @@ class RunView:
         """Say which run it is, once it has been submitted: its folded rows open from the logs. Rows of output that is
         followed from the middle do not: nobody counted the lines before."""
         self._run = weakref.ref(run)  # which refers to this view
+        self._mesh_id = run.mesh.id
 
     def _log_of(self) -> LogOf | None:
         """Return where the run's lines are in the logs, as soon as it has its number."""
@@ -168,6 +182,8 @@ class RunView:
         if self._unshown and isinstance(event, TextOfMany | LinesOfMany):
             for part in event.parts():
                 self.on_event(part)
+            return
+        if isinstance(event, Display) and self._passes_on(event):
             return
         shown = self._shown_of(event) if self._unshown else event
         with self._lock:
@@ -193,6 +209,22 @@ class RunView:
                     self._show(now_s)
             self._schedule(now_s)
 
+    def _passes_on(self, event: Display) -> bool:
+        """Give an update of what another cell shows to that cell; return whether there is one."""
+        if self._terminal or event.display_id is None:
+            return False
+        if event.kind == "update" and not self._fold.shows_display(event):
+            other = displays.view_of(self._mesh_id, event)
+            if other is not None:
+                other.on_event(event)
+                return True
+        displays.keep(self)
+        return False
+
+    def shows_display(self, mesh_id: str, display: Display) -> bool:
+        """Return whether it shows what a display of a run on that mesh updates."""
+        return mesh_id == self._mesh_id and self.can_add and self._fold.shows_display(display)
+
     def _shown_of(self, event: Event) -> Event | None:
         """Return what of an event is shown, None for nothing."""
         match event:
@@ -216,14 +248,15 @@ class RunView:
     @property
     def can_add(self) -> bool:
         """Whether what comes now is shown in its cell: that goes on, or has an output to be updated."""
-        return not self._left or self._shown is not None or self._terminal
+        return not self._left or bool(self._shown) or self._terminal
 
     def keep_open(self) -> None:
         """Show the run now, on the thread of the cell: it returns, and the run goes on. Failures will be shown here,
         because the cell can not raise them any more."""
         with self._lock:
-            self._kept_open = self._left = self._show_failures = True
+            self._kept_open = self._show_failures = True
             self._show(self._clock())
+            self._left = True
             self._schedule(self._clock())
 
     def close(self, *, may_print_later: bool = False) -> None:
@@ -235,8 +268,8 @@ class RunView:
             self._release(now_s)
             self._fold.add(Finished(), now_s)
             self._end(now_s)
-            self._left = True
             self._show(now_s)
+            self._left = True
 
     def leave(self, text: str) -> None:
         """Show no more of the run, which goes on: `text` says where."""
@@ -282,7 +315,7 @@ class RunView:
         """Make sure to wake up when there is something to show next."""
         if self._wake_s is not None and self._wake_s <= self._not_before_s:
             return
-        if self._left and not self._kept_open and self._shown is None and not self._terminal:
+        if self._left and not self._kept_open and not self._shown and not self._terminal:
             return  # a first display would land in another cell
         wakes = []
         if self._held is not None:
@@ -325,23 +358,29 @@ class RunView:
 
     def _update(self, now_s: float) -> int:
         """Publish what is new in the notebook; return its size."""
-        bundle = render(
+        before = self._shown
+        shown = render(
             self._fold,
             group=self._group,
             failures=self._told_failures(now_s),
             status=self._status(now_s),
             aside=self._told_aside(),
-            status_alone=self._kept_open or self._shown is not None or not self._over,
+            status_alone=self._kept_open or bool(before) or not self._over,
             hosts=self.hosts,
             log=self._log_of(),
+            most=max(1, len(before)) if self._left else sys.maxsize,
         )
-        keeps_place = self._over and self._may_print_later  # a later output must find its cell
-        if bundle == self._shown or (not bundle and self._shown is None and not keeps_place):
-            return 0
-        bundle = bundle or {"text/html": "", "text/plain": ""}  # nothing yet, or cleared
-        self._publish(bundle, self._shown is not None)
-        self._shown = bundle
-        return len(bundle["text/html"])
+        if self._over and self._may_print_later and len(shown) % 2 == 0:
+            shown.append(_NOTHING)  # where a later line finds its cell
+        shown += [_NOTHING] * (len(before) - len(shown))  # cleared
+        size = 0
+        for number, bundle in enumerate(shown):
+            is_there = number < len(before)
+            if not is_there or bundle != before[number]:
+                self._publish(bundle.data, is_there, number, bundle.metadata)
+                size += sum(len(content) for content in bundle.data.values() if isinstance(content, str))
+        self._shown = shown
+        return size
 
     def _told_aside(self) -> str:
         """Return what there is to say of ranks that are not shown."""

@@ -75,7 +75,7 @@ class RunOutput:
     def __init__(self, make: Callable[[], Publish], in_place: bool) -> None:
         self._make, self._in_place = make, in_place
         self._publish: Publish | None = None
-        self._is_shown = False
+        self._shown = 0  # displays
         self._turn = 0
 
     def begin(self) -> Publish:
@@ -83,23 +83,26 @@ class RunOutput:
         publish = self._publish = self._publish or self._make()
         turn = self._turn
 
-        def publish_in_turn(bundle: dict[str, str], update: bool) -> None:
+        def publish_in_turn(
+            bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+        ) -> None:
             if turn == self._turn:
-                publish(bundle, self._is_shown)
-                self._is_shown = self._in_place
+                publish(bundle, number < self._shown, number, metadata)
+                self._shown = max(self._shown, number + 1) * self._in_place
 
         return publish_in_turn
 
     def keep(self) -> None:
         """The run has ended, and what it shows stays."""
         self._turn += 1
-        self._publish, self._is_shown = None, False
+        self._publish, self._shown = None, 0
 
     def clear(self) -> None:
         """The run has ended: nothing of it is shown any more, or will be, but in a terminal."""
         self._turn += self._in_place
-        if self._publish is not None and self._is_shown:
-            self._publish(_EMPTY, True)
+        for number in range(self._shown):
+            assert self._publish is not None
+            self._publish(_EMPTY, True, number)
 
 
 def _picture(report: ScalingReport) -> dict[str, str]:

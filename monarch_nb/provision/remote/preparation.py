@@ -18,6 +18,7 @@ from typing import Any, Literal
 from monarch_nb.config import TrustPaths, cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError
 from monarch_nb.ground.interrupting import pause
+from monarch_nb.ground.printing import put
 from monarch_nb.provision.daemons import daemon_environment, detach
 from monarch_nb.provision.launchers import Ask, Job, Look
 from monarch_nb.provision.remote.command import waited_for
@@ -204,8 +205,7 @@ def serve(arguments: Sequence[str], find_hosts: Hosts) -> int:
     preparation.save(paths)
 
     def say(host: str, text: str) -> None:
-        sys.stdout.write(f"{host}: {text}\n")
-        sys.stdout.flush()
+        put(f"{host}: {text}\n")
         preparation.said[host] = text
         preparation.save(paths)
 

@@ -22,6 +22,7 @@ from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import instruments, values
 from monarch_nb.worker.runs.script import arguments_of
 from monarch_nb.worker.runs.worlds import Worlds
+from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
 from monarch_nb.worker.shell.shell import INTERACTIVESHELL_FILE, LastValue, RankShell, to_json
 
@@ -77,7 +78,9 @@ class CellRunner:
         """
         try:
             with self._worlds.of(spec), instruments.of_run(spec, self._worlds.rank, self._shell.user_code):
-                return await self._run_body(spec, transformed, result)
+                error = await self._run_body(spec, transformed, result)
+            _call(streams.flush_standard)
+            return error
         except BaseException as error:  # noqa: BLE001 -- KeyboardInterrupt and SystemExit of user code too
             return error
 

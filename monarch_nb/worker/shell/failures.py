@@ -155,7 +155,8 @@ def _named(user_code: UserCode, error: BaseException, message: str) -> str:
 
 def _render(shell: RankShell, error: BaseException) -> str:
     try:
-        return _shortened(shell.render(error), _TRACEBACK_CHARACTERS)
+        whole = "" if not shell.initialized() else f" (%%mesh -t {os.environ.get('RANK', '0')} with %tb prints all)"
+        return _shortened(shell.render(error), _TRACEBACK_CHARACTERS, whole)
     except Exception as problem:  # noqa: BLE001 -- a broken __str__ or source: an error must be shown anyhow
         return f"{type(error).__name__}: {_message(error)}\n(the traceback can not be rendered: {problem!r})"
 
@@ -168,7 +169,7 @@ def _message(error: BaseException) -> str:
     return _shortened(text, _MESSAGE_CHARACTERS)
 
 
-def _shortened(text: str, limit: int) -> str:
+def _shortened(text: str, limit: int, whole: str = "") -> str:
     if len(text) <= limit:
         return text
-    return f"{text[: limit // 2]}\n… {len(text) - limit:,} characters left out …\n{text[-limit // 2 :]}"
+    return f"{text[: limit // 2]}\n… {len(text) - limit:,} characters left out{whole} …\n{text[-limit // 2 :]}"

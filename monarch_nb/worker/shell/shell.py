@@ -29,7 +29,7 @@ from traitlets.config import Config
 
 from monarch_nb.config import FACTS_MIME, patience
 from monarch_nb.errors import NotFinite, ProcessGroupAborted
-from monarch_nb.ground.code_names import code_label
+from monarch_nb.ground.code_names import code_label, not_first
 from monarch_nb.proto.run_pb2 import Display
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
@@ -97,11 +97,16 @@ class FilePublisher(DisplayPublisher):
     ) -> None:
         content = {"data": clean_data(data), "metadata": metadata or {}, "transient": transient or {}}
         kind = Display.KIND_UPDATE if update else Display.KIND_SHOW
-        streams.current_output().display(Display(content_json=to_json(content), kind=kind))
+        told = Display(content_json=to_json(content), kind=kind)
+        output = streams.current_output()
+        if not (output.shows((transient or {}).get("display_id"), told.content_json) and update):
+            output.display(told)
 
     def clear_output(self, wait: bool = False) -> None:
         content = json.dumps({"wait": bool(wait)})
-        streams.current_output().display(Display(content_json=content, kind=Display.KIND_CLEAR))
+        output = streams.current_output()
+        output.shown.clear()
+        output.display(Display(content_json=content, kind=Display.KIND_CLEAR))
 
 
 class RankShell(InteractiveShell):
@@ -307,6 +312,8 @@ def make_shell() -> RankShell:
     config.InteractiveShell.cache_size = 0
     config.InteractiveShell.colors = "neutral"
     shell = RankShell.instance(config=config)
+    register: Any = shell.register_magic_function  # IPython's has no types
+    register(_refuse_mesh, "line", "%mesh")
     for name in ("In", "Out"):
         shell.user_ns.pop(name, None)  # always empty, and in the way of completion
     warnings.formatwarning = shell.format_warning
@@ -316,6 +323,11 @@ def make_shell() -> RankShell:
     shell.display_trap.__enter__()
     _warm_up(shell)
     return shell
+
+
+def _refuse_mesh(_: str) -> NoReturn:
+    """In the middle of a cell, which has come here whole, IPython takes it for a line's magic of this name."""
+    raise UsageError(not_first("mesh"))
 
 
 def _warm_up(shell: RankShell) -> None:

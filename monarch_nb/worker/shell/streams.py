@@ -1,8 +1,9 @@
 """Where a rank's output goes: plain files, one set per run.
 
 `sys.stdout` and `sys.stderr` are made once and live for ever, so a logging handler made in run 3 still works in run 30.
-Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them, and a thread keeps
-the run of the code that started it (`install` patches `Thread.start`, because threads inherit no context before 3.14).
+Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them. A thread writes to
+the run of the code that started it as long as that goes on, and then to the newest: pools and heartbeats outlive the
+cell that made them (`install` patches `Thread.start`, because threads inherit no context before 3.14).
 File descriptors 1 and 2 point at the newest run of the main thread, so that C++ libraries and child processes are
 caught too. They are the process's, not a thread's: when an endpoint starts a process they point at its run until it
 ends; what C++ code prints meanwhile goes there as well.
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import hashlib
 import io
 import json
 import os
@@ -33,6 +35,8 @@ from monarch_nb.proto.run_pb2 import ON_BREAKPOINT_UNSPECIFIED, Cursor, Display,
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _THREAD_ATTRIBUTE = "_monarch_nb_run"
+_OWN_THREADS = "monarch"
+"""How the names of our own begin: actors' and mail's are silent between endpoints."""
 _KINDS = ("out", "err", "marks")
 _MARKS = 2
 _KEPT_OUTPUTS = 4
@@ -43,6 +47,9 @@ FLUSH_AFTER_S = cadence(0.2)
 
 _run_of_context: ContextVar["RunOutput"] = ContextVar("monarch_nb_run")
 _newest: "RunOutput | None" = None
+"""Of the main thread."""
+_latest: "RunOutput | None" = None
+"""Of the run that began last, be it of calls."""
 _streams: "dict[str, RunStream]" = {}
 _described: "RunOutput | None" = None
 """The one that file descriptors 1 and 2 point at."""
@@ -65,11 +72,12 @@ class RunOutput:
     Attributes:
         notice: why output was lost; empty while none was.
         has_started_processes: whether a process was started that may write here.
-        has_started_threads: whether a thread was.
+        going: how many runs and endpoints that write here have not ended.
         is_lent: whether endpoints that belong to no run have written here.
         run_id: of the run that writes here now.
         on_breakpoint: what `breakpoint()` does in it.
         passed: the breakpoints that were passed in it, and it was said.
+        shown: a digest of what each display with an id shows.
     """
 
     run_id = ""
@@ -79,9 +87,10 @@ class RunOutput:
         self.directory, self.number = directory, number
         self.notice = ""
         self.has_started_processes = False
-        self.has_started_threads = False
+        self.going = 0
         self.is_lent = False
         self.passed: set[str] = set()
+        self.shown: dict[str, bytes] = {}
         self._base = str(run_file(Path(directory), number, rank, ""))
         self._descriptors: list[int | None] = [None, None, None]
         self._lock = threading.RLock()
@@ -94,6 +103,12 @@ class RunOutput:
         """A run begins that writes here."""
         self.run_id, self.on_breakpoint = run_id, on_breakpoint
         self.passed.clear()
+        self.goes_on(1)
+
+    def goes_on(self, change: int) -> None:
+        """A run or an endpoint that writes here begins (1) or has ended (-1)."""
+        with self._lock:
+            self.going = max(0, self.going + change)
 
     def reopen(self) -> None:
         """Open the files that were made before: the allocator archives what nobody has open when the run is over."""
@@ -132,6 +147,15 @@ class RunOutput:
         except OSError as error:
             self.lose(kind, error)
 
+    def shows(self, display_id: str | None, content: str) -> bool:
+        """Return whether the display with that id shows this already; it does now. An update ten times a second of a
+        chart that has not changed would fill the disk, and the notebook."""
+        if display_id is None:
+            return False
+        before = self.shown.get(display_id)
+        self.shown[display_id] = hashlib.blake2b(content.encode(), digest_size=16).digest()
+        return self.shown[display_id] == before
+
     def display(self, display: Display) -> None:
         """Store a display at this place of the output."""
         with self._lock:
@@ -167,7 +191,7 @@ class RunOutput:
             or self.notice
             or self.has_started_processes
             or self.is_lent
-            or (self.has_started_threads and any(_output_of(thread) is self for thread in threading.enumerate()))
+            or any(_may_print_later(thread) for thread in threading.enumerate())
             or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
             or len(getattr(loop, "_scheduled", ())) > 0
         )
@@ -247,6 +271,7 @@ class CapturedOutput(RunOutput):
         self._write = write
         self.last, self.is_listed = None, True
         self.writers = [None, None]
+        self.shown = {}
 
     def switch(self, kind: int) -> None:
         self.last = kind
@@ -325,6 +350,8 @@ class CallOutputs:
                     output = self._used[number] = RunOutput(self._directory, number, self._rank)
                     output.reopen()
                     self._newest.append(output)
+                    global _latest
+                    _latest = output
         return output
 
 
@@ -333,13 +360,16 @@ def enter_output(output: RunOutput | None) -> Token[RunOutput]:
     if output is None:
         output = newest_output()
         output.is_lent = True
+    output.goes_on(1)
     return _run_of_context.set(output)
 
 
 def leave_output(token: Token[RunOutput]) -> None:
     """Let it go where it went before `enter_output`, with everything flushed."""
     output = _run_of_context.get()
+    flush_standard()
     output.flush()
+    output.goes_on(-1)
     _run_of_context.reset(token)
     if _described is output and output is not _newest and _newest is not None and output.has_descriptors():
         _newest.redirect_descriptors()
@@ -398,6 +428,10 @@ class RunStream(_Lasting, io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
+    def detach(self) -> "RunBytes":  # type: ignore[override]
+        """Return the bytes below, for a wrapper; this stream goes on."""
+        return self.buffer
+
     def reconfigure(self, **_: Any) -> None:
         """Accepted for the sake of programs that call it; the stream stays UTF-8 and line-buffered."""
 
@@ -420,10 +454,9 @@ def current_output() -> RunOutput:
     if output is not None:
         return output
     started_in = _output_of(threading.current_thread())
-    if started_in is not None:
-        _run_of_context.set(started_in)
-        return started_in
-    return newest_output()
+    if started_in is None:
+        return newest_output()
+    return started_in if started_in.going or _latest is None else _latest
 
 
 def newest_output() -> RunOutput:
@@ -436,17 +469,32 @@ def _output_of(thread: threading.Thread) -> RunOutput | None:
     return getattr(thread, _THREAD_ATTRIBUTE, None)
 
 
+def _may_print_later(thread: threading.Thread) -> bool:
+    """Return whether what a thread prints goes to runs that come: the one that started it has ended."""
+    started_in = _output_of(thread)
+    return started_in is not None and not started_in.going and not thread.name.startswith(_OWN_THREADS)
+
+
 def begin_output(output: RunOutput) -> None:
     """Make `output` the one of the calling context, of file descriptors 1 and 2 and of all that belongs to no run."""
-    global _newest
+    global _newest, _latest
     if _newest is not None:
         _newest.flush()
-    _newest = output
+    _newest = _latest = output
     _run_of_context.set(output)
     output.redirect_descriptors()
     for name, stream in _streams.items():
         if getattr(sys, name, None) is None or getattr(getattr(sys, name), "closed", False):
             setattr(sys, name, stream)  # user code replaced it and closed the replacement
+
+
+def flush_standard() -> None:
+    """Have `sys.stdout` and `sys.stderr` write what they hold back, whatever user code has put there: a wrapper of our
+    stream, or a file of descriptor 1, has a buffer of its own. What can not be written is lost."""
+    for name, stream in _streams.items():
+        if (current := getattr(sys, name, None)) is not stream:
+            with contextlib.suppress(Exception):
+                current.flush()  # type: ignore[union-attr]
 
 
 def flush_unflushed() -> None:
@@ -476,9 +524,7 @@ def install(output: RunOutput, on_text: Callable[[], None]) -> None:
 
     @functools.wraps(start)
     def start_with_run(thread: threading.Thread) -> None:
-        output = current_output()
-        output.has_started_threads = True
-        setattr(thread, _THREAD_ATTRIBUTE, output)
+        setattr(thread, _THREAD_ATTRIBUTE, current_output())
         start(thread)
 
     sys.addaudithook(_note_started_process)

@@ -18,7 +18,7 @@ from integration.live import Gate
 from integration.test_kernel import (  # noqa: F401 (they run here, too)
     in_a_thread,
     test_output_lands_in_the_cell_that_caused_it,
-    test_output_of_a_thread_lands_in_the_cell_that_started_it,
+    test_output_of_a_thread_lands_in_the_cell_that_runs,
 )
 
 ANOTHER_IPYKERNEL = Path(__file__).parents[3] / "build" / "ipykernel6"

@@ -36,6 +36,12 @@ def displays(rank: RankProcess, number: int) -> list[tuple[int, dict[str, Any]]]
 
 
 @pytest.mark.quick
+def test_a_cell_magic_of_the_notebooks_in_the_middle_of_a_cell_says_where_it_belongs(rank: RankProcess) -> None:
+    failure = rank.run("x = 1\n%%mesh -t 0\nprint(x)").failure
+    assert failure.name == "UsageError"
+    assert failure.message == "%%mesh must be the cell's first line: put it above comments and code"
+
+
 def test_the_last_expression_is_shown_and_returned(rank: RankProcess) -> None:
     result = rank.run("x = 2\nx * 21")
     assert result.outcome == OUTCOME_OK

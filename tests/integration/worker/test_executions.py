@@ -50,6 +50,23 @@ def interrupt(rank: RankProcess, run_id: str = "calls") -> bool:
     return rank.ask(interrupt=InterruptRun(run_id=run_id)).ok
 
 
+def test_a_thread_that_an_endpoint_left_behind_prints_to_what_executes_now(driver: RankProcess) -> None:
+    driver.ok(
+        "asked, done = queue.Queue(), queue.Queue()\n"
+        "def talk():\n"
+        "    for text in iter(asked.get, None): print(text); done.put(None)\n"
+        "def beat(text): asked.put(text); done.get()\n"
+        "def begin(): threading.Thread(target=talk, daemon=True).start(); beat('one')\n"
+        "start('step', begin, 1000).join()\n"
+        "beat('two')\n"
+        "start('step', lambda: beat('three'), 1001).join()"
+    )
+    driver.ok("beat('four')")
+    assert driver.text("out", 1000) == "one\ntwo\n"
+    assert driver.text("out", 1001) == "three\n"
+    assert driver.text("out", 3) == "four\n"
+
+
 def test_what_an_endpoint_prints_goes_to_the_run_that_called_it(driver: RankProcess) -> None:
     driver.ok(
         "def body():\n"

@@ -64,22 +64,86 @@ def test_a_python_started_with_an_exclamation_mark_shows_lines_at_once(rank: Ran
     assert rank.result().failure.name == "KeyboardInterrupt"
 
 
-def test_threads_and_tasks_print_to_the_run_that_started_them(rank: RankProcess) -> None:
+def test_a_task_prints_to_the_run_that_started_it(rank: RankProcess) -> None:
     rank.ok(
-        "import threading, asyncio, sys\ngo = threading.Event()\n"
-        "class Late(threading.Thread):\n    def run(self):\n        go.wait(); print('from the thread')\n"
-        "thread = Late(); thread.start()\n"
-        "def start_another():\n"
-        "    go.wait(); inner = threading.Thread(target=print, args=('nested',)); inner.start(); inner.join()\n"
-        "nested = threading.Thread(target=start_another)\n"
-        "nested.start()\n"
-        "async def later():\n    await asyncio.sleep(0.05)\n    print('from the task', file=sys.stderr)\n"
+        "import asyncio, sys\ngo = asyncio.Event()\n"
+        "async def later():\n    await go.wait()\n    print('from the task', file=sys.stderr)\n"
         "task = asyncio.create_task(later())"
     )
-    rank.ok("print('second run')\ngo.set(); thread.join(); nested.join()\nawait task")
-    assert sorted(rank.text("out", 1).splitlines()) == ["from the thread", "nested"]
+    rank.ok("print('second run')\ngo.set()\nawait task")
     assert rank.text("err", 1) == "from the task\n"
     assert (rank.text("out", 2), rank.text("err", 2)) == ("second run\n", "")
+
+
+HEARTBEAT = """
+import os, queue, threading
+asked, done = queue.Queue(), queue.Queue()
+class Heartbeat(threading.Thread):
+    def run(self):
+        for text in iter(asked.get, None):
+            print(text)
+            os.system(f'echo child of {text}')
+            display(text)
+            nested = threading.Thread(target=print, args=('nested', text)); nested.start(); nested.join()
+            done.put(None)
+thread = Heartbeat(daemon=True)
+thread.start()
+def beat(text):
+    asked.put(text)
+    done.get()
+"""
+
+
+def test_a_thread_prints_to_the_run_that_started_it_while_that_goes_on_then_to_the_one_that_executes(
+    rank: RankProcess,
+) -> None:
+    rank.ok(f"{HEARTBEAT}beat('one')")
+    rank.ok("beat('two')")
+    rank.ok("print('quiet')")
+    rank.ok("beat('four')")
+    for number, text in ((1, "one"), (2, "two"), (4, "four")):
+        assert rank.text("out", number) == f"{text}\nchild of {text}\nnested {text}\n"
+        assert sum(mark.HasField("display") for mark in rank.marks(number)) == 1
+    assert rank.text("out", 3) == "quiet\n"
+
+
+def test_a_thread_of_an_earlier_run_prints_between_runs_to_the_last(rank: RankProcess, tmp_path: Path) -> None:
+    with closing(Gate(tmp_path)) as gate:
+        rank.ok(
+            f"import threading\ndef late():\n    {gate.wait}\n    print('late')\n"
+            "thread = threading.Thread(target=late); thread.start()"
+        )
+        assert not rank.run("x = 1").untouched, "what the thread prints later is to be seen in its cell"
+        gate.open()
+        wait_for(rank, "late\n", number=2)
+    rank.ok("thread.join()")
+    assert rank.run("x = 2").untouched
+
+
+POOLS = {
+    "a pool": (
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+        "def say(text): pool.submit(print, text).result()"
+    ),
+    "a queue of logging": (
+        "import logging, logging.handlers, queue, sys\nrecords = queue.Queue()\n"
+        "listener = logging.handlers.QueueListener(records, logging.StreamHandler(sys.stdout))\nlistener.start()\n"
+        "log = logging.getLogger('mine'); log.propagate = False\n"
+        "log.addHandler(logging.handlers.QueueHandler(records))\n"
+        "def say(text): log.error(text); listener.stop(); listener.start()"
+    ),
+    "multiprocessing's pool of threads": (
+        "from multiprocessing.pool import ThreadPool\npool = ThreadPool(1)\ndef say(text): pool.apply(print, [text])"
+    ),
+}
+
+
+def test_pools_made_in_an_earlier_run_print_to_the_one_that_uses_them(rank: RankProcess) -> None:
+    for place, (kind, made) in enumerate(POOLS.items()):
+        rank.ok(f"{made}\nsay('one')")
+        rank.ok("say('two')")
+        first = 2 * place + 1
+        assert (rank.text("out", first), rank.text("out", first + 1)) == ("one\n", "two\n"), kind
 
 
 def test_a_child_process_prints_to_the_run_that_started_it(rank: RankProcess) -> None:
@@ -97,6 +161,49 @@ def test_handlers_made_in_one_run_work_in_later_ones(rank: RankProcess) -> None:
     )
     rank.ok("logging.info('logged'); print('kept', file=kept)")
     assert (rank.text("err", 2), rank.text("out", 2)) == ("logged\n", "kept\n")
+
+
+def test_what_a_wrapper_holds_back_is_written_when_its_run_ends(rank: RankProcess) -> None:
+    number = 0
+    for wrapper in (
+        "io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')",
+        "io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')",
+        "os.fdopen(1, 'w')",
+        "io.open(sys.stdout.fileno(), 'w', closefd=False)",
+        "io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, 'w', closefd=False)))",
+    ):
+        rank.ok(f"import io, os, sys\nsys.stdout = {wrapper}\nprint('first')\nos.system('echo child')")
+        failed = rank.run("print('second')\n1 / 0")
+        assert failed.end.stdout_bytes == len("second\n")
+        rank.ok("sys.stdout = sys.__stdout__\nprint('third')")
+        rank.ok("os.system('echo child')\nprint('fourth')")
+        words = [sorted(rank.text(number=number + place).split()) for place in (1, 2, 3, 4)]
+        assert words == [["child", "first"], ["second"], ["third"], ["child", "fourth"]]
+        number += 4
+
+
+def test_a_wrapper_that_can_not_be_flushed_costs_its_text_only(rank: RankProcess) -> None:
+    rank.ok(
+        "import sys\n"
+        "class Broken:\n"
+        "    def write(self, text): pass\n"
+        "    def flush(self): raise RuntimeError\n"
+        "sys.stdout, sys.stderr = Broken(), object()"
+    )
+    assert rank.ok("1 + 1") == 2
+
+
+def test_a_flush_that_waits_can_be_interrupted(rank: RankProcess) -> None:
+    rank.submit(
+        "import sys, threading\n"
+        "class Waits:\n"
+        "    def write(self, text): pass\n"
+        "    def flush(self): threading.Event().wait()\n"
+        "sys.stdout = Waits()"
+    )
+    eventually(lambda: "flush" in rank.stack())
+    rank.interrupt()
+    assert rank.result().failure.name == "KeyboardInterrupt"
 
 
 def test_bytes_and_odd_text(rank: RankProcess) -> None:
@@ -202,3 +309,20 @@ def test_files_of_old_runs_are_closed(rank: RankProcess) -> None:
     opened = "[os.path.realpath('/proc/self/fd/' + f) for f in os.listdir('/proc/self/fd')]"
     # What was printed may wait for a flush.
     eventually(lambda: len([path for path in rank.ok(opened) if "runs" in path]) <= 6)
+
+
+def test_an_update_that_changes_nothing_is_not_stored_again(rank: RankProcess) -> None:
+    rank.ok(
+        "from IPython.display import clear_output, display\n"
+        "class Chart:\n"
+        "    def __init__(self, text): self.text = text\n"
+        "    def __repr__(self): return 'a chart'\n"
+        "    def _repr_mimebundle_(self, **_): return {'application/json': {'a': self.text}}\n"
+        "handle = display(Chart('one'), display_id=True)\n"
+        "for _ in range(100): handle.update(Chart('one'))\n"
+        "handle.update(Chart('two')); handle.update(Chart('one'))\n"
+        "clear_output(); handle.update(Chart('one'))"
+    )
+    assert len(rank.marks(1)) == 5
+    rank.ok("handle.update(Chart('one'))")
+    assert len(rank.marks(2)) == 1, "nobody knows whether the first cell still shows it"

@@ -54,6 +54,15 @@ def test_bad_cell_lines_run_nothing(held: Notebook, client: FakeClient) -> None:
     assert not client.runs
 
 
+def test_a_cell_magic_that_is_not_in_the_first_line_says_so(held: Notebook, client: FakeClient) -> None:
+    for name in ("mesh", "local"):
+        for above in ("# a comment\n", "x = 1\n\n"):
+            error = held.error(f"{above}%%{name} -t 0\nprint(x)")
+            assert isinstance(error, UsageError)
+            assert str(error) == f"%%{name} must be the cell's first line: put it above comments and code"
+    assert not client.runs
+
+
 def test_a_timeout_leaves_the_run_alone(held: Notebook, client: FakeClient) -> None:
     client.on_submit = nothing
     error = held.error("%%mesh -o late --timeout 0.05\ntrain()")

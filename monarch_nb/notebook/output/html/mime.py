@@ -15,10 +15,21 @@ if TYPE_CHECKING:
 
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")
 _TEXTS = ("text/markdown", "text/plain", "text/latex", "application/json")
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+_DRAWN_HERE = {"text/html", *_TEXTS, *_IMAGES, _WIDGET_VIEW} - {"application/json"}
+_LARGE_CHARACTERS = 1_000_000
 _CODE_OR_MATH = re.compile(r"(`+).*?\1|\$\$.+?\$\$|\$(?=\S)[^$\n]+(?<=\S)\$(?!\d)", re.DOTALL)
 _MATH_PLACE = re.compile("\ue000(\\d+)\ue001")
 _CONTENT_FONT = "font-family:var(--jp-content-font-family,var(--vscode-font-family,system-ui,sans-serif))"
 _MAX_CHARACTERS = 20_000
+
+
+def stands_alone(data: Mapping[str, Any]) -> bool:
+    """Return whether the front end is to show a bundle by itself: it draws what we do not (JSON, maps, charts, PDF,
+    JavaScript), or is so large that it is not to be sent again with every line that is printed."""
+    if any(mime not in _DRAWN_HERE for mime in data):
+        return True
+    return is_rich(data) and sum(len(_text(content)) for content in data.values()) > _LARGE_CHARACTERS
 
 
 def is_rich(data: Mapping[str, Any]) -> bool:
@@ -36,29 +47,35 @@ def rich_html(data: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     return _image(mime, _text(data[mime]), plain_text(data), metadata.get(mime))
 
 
-def plain_text(data: Mapping[str, Any]) -> str:
-    """Return the text of a bundle, whatever it has; very long text loses its middle.
+def plain_text(data: Mapping[str, Any], hint: str = "") -> str:
+    """Return the text of a bundle, whatever it has; very long text loses its middle, where `hint` says who has it.
 
-    Markdown is its own text: what else objects have as text is often a mere `<IPython.core.display.Markdown object>`.
+    Markdown and JSON are their own text: what else objects have is often a mere `<IPython.core.display.JSON object>`.
     """
-    for mime in ("text/plain", *_TEXTS) if "text/html" in data else _TEXTS:
+    texts = ("application/json", *_TEXTS) if _says_nothing(data.get("text/plain")) else _TEXTS
+    for mime in ("text/plain", *_TEXTS) if "text/html" in data else texts:
         if mime in data:
-            text = data[mime] if isinstance(data[mime], (str, list)) else json.dumps(data[mime], default=str)
-            return cut_middle(_text(text), _MAX_CHARACTERS)
+            is_text = isinstance(data[mime], str if mime == "application/json" else (str, list))
+            text = _text(data[mime]) if is_text else json.dumps(data[mime], default=str)
+            return cut_middle(text, _MAX_CHARACTERS, hint)
     return f"<{next(iter(data), 'nothing')}>"
 
 
-def best_text(data: Mapping[str, Any]) -> str:
+def _says_nothing(text: object) -> bool:
+    return isinstance(text, str) and text.startswith("<IPython.core.display.")
+
+
+def best_text(data: Mapping[str, Any], hint: str = "") -> str:
     """Return the text to show of a bundle that is not rich: LaTeX, which notebooks typeset, rather than a repr."""
-    return plain_text({"text/plain": data["text/latex"]} if "text/latex" in data else data)
+    return plain_text({"text/plain": data["text/latex"]} if "text/latex" in data else data, hint)
 
 
-def cut_middle(text: str, characters: int) -> str:
-    """Return `text`, or its beginning and its end with a count between them."""
+def cut_middle(text: str, characters: int, hint: str = "") -> str:
+    """Return `text`, or its beginning and its end with a count between them, and where all of it is."""
     if len(text) <= characters:
         return text
     head, tail = characters // 3, characters - characters // 3
-    return f"{text[:head]}\n… ({len(text) - characters:,} characters not shown) …\n{text[-tail:]}"
+    return f"{text[:head]}\n… ({len(text) - characters:,} characters not shown{hint}) …\n{text[-tail:]}"
 
 
 @lru_cache(256)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
+from typing import Any
 
 from monarch_nb.ground.rank_sets import format_ranks
 from monarch_nb.notebook.output.rows import members
@@ -20,12 +22,26 @@ QUIET = "opacity:.6"
 
 
 @dataclass(frozen=True, slots=True)
+class Own:
+    """A bundle that the front end is to show by itself; `label` is the markup above it."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Something rendered both ways; `cost` is what it takes in the notebook's file, rich content not counted."""
+    """Something rendered both ways; `cost` is what it takes in the notebook's file, rich content not counted.
+
+    Attributes:
+        own: what is shown in place of the markup where the front end can show something by itself.
+    """
 
     markup: str
     plain: str
     cost: int
+    own: Own | None = None
 
     @staticmethod
     def of(markup: str, plain: str, rich_bytes: int = 0) -> Piece:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monarch_nb.ground import escapes
 from monarch_nb.ground.rank_sets import name_ranks
@@ -14,6 +14,7 @@ from monarch_nb.notebook.output.html.pieces import (
     PRE,
     PROMPT,
     QUIET,
+    Own,
     Piece,
     beside,
     label_of_ranks,
@@ -26,6 +27,7 @@ from monarch_nb.notebook.output.rows import ResultGroup, members
 from monarch_nb.notebook.output.values import grid
 from monarch_nb.notebook.output.values.folding import FoldedRow, MoreRows, Part
 
+_KEPT = ": `-o NAME` keeps all"
 _MAX_RESULT_BYTES = 60_000
 _MAX_HIDDEN_BYTES, _MAX_GRID_BYTES = 30_000, 80_000
 _MAX_RICH_RESULTS, _MAX_RICH_BYTES = 20, 8_000_000
@@ -88,12 +90,18 @@ def _not_shown(ranks: Iterable[int]) -> Piece:
 
 def _result(group: ResultGroup, width: int, room: _Room) -> Piece:
     label = f"Out{short_label(group.ranks)}:"
-    plain = labelled(f"Out{label_of_ranks(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle)))
-    rich = mime.is_rich(group.bundle)
+    plain = labelled(f"Out{label_of_ranks(group.ranks)}:", escapes.strip(mime.plain_text(group.bundle, _KEPT)))
+    alone = mime.stands_alone(group.bundle)
+    rich = alone or mime.is_rich(group.bundle)
     if rich and room.take_rich(sum(len(str(content)) for content in group.bundle.values())):
-        content = mime.rich_html(group.bundle, {})
-        return Piece.of(beside(label, width, content, PROMPT), plain, rich_bytes=stored_bytes(content))
-    return Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle))), plain)
+        own = Own(group.bundle, group.metadata, _out(label, width, "")) if alone else None
+        if not mime.is_rich(group.bundle):
+            return replace(
+                Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle, _KEPT))), plain), own=own
+            )
+        content = mime.rich_html(group.bundle, group.metadata)
+        return replace(Piece.of(beside(label, width, content, PROMPT), plain, stored_bytes(content)), own=own)
+    return Piece.of(_out(label, width, ansi.to_html(mime.best_text(group.bundle, _KEPT))), plain)
 
 
 def _out(label: str, width: int, markup: str) -> str:
@@ -134,7 +142,7 @@ def _hidden(groups: Sequence[ResultGroup], width: int, room: _Room) -> tuple[str
     for index, group in enumerate(groups):
         label = f"Out{short_label(group.ranks)}:"
         is_rich = mime.is_rich(group.bundle)
-        content = "" if is_rich else f"{label} {ansi.to_html(mime.best_text(group.bundle))}"
+        content = "" if is_rich else f"{label} {ansi.to_html(mime.best_text(group.bundle, _KEPT))}"
         piece = _result(group, width, room) if is_rich else Piece.of(content, "")
         spent += piece.cost
         if spent > _MAX_HIDDEN_BYTES:

@@ -1,6 +1,10 @@
 """A rank's environment: torchrun's variables, the leased GPUs, the allocator's own and what --env adds."""
 
+import io
 from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import Progress
 
 from monarch_nb.allocator.ranks.environment import (
     Job,
@@ -70,7 +74,12 @@ def test_torchruns_variables() -> None:
 
 
 def test_defaults_of_training_libraries_mean_the_mesh_unless_the_user_says_something() -> None:
-    defaults = {"PL_TRAINER_DEVICES": "4", "PL_TRAINER_NUM_NODES": "2", "ACCELERATE_USE_CPU": "true"}
+    defaults = {
+        "PL_TRAINER_DEVICES": "4",
+        "PL_TRAINER_NUM_NODES": "2",
+        "ACCELERATE_USE_CPU": "true",
+        "TTY_COMPATIBLE": "1",
+    }
     assert environment().items() >= defaults.items()
     assert "ACCELERATE_USE_CPU" not in environment(gpus=(0,))
     alone = environment(spec=spec(ranks=1, world_size=1, first_rank=0, node_rank=0))
@@ -80,6 +89,15 @@ def test_defaults_of_training_libraries_mean_the_mesh_unless_the_user_says_somet
         assert environment({name: "theirs"}, spec(environment={name: "mine"}))[name] == "mine"
     contradict_arguments = ("LT_", "PL_TRAINER_STRATEGY", "PL_TRAINER_ACCELERATOR")
     assert not [name for name in environment() if name.startswith(contradict_arguments)]
+
+
+def test_rich_draws_a_bar_from_the_beginning() -> None:
+    for own, is_live in (({}, True), ({"TTY_COMPATIBLE": "0"}, False)):
+        written = io.StringIO()
+        console = Console(file=written, _environ=environment(own))
+        with Progress(console=console, auto_refresh=False) as progress:
+            progress.update(progress.add_task("training", total=2), advance=1, refresh=True)
+            assert ("50%" in written.getvalue()) == is_live
 
 
 def test_only_the_leased_gpus_are_visible() -> None:

@@ -1,10 +1,12 @@
 """Folds of events, and what they show in short."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from monarch_nb.client.connections.events import Event, LinesOfMany, Stream, TextOfMany
 from monarch_nb.lines import packing
 from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.render import render
 from monarch_nb.notebook.output.rows import NoteRow, Row, TextRow, members
 
 
@@ -24,6 +26,13 @@ def packed(lines: Mapping[int, Sequence[str]], stream: Stream = "stdout") -> Lin
     columns = [packing.keys_and_columns(of_rank)[1] for of_rank in lines.values()]
     of_lines = (packing.joined(each, [1] * len(lines)) for each in zip(*columns, strict=True))
     return LinesOfMany(tuple(lines), stream, text, "\n".join(map(packing.text_of, of_lines)))
+
+
+def rendered(fold: Fold, **options: Any) -> dict[str, str]:
+    """Return the one bundle that a fold is drawn as; empty when there is none."""
+    shown = render(fold, **options)
+    assert len(shown) <= 1
+    return shown[0].data if shown else {}
 
 
 def shown_of(rows: Iterable[Row]) -> list[tuple[str, str]]:

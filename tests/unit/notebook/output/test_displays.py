@@ -37,9 +37,18 @@ def test_updates_replace_in_place() -> None:
     fold.add(Display(1, "update", _picture("b"), display_id="id"))
     assert _pictures(fold) == [((0,), "a"), ((1,), "b")]
     fold.add(Display(0, "update", _picture("b"), display_id="id"))
-    fold.add(Display(0, "update", _picture("c"), display_id="unknown"))
     assert shown_of(fold.rows()) == [("0,1", "DisplayRow"), ("0,1", "after")]
     assert _pictures(fold) == [((0, 1), "b")]
+
+
+def test_an_update_of_what_is_not_there_shows_it() -> None:
+    fold = fold_of(1, Display(0, "update", _picture("a"), display_id="elsewhere"), Text(0, "stdout", "after\n"))
+    fold.add(Display(0, "update", _picture("b"), display_id="elsewhere"))
+    assert shown_of(fold.rows()) == [("0", "DisplayRow"), ("0", "after")]
+    assert _pictures(fold) == [((0,), "b")]
+    fold.add(Display(0, "clear"))
+    fold.add(Display(0, "update", _picture("c"), display_id="elsewhere"))
+    assert _pictures(fold) == [((0,), "c")]
 
 
 def test_clear_removes_what_the_rank_showed() -> None:

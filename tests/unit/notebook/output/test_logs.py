@@ -8,6 +8,7 @@ from typing import ClassVar
 from monarch_nb.client.logs.records import LogRecord
 from monarch_nb.client.pools.facts.infos import RunInfo
 from monarch_nb.errors import RankFailure
+from monarch_nb.ground import escapes
 from monarch_nb.notebook.output.logs import Endings, earlier_lines, folded_lines
 
 
@@ -32,6 +33,16 @@ def test_logs_fold_and_lose_nothing() -> None:
         "[0] 0 0",
     ]
     assert lines_of([[LogRecord(0, "stderr", 1, "no line end")]])[1:] == ["[0] no line end"]
+
+
+def test_lines_are_whole_however_long_and_in_how_many_pieces() -> None:
+    line = "".join(f"{number} " for number in range(30_000))
+    pieces = [line[start : start + 65_536] for start in range(0, len(line), 65_536)]
+    for colour in ("", "\x1b[31m"):
+        texts = [colour + pieces[0], *pieces[1:-1], pieces[-1] + "\n"]
+        records = [LogRecord(rank, "stdout", 1, text) for rank in range(2) for text in texts]
+        shown = list(folded_lines([records], Endings(list, range(2))))[-1]
+        assert escapes.strip(shown) == f"[0-1] {line}"
 
 
 def test_who_sees_the_newest_lines_only_is_told_how_many_there_are_besides() -> None:

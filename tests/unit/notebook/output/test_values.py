@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from monarch_nb.client.connections.events import Result
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output.fold import Fold
-from monarch_nb.notebook.output.render import render
 from monarch_nb.notebook.output.values.spread import Number, Spread
 from monarch_nb.worker.shell.facts import facts_of
+from unit.notebook.output.folds import rendered
 
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(-1e300, 1e300)
 HOSTS = 16
@@ -35,7 +35,7 @@ def _shown(values: Sequence[Any], hosts: int = HOSTS, **facts: Any) -> dict[str,
             fold.add(Result(rank, "ok", 0.1, {"text/plain": repr(value)}, facts=facts or facts_of(value) or {}))
     per_host = -(-len(values) // hosts)
     names = {f"node{host}": list(range(len(values)))[host * per_host :][:per_host] for host in range(hosts)}
-    return render(fold, hosts=names)
+    return rendered(fold, hosts=names)
 
 
 def _spread(values: Sequence[float]) -> Spread:
@@ -174,7 +174,7 @@ def test_none_is_named_beside_numbers_alone() -> None:
         elif rank > 1:
             facts = facts_of(rank * 0.5) if rank not in (3, 7) else None
             fold.add(Result(rank, "ok", 0.1, {"text/plain": repr(rank * 0.5)} if facts else {}, facts=facts or {}))
-    shown = render(fold)["text/plain"]
+    shown = rendered(fold)["text/plain"]
     assert shown.splitlines()[1:] == ["Out[7]: None"], "3 is not asked for, 5 has failed, 0 and 1 compute"
     alone = [None if rank else "done" for rank in range(128)]
     assert _shown(alone)["text/plain"] == "Out[0]: 'done'", "who returns something on one rank alone knows it"
@@ -232,7 +232,7 @@ def _tensors(facts: Sequence[dict[str, Any]]) -> str:
     fold = Fold(range(len(facts)))
     for rank, each in enumerate(facts):
         fold.add(Result(rank, "ok", 0.1, {"text/plain": f"tensor({rank})"}, facts=each))
-    return render(fold)["text/plain"]
+    return rendered(fold)["text/plain"]
 
 
 def test_tensors_are_a_row_for_each_shape_dtype_and_device() -> None:

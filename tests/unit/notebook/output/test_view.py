@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from monarch_nb.client.connections.events import (
@@ -16,6 +17,7 @@ from monarch_nb.client.connections.events import (
     Text,
 )
 from monarch_nb.errors import RankFailure
+from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.view import RunView
 
 
@@ -25,12 +27,16 @@ class _Cell:
     def __init__(self, ranks: int = 2, **options: Any) -> None:
         self.now_s = 100.0
         self.published: list[tuple[float, dict[str, str], bool]] = []
+        self.displays: dict[int, dict[str, Any]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.view = RunView(range(ranks), self._publish, self._call_later, clock=lambda: self.now_s, **options)
 
-    def _publish(self, bundle: dict[str, str], update: bool) -> None:
+    def _publish(
+        self, bundle: dict[str, str], update: bool, number: int = 0, metadata: dict[str, Any] | None = None
+    ) -> None:
         self.published.append((self.now_s, bundle, update))
+        self.displays[number] = bundle
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._count += 1
@@ -318,3 +324,108 @@ def test_what_was_held_shows_soon_though_a_rank_is_silent_and_notices_at_once() 
     cell.print("and me\n", 1)
     cell.pass_time(0.2)
     assert "and me" in cell.texts[-1]
+
+
+# ---- displays of other cells ----
+
+
+class _Run:
+    def __init__(self, mesh: str, number: int) -> None:
+        self.mesh, self.number = SimpleNamespace(id=mesh, flag=""), number
+
+
+def _cells(*meshes: str, **options: Any) -> list[_Cell]:
+    """Return cells that have run on these meshes, each with its run."""
+    cells = []
+    for number, mesh in enumerate(meshes, 1):
+        cell = _Cell(**options)
+        cell.run = _Run(mesh, number)  # type: ignore[attr-defined]  # which the view does not keep
+        cell.view.shows(cell.run)  # type: ignore[attr-defined]
+        cells.append(cell)
+    return cells
+
+
+def _chart(text: str, kind: Any = "show", rank: int = 0) -> Display:
+    return Display(rank, kind, {"text/html": f"<b>{text}</b>", "text/plain": text}, display_id="chart")
+
+
+def test_an_update_from_a_later_cell_reaches_its_display() -> None:
+    first, other, second = _cells("mesh", "other", "mesh")
+    first.view.on_event(_chart("old"))
+    first.finish(close=True)
+    other.view.on_event(_chart("of another mesh"))
+    second.view.on_event(_chart("new", "update"))
+    for cell in (first, other, second):
+        cell.pass_time(1)
+    assert "<b>new</b>" in first.html
+    assert "another mesh" in other.html
+    assert not second.published
+    second.view.on_event(_chart("of rank 1", "update", rank=1))
+    second.pass_time(1)
+    assert "<b>of rank 1</b>" in second.html, "which had none"
+
+
+def test_an_update_of_a_display_that_is_gone_shows_in_the_cell_that_makes_it() -> None:
+    first, second, third = _cells("again", "again", "again", cell="the first")
+    first.view.on_event(_chart("old"))
+    first.finish(close=True)
+    displays.forget("the first")
+    second.view.on_event(_chart("new", "update"))
+    second.pass_time(1)
+    third.view.on_event(_chart("newer", "update"))
+    for cell in (first, second, third):
+        cell.pass_time(1)
+    assert "old" in first.html
+    assert "newer" in second.html
+    assert not third.published
+
+
+# ---- what the front end shows by itself ----
+
+
+def test_a_large_chart_is_sent_once_whatever_is_printed_and_again_when_it_changes() -> None:
+    cell = _Cell(1)
+    chart = {"text/html": "x" * 4_800_000, "text/plain": "chart"}
+    cell.view.on_event(Display(0, "show", chart, display_id="chart"))
+    for count in range(100):
+        cell.print(f"line {count}\n")
+        cell.view.on_event(Display(0, "update", dict(chart), display_id="chart"))
+        cell.pass_time(0.1)
+    sent = [bundle["text/html"] for _, bundle, _ in cell.published if len(bundle["text/html"]) > 4_000_000]
+    assert len(sent) == 1
+    assert "line 99" in cell.displays[2]["text/html"]
+    cell.view.on_event(Display(0, "update", {"text/html": "y" * 4_800_000}, display_id="chart"))
+    cell.pass_time(5)
+    assert cell.displays[1]["text/html"][0] == "y"
+
+
+def test_a_cell_that_has_returned_gets_no_more_displays() -> None:
+    cell = _Cell(1)
+    json = {"application/json": {"a": 1}, "text/plain": "object"}
+    cell.view.on_event(Display(0, "show", json))
+    cell.view.on_event(Result(0, "ok", 0.1, may_print_later=True))
+    cell.end()
+    assert list(cell.displays) == [0, 1, 2]
+    cell.print("later\n")
+    cell.view.on_event(Display(0, "show", {"application/json": {"b": 2}, "text/plain": "other"}))
+    cell.pass_time(1)
+    assert list(cell.displays) == [0, 1, 2]
+    assert cell.displays[1] == json
+    assert cell.displays[2]["text/plain"] == "[0] later\n[0] other"
+
+
+def test_what_is_cleared_leaves_empty_displays() -> None:
+    cell = _Cell(1)
+    cell.view.on_event(Display(0, "show", {"application/json": {"a": 1}}))
+    cell.print("below\n")
+    cell.pass_time(1)
+    cell.view.on_event(Display(0, "clear"))
+    cell.end()
+    assert all(set(bundle.values()) == {""} for bundle in cell.displays.values())
+
+
+def test_a_terminal_or_a_file_has_lines_whole() -> None:
+    cell = _Cell(1, terminal=True)
+    cell.print("x" * 300_000 + "\n")
+    cell.finish(1, close=True)
+    assert cell.texts[0] == "[0] " + "x" * 300_000
