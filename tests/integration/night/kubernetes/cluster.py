@@ -386,7 +386,8 @@ class Cluster:
         words = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in container["command"]]
         binds = [(self.directory / "hosts", "/etc/hosts"), *mounts]
         shell = _MOUNT + "".join(f" && mkdir -p {to} && mount --bind {which} {to}" for which, to in binds[1:])
-        shell += f' && mount --bind {binds[0][0]} /etc/hosts && hostname {pod["spec"]["hostname"]} && exec {_account(pod)} "$@"'
+        shell += f" && mount --bind {binds[0][0]} /etc/hosts && hostname {pod['spec']['hostname']}"
+        shell += f' && exec {_account(pod)} "$@"'
         inside = ["unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", shell]
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
