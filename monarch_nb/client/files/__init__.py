@@ -2,6 +2,7 @@
 
 project      which directory is the project, and its settings
 ignore       what in it is not synced
+git_excludes what git ignores in all repositories of a user
 watcher      which names changed since one asked last
 scan         what is in a tree: all names, or those that changed
 reading      what the files hold, cut and hashed
