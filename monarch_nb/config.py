@@ -3,6 +3,7 @@
 Sockets and state lie in `$MONARCH_NB_HOME`, else in `/tmp/monarch-nb-UID/HOSTNAME`: not in $XDG_RUNTIME_DIR (removed at
 logout), not in TMPDIR (differs between Slurm jobs), never on a home that hosts may share. Certificates and addresses of
 pools of hosts lie in `$MONARCH_NB_CONFIG`, else in `~/.config/monarch-nb`, which hosts may well share.
+Who has no home directory, or one where nothing can be made, as "/" in a container, has them in `/tmp/monarch-nb-UID`.
 """
 
 import functools
@@ -146,7 +147,11 @@ def config_directory() -> Path:
     """Return where certificates and addresses of pools of hosts lie; it may not be there yet."""
     if chosen := os.environ.get(CONFIG_VARIABLE):
         return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser().absolute() / "monarch-nb"
+    own = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "monarch-nb")
+    nearest = next((path for path in (own, *own.parents) if os.path.exists(path)), own)
+    if own.is_absolute() and (nearest == own or os.access(nearest, os.W_OK)):
+        return own
+    return private_directory(_temporary_root()) / "config"
 
 
 def private_directory(path: Path, variable: str = HOME_VARIABLE) -> Path:

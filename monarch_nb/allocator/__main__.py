@@ -22,12 +22,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from monarch_nb import config
 from monarch_nb.allocator.logs.limit import default_limit_bytes
-from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.readings.gpus import discover_gpus, visible
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.warming import Warming
 from monarch_nb.config import cadence, patience
 from monarch_nb.errors import MonarchNbError, PoolError, UsageError
+from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.ground.room import explained, lacks_room
 from monarch_nb.sizes import bytes_of
@@ -142,7 +142,7 @@ async def serve(options: argparse.Namespace, paths: config.NodePaths, network: N
     node = Node(
         paths,
         options.node_id,
-        procs=options.procs or facts.cpu_slots(),
+        procs=options.procs or usable_cpus(),
         gpus=_gpus(options.gpus),
         python=options.python,
         preload=preload,

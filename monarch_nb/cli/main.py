@@ -181,7 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["allocator"]:
         from monarch_nb.allocator.__main__ import main as allocator_main
+        from monarch_nb.provision.daemons import daemon_environment
 
+        for name in os.environ.keys() - daemon_environment().keys():
+            del os.environ[name]  # it outlives this shell's notebook and job
         return allocator_main(words[1:])
     options, unknown = make_parser().parse_known_args(words)
     if "numbers" in options and not any(word.startswith("-") for word in unknown):

@@ -12,6 +12,8 @@ rank_sets      sets of ranks as people read them
 places         where a process stands in its world, as torchrun says it
 pdb_lines      lines for pdb: its commands, and Python
 ranges         sets of ranks as thousands of them are kept and sent
+cpus           how many it may use
+account        whose process this is
 namespaces     where ids of processes count
 read_at_start  variables that a process reads once
 room           a disk that is full

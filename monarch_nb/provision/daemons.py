@@ -36,9 +36,14 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 if os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"""
 
-# What says "you are in this notebook" or "you belong to that rank" is not true of a daemon and the ranks that inherit
-# its environment.
-_NOT_INHERITED = (RANK_TOKEN_VARIABLE, "JPY_", "MPLBACKEND", "VSCODE_", "PYDEVD_")
+# What says "you are in this notebook", "you belong to that rank" or "you are this task of that job" is not true of a
+# daemon and the ranks that inherit its environment.
+_NOT_INHERITED = (
+    *(RANK_TOKEN_VARIABLE, "JPY_", "MPLBACKEND", "VSCODE_", "PYDEVD_"),
+    *("SLURM_", "SLURMD_", "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_COMM_WORLD_", "PALS_", "FLUX_TASK_"),
+)
+_INHERITED = "SLURM_CONF"
+"""Says where the cluster is."""
 
 
 @dataclass
@@ -140,8 +145,10 @@ def detach(
 
 
 def daemon_environment() -> dict[str, str]:
-    """Return this process's environment without what ties it to a notebook or a rank."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    """Return this process's environment without what ties it to a notebook, a rank or a task of Slurm's or MPI's."""
+    return {
+        name: value for name, value in os.environ.items() if name == _INHERITED or not name.startswith(_NOT_INHERITED)
+    }
 
 
 def wait_for_lines(

@@ -8,7 +8,6 @@ was left by a process that died, and is removed.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from monarch_nb.config import CONFIG_VARIABLE, DEFAULT_POOL, TrustPaths, patience, private_directory
 from monarch_nb.errors import CapacityError, PoolError, ReservationConflict, TrustError, UsageError, say_too
+from monarch_nb.ground.account import own_name
 from monarch_nb.ground.interrupting import pause
 from monarch_nb.provision import Progress
 from monarch_nb.provision.launchers import UNHELD_S, Ask, Job, Launcher, launcher, size_of, target_of
@@ -260,7 +260,7 @@ def _asked_of(engine: Launcher, asked: Ask) -> str:
 def _user() -> str:
     """Return what the user is called in the pool: nobody else is in it."""
     try:
-        return checked_user_name(getpass.getuser())
+        return checked_user_name(own_name())
     except UsageError:
         return "me"
 

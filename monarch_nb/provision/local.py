@@ -27,6 +27,7 @@ from monarch_nb.config import (
     private_directory,
 )
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
+from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
@@ -89,7 +90,7 @@ class LocalProvisioner:
         pool can be."""
         if why_no_local_pool():
             return []
-        cores = os.cpu_count() or 1
+        cores = usable_cpus()
         nodes = len(self.nodes(pool=pool)) or 1
         shape = _read_shape(_checked_directory(pool)) or PoolShape(cores, "all")
         gpus = (("all", "all of this machine's"), ("none", "none"))
@@ -333,7 +334,7 @@ def _agree_on_shape(
     shape = _read_shape(directory)
     if shape is None or not before:
         limit = log_limit or os.environ.get(LOG_LIMIT_VARIABLE, "")
-        return PoolShape(procs or os.cpu_count() or 1, gpus or "all", isolate, limit)
+        return PoolShape(procs or usable_cpus(), gpus or "all", isolate, limit)
     limit = log_limit or shape.log_limit
     wanted = PoolShape(procs or shape.procs, gpus or shape.gpus, isolate or shape.isolate, limit)
     if wanted != shape or (nodes or len(before)) < len(before):

@@ -82,7 +82,10 @@ _OUR_FLAGS = {
 }
 _OVERRIDING = ("SBATCH_ARRAY_INX", "SBATCH_JOB_NAME", "SBATCH_NO_REQUEUE", "SBATCH_REQUEUE", "SBATCH_OPEN_MODE")
 # What Slurm says of its own tasks is not true of ranks: libraries that read it would take a rank for task 0 of 2.
-_NOT_OF_RANKS = "NTASKS NTASKS_PER_NODE NPROCS PROCID LOCALID NODEID TASKS_PER_NODE STEP_NUM_TASKS STEP_TASKS_PER_NODE"
+_NOT_OF_RANKS = (
+    "NTASKS NTASKS_PER_NODE NPROCS PROCID LOCALID NODEID TASKS_PER_NODE STEP_NUM_TASKS STEP_TASKS_PER_NODE GTIDS "
+    "TASK_PID"
+)
 _ON_NODE = (
     'node=$SLURMD_NODENAME from="$SLURM_SUBMIT_HOST $SLURM_LAUNCH_NODE_IPADDR"; '
     f"unset {' '.join(f'SLURM_{name}' for name in _NOT_OF_RANKS.split())} ${{!PMI*}}; "
@@ -425,12 +428,10 @@ def _environment(allocation: str = "") -> dict[str, str]:
     kept = {
         name: value
         for name, value in daemon_environment().items()
-        if not name.startswith(("SLURM", "SQUEUE_", "SINFO_", "SACCT_", "SRUN_", "PMI"))
+        if not name.startswith(("SQUEUE_", "SINFO_", "SACCT_", "SRUN_"))
         and name not in (*_OVERRIDING, "CUDA_VISIBLE_DEVICES")
     }
-    own = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    own |= {"SLURM_JOB_ID": allocation} if allocation else {}
-    return kept | own
+    return kept | ({"SLURM_JOB_ID": allocation} if allocation else {})
 
 
 def _refusal(said: str, *, is_further: bool = False) -> UsageError | CapacityError | PoolError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch_nb.errors import AccessDenied
+from monarch_nb.ground.account import own_name
 from monarch_nb.trust.identity import ADMIN, NODE, USER, CertificateFacts, facts_of
 
 _CERTIFICATE = "x509_pem_cert"
@@ -106,4 +106,4 @@ def _told_by_gateway(context: Call) -> Caller | None:
 
 @functools.cache
 def _own_user() -> Caller:
-    return Caller(getpass.getuser(), ADMIN, local=True)
+    return Caller(own_name(), ADMIN, local=True)

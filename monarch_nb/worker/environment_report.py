@@ -1,4 +1,4 @@
-"""What a Python environment and the machine around it are, for `%mesh doctor`: standard library only.
+"""What a Python environment and the machine around it are, for `%mesh doctor`: quick to import.
 
 The kernel calls `describe`; a node has the ranks' python run this module, which reads a question from stdin and
 writes the answer to stdout, both JSON.
@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from monarch_nb.ground.cpus import usable_cpus
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -38,6 +40,7 @@ class Environment:
         free_bytes: on the disks of some directories.
         shared_memory_bytes: the size of /dev/shm.
         open_files: how many a process may have open.
+        cpus: how many it may use.
     """
 
     python: str = ""
@@ -52,6 +55,7 @@ class Environment:
     free_bytes: dict[str, int | None] = field(default_factory=dict)
     shared_memory_bytes: int | None = None
     open_files: int | None = None
+    cpus: int | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Environment:
@@ -84,6 +88,7 @@ def describe(packages: Iterable[str] = (), directories: Iterable[str] = ()) -> E
         free_bytes={directory: _disk_bytes(directory)[1] for directory in directories},
         shared_memory_bytes=_disk_bytes("/dev/shm")[0],
         open_files=None if soft_limit == resource.RLIM_INFINITY else soft_limit,
+        cpus=usable_cpus(),
     )
 
 

@@ -40,6 +40,22 @@ def test_a_pool_is_there_from_its_up_to_its_down(pool_home: Path, capsys: pytest
     assert leaks_of(pool_home) == []
 
 
+def test_ranks_are_not_the_task_whose_shell_started_the_pool(
+    pool_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As srun and mpirun set it: a script that asks Slurm first would be rank 0 everywhere."""
+    for name in ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    said(capsys, "up", "--procs", "2")
+    dev = monarch_nb.reserve("dev", procs=2, preload=[])
+    asks = "import os\nint(os.environ.get('SLURM_PROCID', os.environ.get('PMI_RANK', os.environ['RANK'])))"
+    assert dev.mesh.run(asks).values == [0, 1]
+    named = "{name for name in os.environ if name.startswith(('SLURM', 'OMPI_', 'PMI'))}"
+    assert dev.mesh.run(named).values == [{"SLURM_CONF"}] * 2, "with which a rank finds the cluster"
+    said(capsys, "down", "--force")
+
+
 def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "starting 2 local nodes × 2 procs" in said(capsys, "up", "--nodes", "2", "--procs", "2")
     assert said(capsys, "up", "--nodes", "2") == "the pool 'local' is up: node0, node1\n"

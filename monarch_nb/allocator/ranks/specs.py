@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from monarch_nb.allocator.ranks.environment import Job, node_environment, place_in_mesh, place_of_node, rank_environment
-from monarch_nb.allocator.readings import facts
 from monarch_nb.allocator.state.identity import Identity
 from monarch_nb.allocator.state.runs import Mesh, Run
 from monarch_nb.allocator.supervision.cgroups import numbers_of
 from monarch_nb.allocator.supervision.supervisor import new_token
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import UsageError
+from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.ground.places import Place
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import state_pb2
@@ -119,7 +119,7 @@ def _specification(
         job,
         gpu_numbers=gpu_numbers,
         token=record.token,
-        cpu_count=facts.cpu_slots(),
+        cpu_count=usable_cpus(),
         interface=node.interface,
         added=added,
     )

@@ -1,6 +1,6 @@
 """How busy a node is, read while somebody looks.
 
-facts        its CPU slots, and the memory of a process
+facts        the memory of a process
 gpus         its GPUs, by NVML, and which can not be used
 load         processors, memory and GPUs, and what ranks take of them
 whereabouts  where ranks are that have been running for a while

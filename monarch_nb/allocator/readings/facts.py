@@ -1,12 +1,6 @@
-"""What a node has: CPU slots, and the memory of its processes."""
+"""What memory a process has."""
 
-import os
 from pathlib import Path
-
-
-def cpu_slots() -> int:
-    """Return the number of CPUs this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def proportional_memory_bytes(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import socket
 import ssl
 import sys
@@ -19,6 +18,7 @@ from monarch_nb.client.pools.namesakes import same_node
 from monarch_nb.client.pools.namesakes import warning as namesakes_warning
 from monarch_nb.config import DEFAULT_PORT, default_pool, patience
 from monarch_nb.errors import MonarchNbError, NodeUnreachable, PoolError, TrustError
+from monarch_nb.ground.account import own_name
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Node, provisioner
 from monarch_nb.provision.jobs import title_of_pool
@@ -200,7 +200,7 @@ def _init(options: argparse.Namespace) -> int:
     if options.name is None and options.ssh is None:
         options.parser.error("the following arguments are required: NAME")
     options.name = options.name or DEFAULT_SSH_NAME
-    is_new = membership.make_pool(options.name, options.user or getpass.getuser(), options.interface)
+    is_new = membership.make_pool(options.name, options.user or own_name(), options.interface)
     paths = paths_of(options.name)
     me = membership.own_facts(paths)
     made = "made the pool" if is_new else "there is the pool"

@@ -351,6 +351,8 @@ class _Examination:
             "ulimit -n 65536 before the node is started",
             f"{min(files):,} open files" if files else None,
         )
+        if cpus := [node.environment.cpus for node in self._nodes if node.environment.cpus is not None]:
+            self._fine.append(counted(min(cpus), "CPU") if len(set(cpus)) == 1 else f"{min(cpus)} to {max(cpus)} CPUs")
 
     def _disk(self, what: str, directory: Callable[[NodeReport], str], nodes: Sequence[NodeReport]) -> None:
         def problem(node: NodeReport) -> str | None:

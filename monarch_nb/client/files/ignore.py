@@ -17,6 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from monarch_nb.client.files.git_excludes import excludes_file
+
 GITIGNORE = b".gitignore"
 MESHIGNORE = b".meshignore"
 RULE_FILES = frozenset((GITIGNORE, MESHIGNORE))
@@ -283,9 +285,8 @@ def rules_of(root: Path, patterns: Iterable[str] = ()) -> Rules:
     if own := tuple(patterns):
         ours.append(_Layer(Patterns(os.fsencode(pattern) for pattern in own), "pyproject.toml"))
     above: list[_Layer] = []
-    for base, file in _above(root):
+    for base, file, origin in _above(root):
         way = b"" if base == root else os.fsencode(root.relative_to(base)) + b"/"
-        origin = ".gitignore" if file.name == ".gitignore" else ".git/info/exclude"
         above.append(_Layer(Patterns(_lines(_read(os.fsencode(file)))), origin, above=way))
     if _ignores_root(above):
         above = []  # a repository that ignores the whole tree has no say in it
@@ -294,16 +295,19 @@ def rules_of(root: Path, patterns: Iterable[str] = ()) -> Rules:
 
 def rule_files_above(root: Path) -> list[Path]:
     """Return the files outside of a tree that may have rules for it, whether they exist or not."""
-    return [file for _, file in _above(root)]
+    return [file for _, file, _ in _above(root)]
 
 
-def _above(root: Path) -> list[tuple[Path, Path]]:
-    """Return what the repository around a root says about it: (directory, file of its patterns), the strongest last."""
+def _above(root: Path) -> list[tuple[Path, Path, str]]:
+    """Return what the repository around a root says about it: (directory, file of its patterns, what that is called),
+    the strongest last."""
     top = next((parent for parent in (root, *root.parents) if os.path.lexists(parent / ".git")), None)
     if top is None:
         return []
     way = [parent for parent in reversed(root.parents) if parent.is_relative_to(top)]
-    return [(top, _git_directory(top) / "info" / "exclude"), *((parent, parent / ".gitignore") for parent in way)]
+    excludes, info = excludes_file(top), ".git/info/exclude"
+    of_git = [(top, excludes, str(excludes)), (top, _git_directory(top) / "info" / "exclude", info)]
+    return [*of_git, *((parent, parent / ".gitignore", ".gitignore") for parent in way)]
 
 
 def _ignores_root(above: list[_Layer]) -> bool:

@@ -19,12 +19,14 @@ from monarch_nb.errors import UsageError
 from monarch_nb.files.chunks import hash_of
 from monarch_nb.files.tree import chunk_hashes, printable, same
 from monarch_nb.proto.files_pb2 import TreeEntry
+from monarch_nb.sizes import size
 
 __all__ = ["FileChanged", "LocalTree", "Refreshed", "Report"]
 
 _MAX_ROUNDS = 5
 """So often new directories may appear while one begins to watch new directories."""
 _MAX_FAILURES = 3
+_NAMED_BY_US = {"defaults": "as notebooks and caches", "virtual environments": "a virtual environment"}
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,25 @@ class LocalTree:
                     self.settings.max_file_bytes,
                 )
             return self._report
+
+    def why_left_out(self, path: bytes) -> str:
+        """Return why a file is not synced, as far as is known; "" when it is, or is not there. Waits for nobody: it
+        looks up names while others may walk the tree."""
+        if (scan := self._scan) is None:
+            return ""
+        parts = path.split(b"/")
+        for named in (b"/".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            if (size_bytes := scan.too_large.get(named)) is not None:
+                return (
+                    f"it has {size(size_bytes)}; max-file-size in pyproject.toml's [tool.monarch_nb] raises the limit"
+                )
+            if why := scan.refused.get(named):
+                return why
+            if origin := scan.ignored.get(named):
+                shown = printable(named) + ("/" if os.path.isdir(os.path.join(scan.root, named)) else "")
+                which = _NAMED_BY_US.get(origin, f"which {origin} names")
+                return f"sync leaves {shown} out, {which}; the line !/{shown} in .meshignore sends it"
+        return ""
 
     def close(self) -> None:
         """Stop watching. A later refresh looks at everything again."""

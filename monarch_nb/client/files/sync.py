@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.evidence import nodes_blind_to
+from monarch_nb.client.files.left_out import why_missing
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree, Report
 from monarch_nb.client.files.project import Settings, check_beside, checked_directory, read_settings
 from monarch_nb.client.files.record import FilesRecord, directory_of
@@ -302,6 +303,14 @@ class SyncedFiles:
             roots = [mount.tree.root.resolve() for mount in self._opened().values()]
         place = Path(directory).resolve()
         return "" if any(place.is_relative_to(root) for root in roots) else self._origin
+
+    def why_missing(self, message: str) -> str:
+        """Return a line that says which file a message of a FileNotFoundError of a rank's names that sync left out; ""
+        for none. Waits for nobody."""
+        if not self.copies:
+            return ""
+        trees = {name: mount.tree for name, mount in dict(self._mounts or {}).items()}
+        return why_missing(message, f"/workspaces/{self.reservation_id}/tree", trees)
 
     def sync(
         self,

@@ -491,6 +491,10 @@ class Run(PrintedOfRun):
         host = "" if packed.outcome == run_pb2.OUTCOME_OK else self._nodes.name_of(packed.rank)
         result = result_event(packed, host, of_script=self.is_script, of_node=self.is_of_nodes)
         result = self._freeing.seen(result)
+        failure = result.failure
+        misses = failure is not None and failure.name == FileNotFoundError.__name__
+        if failure and misses and (line := self.mesh.reservation.files.why_missing(failure.message)):
+            result = replace(result, failure=replace(failure, rendered=f"{failure.rendered.rstrip()}\n{line}"))
         self.results[packed.rank] = result
         self.emit(result)
         if packed.notice:

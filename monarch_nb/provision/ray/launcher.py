@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import getpass
 import importlib.util
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from monarch_nb.config import GPU_LOCKS_VARIABLE, HOME_VARIABLE, LOG_LIMIT_VARIABLE, gap, passed_on
 from monarch_nb.errors import CapacityError, PoolError, UsageError
+from monarch_nb.ground.account import own_name
 from monarch_nb.ground.rank_sets import counted
 from monarch_nb.provision import Option
 from monarch_nb.provision.helpers import Helper
@@ -64,7 +64,7 @@ class RayLauncher:
     def ask(self, ask: Ask) -> str:
         """Ask for a placement group; it is checked first whether the cluster can ever have it."""
         address, bundle, facts = _found(ask)
-        group = f"monarch-nb-{_user()}{ask.reservation}-{secrets.token_hex(2)}"
+        group = f"monarch-nb-{own_name()}-{ask.reservation}-{secrets.token_hex(2)}"
         try:
             _call(
                 "ask",
@@ -199,14 +199,6 @@ def _arguments(ask: Ask) -> list[str]:
     words = ask.allocator(publish=False)[1:]
     at = words.index("--certificate")
     return words[:at] + words[at + 2 :]
-
-
-def _user() -> str:
-    """Return whose it is, for the dashboard."""
-    try:
-        return f"{getpass.getuser()}-"
-    except (KeyError, OSError):  # nobody has a name in some containers
-        return ""
 
 
 def check_fits(

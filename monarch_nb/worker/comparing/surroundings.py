@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from monarch_nb.config import patience
+from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.worker.environment_report import describe
 
 _GIT_TIMEOUT_S = patience(10.0)
@@ -61,7 +62,7 @@ def environment(salt: str) -> dict[str, Any]:
     return {
         "python": report.python,
         "executable": report.executable,
-        "machine": f"{platform.machine()}, {platform.system()} {platform.release()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {platform.system()} {platform.release()}, {usable_cpus()} cores",
         "driver": report.driver,
         "cuda": report.cuda,
         "torch": _torch_settings(),

@@ -20,6 +20,7 @@ from typing import Any
 
 from monarch_nb.config import STACKS_SIGNAL
 from monarch_nb.ground import file_locks, pickling
+from monarch_nb.ground.cpus import usable_cpus
 from monarch_nb.integrations import lightning
 from monarch_nb.proto.worker_pb2 import RankSpec
 from monarch_nb.worker.forking import identity, import_paths
@@ -154,7 +155,7 @@ def _prefer_own_gpu(environment: Mapping[str, str]) -> None:
 def _restore_threads(environment: Mapping[str, str]) -> None:
     """Undo the template's restriction to one thread."""
     wanted = environment.get("OMP_NUM_THREADS", "")
-    count = int(wanted) if wanted.isdecimal() and int(wanted) else len(os.sched_getaffinity(0))
+    count = int(wanted) if wanted.isdecimal() and int(wanted) else usable_cpus()
     if torch := sys.modules.get("torch"):
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)

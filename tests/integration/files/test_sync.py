@@ -31,6 +31,15 @@ def local(report: SyncReport, mount: str = "") -> Report:
     return report.local[mount]
 
 
+MISSING = "[Errno 2] No such file or directory"
+
+
+def last_line(synced: Reservation, code: str) -> str:
+    with pytest.raises(RunFailed) as raised:
+        synced.mesh.run(code)
+    return str(raised.value).splitlines()[-1]
+
+
 class TestPlace:
     def test_ranks_start_in_their_copy(self, synced: Reservation) -> None:
         expected = [str(copy) for copy in copies(synced) for _ in range(2)]
@@ -167,6 +176,24 @@ class TestLeftOut:
         ignored = local(report).ignored()
         assert ignored[".gitignore"] == (2, 2)
         assert ignored[".meshignore"] == (1, 1)
+
+    def test_a_file_that_is_missing_for_that_is_named_below_the_traceback(self, synced: Reservation) -> None:
+        write(".gitignore", "data/\n")
+        subprocess.run(["git", "init", "--quiet"], check=True)
+        write("data/train/a.csv", "x")
+        write("inner.ipynb", "x")
+        line = "{} is not on the nodes: {}; the line !/{} in .meshignore sends it"
+        why = line.format("data/train/a.csv", "sync leaves data/ out, which .gitignore names", "data/")
+        assert last_line(synced, "open('data/train/a.csv')") == why
+        assert last_line(synced, "import os\nopen(os.path.abspath('data/train/a.csv'))") == why
+        notebook = line.format("inner.ipynb", "sync leaves inner.ipynb out, as notebooks and caches", "inner.ipynb")
+        assert last_line(synced, "open('inner.ipynb')") == notebook
+        assert last_line(synced, "open('nowhere.csv')") == f"FileNotFoundError: {MISSING}: 'nowhere.csv'"
+        assert last_line(synced, "open('data/nowhere.csv')") == f"FileNotFoundError: {MISSING}: 'data/nowhere.csv'"
+        write("train.py", "open('data/train/a.csv')")
+        with pytest.raises(RunFailed) as raised:
+            synced.mesh.run_script("train.py")
+        assert str(raised.value).splitlines()[-1] == why
 
 
 class TestMore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.pools.facts.choosing import Shape
 from monarch_nb.config import MAIN_MESH
+from monarch_nb.ground.account import own_name
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2
 from monarch_nb.shape import Extent
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def current_owner(identity: Identity | None = None) -> str:
     """Return who we are to allocators: on this machine its user, to those of a network the certificate's name."""
-    return identity.name if identity else getpass.getuser()
+    return identity.name if identity else own_name()
 
 
 def is_called(name: str, called: str, owner: str) -> bool:

@@ -353,18 +353,20 @@ class Cluster:
                     self._tell(name, "FailedMount", said)
                     return
                 path = next(each["mountPath"] for each in container["volumeMounts"] if each["name"] == volume["name"])
-                mounts.append((self._unpack(name, held, volume["secret"]["defaultMode"]), path))
+                group = pod["spec"].get("securityContext", {}).get("fsGroup", 0)
+                mounts.append((self._unpack(name, held, volume["secret"]["defaultMode"], group), path))
         self.processes[name] = self._run(pod, machine, mounts)
         pod["status"]["phase"] = "Running"
         pod["status"]["conditions"].append({"type": "Ready", "status": "True"})
         _set_state(pod, {"running": {"startedAt": _now()}})
 
-    def _unpack(self, pod: str, held: Object, mode: int) -> Path:
+    def _unpack(self, pod: str, held: Object, mode: int, group: int) -> Path:
         directory = self.directory / f"{pod}-secret"
         directory.mkdir()
         for key, value in held["data"].items():
             (directory / key).write_bytes(base64.b64decode(value))
             (directory / key).chmod(mode)
+            os.chown(directory / key, 0, group)
         return directory
 
     def _run(self, pod: Object, machine: Machine, mounts: list[tuple[Path, str]]) -> subprocess.Popen[bytes]:
@@ -378,10 +380,14 @@ class Cluster:
         state = self.directory / f"{next(self._numbers)}"  # short: socket paths end at 107 bytes
         state.mkdir()
         environment["MONARCH_NB_HOME"] = str(state)
+        if (user := pod["spec"].get("securityContext", {}).get("runAsUser")) is not None:
+            os.chown(state, user, user)
+            environment["HOME"] = "/"  # for a user that the image does not know
         words = [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in container["command"]]
         binds = [(self.directory / "hosts", "/etc/hosts"), *mounts]
         shell = _MOUNT + "".join(f" && mkdir -p {to} && mount --bind {which} {to}" for which, to in binds[1:])
-        shell += f' && mount --bind {binds[0][0]} /etc/hosts && hostname {pod["spec"]["hostname"]} && exec "$@"'
+        shell += f" && mount --bind {binds[0][0]} /etc/hosts && hostname {pod['spec']['hostname']}"
+        shell += f' && exec {_account(pod)} "$@"'
         inside = ["unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", shell]
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -435,6 +441,18 @@ class Cluster:
 
 JOBS = ("jobs", "trainjobs", "pytorchjobs")
 _INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def _account(pod: Object) -> str:
+    """Return the command before a container's that makes it the pod's user, who finds our Python wherever it lies. A
+    certificate is read by its group."""
+    wanted = pod["spec"].get("securityContext")
+    if wanted is None:
+        return ""
+    ids = f"--reuid={wanted['runAsUser']} --regid={wanted['runAsGroup']} --groups={wanted['fsGroup']}"
+    return f"setpriv {ids} --inh-caps=+dac_read_search --ambient-caps=+dac_read_search"
+
+
 _PASSED_ON = ("HOME", "LANG", "PYTHONPATH", "FAKE_NVML", "MONARCH_NB_GPU_LOCKS", "VIRTUAL_ENV")
 
 

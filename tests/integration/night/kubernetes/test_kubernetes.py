@@ -45,6 +45,14 @@ def pods_of_lab(nodes: int = 1, flags: tuple[str, ...] = (), **options: object) 
     return reserve("dev", nodes=nodes, procs=1, preload=[], on="k8s", on_arguments=arguments, **options)  # type: ignore[arg-type]
 
 
+def test_a_pod_of_a_user_without_a_name_is_a_node(standin: Cluster) -> None:
+    dev = pods_of_lab(flags=("--user=54321",))
+    facts = "import os\nos.getuid(), os.environ['HOME'], oct(os.stat('/run/monarch-nb/node.pem').st_mode & 0o777)"
+    assert dev.mesh.run(facts).values == [(54321, "/", "0o440")]
+    dev.release()
+    assert standin.of("jobs") == []
+
+
 @pytest.mark.slow
 def test_a_job_has_its_certificate_its_limit_and_its_owner(standin: Cluster) -> None:
     dev = pods_of_lab(time="20m")

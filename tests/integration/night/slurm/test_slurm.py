@@ -69,6 +69,15 @@ def test_a_job_without_the_gpus_that_were_asked_for_is_ended(way: Slurm) -> None
         reserve("dev", gpus=4, preload=[], on="slurm")
 
 
+def test_what_slurm_says_of_its_own_tasks_is_not_said_of_ranks(way: Slurm) -> None:
+    dev = reserve("dev", nodes=2, procs=2, preload=[], on="slurm")
+    asks = "import os\nint(os.environ.get('SLURM_PROCID', os.environ['RANK']))"
+    assert dev.mesh.run(asks).values == [0, 1, 2, 3]
+    of_tasks = "[name for name in os.environ if name.startswith('PMI') or name in ('SLURM_GTIDS', 'SLURM_TASK_PID')]"
+    assert dev.mesh.run(of_tasks).values == [[]] * 4
+    dev.release()
+
+
 INSIDE = """
 import os, subprocess
 import monarch_nb

@@ -19,6 +19,7 @@ HERE = Environment(
     free_bytes={"/node": 100 * GIB, "/data": 900 * GIB},
     shared_memory_bytes=8 * GIB,
     open_files=65536,
+    cpus=4,
 )
 
 
@@ -58,6 +59,7 @@ def test_all_is_well() -> None:
         "shared storage 966 GB free",
         "/dev/shm 8.6 GB",
         "65,536 open files",
+        "4 CPUs",
         "/home/me/project seen by all",
     ]
     assert len(lines) == 2

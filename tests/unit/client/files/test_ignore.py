@@ -184,3 +184,53 @@ def test_a_pipe_has_no_patterns_and_makes_nobody_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".gitignore")
     write(tmp_path, {"a": ""})
     assert files_of(tmp_path) == {b"a"}
+
+
+class TestPatternsForAllRepositories:
+    @pytest.fixture(autouse=True)
+    def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Nobody's home directory, and a repository beside it."""
+        home = tmp_path / "home"
+        for name, value in (("HOME", home), ("GIT_CONFIG_SYSTEM", "/dev/null")):
+            monkeypatch.setenv(name, str(value))
+        for name in ("XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL"):
+            monkeypatch.delenv(name, raising=False)
+        write(tmp_path / "work", {".git/HEAD": "ref: refs/heads/main\n", ".git/objects/x": "", ".git/refs/x": ""})
+        write(tmp_path / "work", {"secrets/key": "", "model.py": "", "big.bin": ""})
+        return home
+
+    def test_are_beside_gits_configuration(self, home: Path, tmp_path: Path) -> None:
+        write(home, {".config/git/ignore": "secrets/\n"})
+        assert files_of(tmp_path / "work") == {b"model.py", b"big.bin"}
+        tree = LocalTree(tmp_path / "work", Settings(tmp_path / "work"))
+        tree.refresh()
+        assert tree.report.ignored()[str(home / ".config/git/ignore")] == (1, 0)
+        write(home, {".config/git/ignore": "*.bin\n"})
+        assert {b"secrets/key"} < tree.refresh().entries.keys(), "it was changed meanwhile"
+        tree.close()
+
+    @needs_git
+    @pytest.mark.parametrize("level", ["global", "system", "local", "included"])
+    def test_are_where_the_configuration_says(
+        self, level: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(home, {".config/git/ignore": "model.py\n", "mine": "secrets/\n*.bin\n!big.bin\n"})
+        files = {"global": home / ".gitconfig", "system": tmp_path / "system", "local": tmp_path / "work/.git/config"}
+        monkeypatch.setenv("GIT_CONFIG_SYSTEM", str(files["system"]))
+        says = "[core]\n\texcludesFile = ~/mine\n\trepositoryformatversion = 0\n"
+        if level == "included":
+            (home / "more").write_text(says)
+            level, says = "global", "[include]\n\tpath = ~/more\n"
+        assert b"model.py" not in files_of(tmp_path / "work")
+        files[level].write_text(says)
+        assert files_of(tmp_path / "work") == {b"model.py", b"big.bin"}
+
+    def test_are_weaker_than_those_of_a_repository(self, home: Path, tmp_path: Path) -> None:
+        write(home, {".config/git/ignore": "*.bin\nsecrets/\n"})
+        write(tmp_path / "work", {".git/info/exclude": "!big.bin\n", ".gitignore": "!secrets/\n"})
+        assert files_of(tmp_path / "work") == {b"secrets/key", b"model.py", b"big.bin", b".gitignore"}
+
+    def test_count_in_repositories_alone(self, home: Path, tmp_path: Path) -> None:
+        write(home, {".config/git/ignore": "*.bin\n"})
+        write(tmp_path / "plain", {"big.bin": ""})
+        assert files_of(tmp_path / "plain") == {b"big.bin"}

@@ -1,0 +1,47 @@
+"""Git's own patterns for all repositories of a user: `core.excludesFile`, at whatever level it is set, or `git/ignore`
+beside git's configuration."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+from monarch_nb.config import patience
+
+_GIT_S = patience(5.0)
+
+
+def excludes_file(top: Path) -> Path:
+    """Return the file, which may not be there, that a repository's git reads besides those of the repository.
+
+    Args:
+        top: of the work tree.
+    """
+    beside = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "git")
+    own = [os.environ.get("GIT_CONFIG_GLOBAL") or os.path.expanduser("~/.gitconfig"), beside / "config"]
+    system = os.environ.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig"
+    configurations = (*own, system, top / ".git/config", top / ".git/config.worktree")
+    return _named(top, tuple((os.fspath(path), _written(path)) for path in configurations)) or beside / "ignore"
+
+
+@functools.lru_cache(maxsize=64)
+def _named(top: Path, _configurations: tuple[object, ...]) -> Path | None:
+    """Ask git, which knows how its files include one another; once as long as they stay as they are."""
+    command = ["git", "config", "--type=path", "--get", "core.excludesFile"]
+    for directory in (top, Path("/")):  # it may refuse to read the configuration of somebody else's repository
+        try:
+            done = subprocess.run(command, cwd=directory, capture_output=True, timeout=_GIT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):  # there is no git
+            return None
+        if done.returncode in (0, 1):
+            return top / os.fsdecode(done.stdout.removesuffix(b"\n")) if done.returncode == 0 else None
+    return None
+
+
+def _written(path: str | Path) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
