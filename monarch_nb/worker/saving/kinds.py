@@ -105,9 +105,11 @@ _FSDP1 = (
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether a value is a tensor."""
+    """Return whether a value is a tensor with memory of its own. One that is made of others (`__tensor_flatten__`), as
+    quantized ones are, is an object like any other; but DCP knows DTensors."""
     module = torch()
-    return module is not None and isinstance(value, module.Tensor)
+    is_one = module is not None and isinstance(value, module.Tensor)
+    return is_one and (is_dtensor(value) or not hasattr(value, "__tensor_flatten__"))
 
 
 def is_dtensor(value: object) -> bool:
@@ -124,6 +126,8 @@ def device_here(kind: str) -> str:
 
 
 def _not_dense(value: Any) -> str:
+    if is_dtensor(value) and any(each.is_partial() for each in value.placements):
+        return "a tensor of which each rank has a summand: full_tensor() adds them up"
     local = value.to_local() if is_dtensor(value) else value
     if local.is_meta:
         return "a tensor on the device meta has no data"

@@ -248,13 +248,15 @@ def unpickled(data: bytes, *, trusted: bool = False) -> Any:
     """
     torch: Any = kinds.torch()
     with torch.serialization.safe_globals(_harmless()):
-        return torch.load(io.BytesIO(data), map_location=_place, weights_only=not trusted)
+        return torch.load(io.BytesIO(data), map_location=_Here(), weights_only=not trusted)
 
 
-def _place(storage: Any, location: str) -> Any:
-    """Return what a tensor is read into: on the kind of device that it was on, and this rank's own."""
-    torch: Any = kinds.torch()
-    return torch.serialization.default_restore_location(storage, kinds.device_here(location.partition(":")[0]))
+class _Here(dict[Any, Any]):
+    """What tensors are read into: the kind of device that each was on, and this rank's own. A function can not say that
+    for tensors that are made of others."""
+
+    def get(self, location: Any, default: Any = None) -> Any:
+        return kinds.device_here(str(location).partition(":")[0])
 
 
 def _harmless() -> list[Any]:

@@ -10,14 +10,13 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, WriteItem, WriteItemType
 
-from monarch_nb.worker.saving.leaves import pickled
-
 
 class SavePlanner(DefaultSavePlanner):
     """Plans what is written of values that are taken apart already.
 
     Args:
-        values: by key. paths: from the root of the whole state to each, as DCP notes them.
+        values: by key, a tensor or what is stored of a value.
+        paths: from the root of the whole state to each, as DCP notes them.
     """
 
     def __init__(self, values: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> None:
@@ -26,7 +25,6 @@ class SavePlanner(DefaultSavePlanner):
         self.mappings = dict(paths)
         self.is_coordinator = True
         self._staged: dict[MetadataIndex, Any] = {}
-        self.pickles: dict[str, bytes] = {}
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
         """It is set up."""
@@ -43,8 +41,7 @@ class SavePlanner(DefaultSavePlanner):
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 -- DCP's own name
         if write_item.type == WriteItemType.BYTE_IO:
-            known = self.pickles.get(write_item.index.fqn)
-            return io.BytesIO(pickled(object) if known is None else known)
+            return io.BytesIO(object)
         return object
 
     @staticmethod

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import pickle
 import stat
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, NamedPart
 from monarch_nb.worker.saving.changing import STOPPED, Change
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, Collected, Holder, collect, is_of
 from monarch_nb.worker.saving.exchange import Exchange
-from monarch_nb.worker.saving.leaves import Leaf, put_together, take_apart, unpickled
+from monarch_nb.worker.saving.leaves import Leaf, plain_name, put_together, take_apart, unpickled
+from monarch_nb.worker.saving.leaves import Path as Steps
 from monarch_nb.worker.saving.manifest import Manifest, SavedLeaf, damage
 from monarch_nb.worker.saving.planning import LoadPlanner
 from monarch_nb.worker.saving.storage import Reader
@@ -34,6 +36,10 @@ from monarch_nb.worker.saving.writing import own_key
 _OF_FUNCTIONS = (
     "functions or actors held them that trained, and there are no such names now: make them in a cell, "
     "then %mesh load … --only NAMES"
+)
+_NO_MEMORY = (
+    "is on the device meta, at least in part, and has no memory there: the module's to_empty(device=device) gives it "
+    "some; make its optimizer afterwards"
 )
 _ALIKE: tuple[Set[str], ...] = (
     {"int", "float", "bool", "float16", "float32", "float64", "int32", "int64"},
@@ -343,21 +349,29 @@ def _fill_with_new(part: _Part, metadata: Any) -> None:
 
 
 def _new(saved: TensorStorageMetadata, like: Any = None, device: str = "") -> Any:
-    """Return a tensor to read into: in parts, where the one is that it belongs to; or on a kind of device."""
+    """Return a tensor to read into: of the kind of the one that it belongs to, or on a kind of device."""
     if like is not None and tuple(like.shape) == tuple(saved.size):
         with torch.no_grad():
             return torch.zeros_like(like, dtype=saved.properties.dtype, requires_grad=False)
+    if kinds.is_dtensor(like):
+        return torch.distributed.tensor.zeros(saved.size, dtype=saved.properties.dtype, device_mesh=like.device_mesh)
     return torch.empty(saved.size, dtype=saved.properties.dtype, device=kinds.device_here(device))
 
 
 def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
-    """A module, or a tensor: read into the tensors that are there."""
-    there = {leaf.key: leaf for leaf in take_apart(part.name, holder.state())}
+    """A module, or a tensor: read into the tensors that are there. What a module has besides, and what gets its shape
+    from what is loaded (torch.nn.LazyLinear), is read into new ones."""
+    own = take_apart(part.name, holder.state())
+    if any(kinds.is_tensor(leaf.value) and leaf.value.is_meta for leaf in own):
+        return _NO_MEMORY
+    there = {_key_of(part.name, leaf): leaf.value for leaf in own}
     saved = {_key_of(part.name, leaf): key for key, leaf in part.leaves.items()}
     said = [f"{key} is not in the save" for key in there if key not in saved]
     said += [f"{key} is in the save only" for key in saved if key not in there]
     for key in saved.keys() & there.keys():
-        now, before = there[key].value, metadata.state_dict_metadata.get(saved[key])
+        now, before = there[key], metadata.state_dict_metadata.get(saved[key])
+        if _is_extra(part.leaves[saved[key]]) or torch.nn.parameter.is_lazy(now):
+            continue
         if not isinstance(before, TensorStorageMetadata) or not kinds.is_tensor(now):
             if isinstance(before, TensorStorageMetadata) != kinds.is_tensor(now):
                 said.append(f"{key} {'is' if kinds.is_tensor(now) else 'was'} a tensor")
@@ -369,11 +383,17 @@ def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
         elif before.properties.dtype != now.dtype:
             said.append(f"{key} is {_plain(now.dtype)}, and was {_plain(before.properties.dtype)}")
         part.values[saved[key]] = now.detach()
+    _fill_with_new(part, metadata)
     return _few(sorted(said))
 
 
-def _key_of(name: str, leaf: SavedLeaf) -> str:
-    return Leaf(name, leaf.path, None).key
+def _key_of(name: str, leaf: Leaf | SavedLeaf) -> str:
+    return Leaf(name, leaf.path[:1] if _is_extra(leaf) else leaf.path, None).key
+
+
+def _is_extra(leaf: Leaf | SavedLeaf) -> bool:
+    """Return whether a value is of what a module's get_extra_state() returns, of which it alone knows the form."""
+    return bool(leaf.path) and str(leaf.path[0][1]).rpartition(".")[2] == "_extra_state"
 
 
 def _plain(dtype: torch.dtype) -> str:
@@ -386,42 +406,54 @@ def _few(said: Sequence[str], most: int = 4) -> str:
 
 
 def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
-    """An optimizer: read into the tensors that it has, or new ones that are like its parameters: before its first step
-    it has none."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    there = {leaf.key: leaf.value for leaf in take_apart(part.name, optimizer.state_dict())}
+    """An optimizer: its own load_state_dict() takes the state. So a shape is compared only with what it has now, and
+    only where that has its parameter's shape: nothing else tells how large a state must be."""
+    every = enumerate(each for group in optimizer.param_groups for each in group["params"])
+    parameters = {place: each for place, each in every if kinds.is_tensor(each)}
+    if any(each.is_meta for each in parameters.values()):
+        return _NO_MEMORY
+    own = take_apart(part.name, optimizer.state_dict())
+    there = {leaf.key: leaf.value for leaf in own if kinds.is_tensor(leaf.value)}
+    owners = Counter(map(_memory, (*there.values(), *parameters.values())))
+    has_parts = any(leaf.in_parts for leaf in part.leaves.values())
     said = []
     for key, leaf in part.leaves.items():
         if key in part.values:
             continue
-        saved = metadata.state_dict_metadata[key]
-        steps = [step for _, step in leaf.path]
-        of = steps[1] if len(steps) > 2 and steps[0] == "state" and isinstance(steps[1], int) else None
-        if of is not None and of >= len(parameters):
-            said.append(f"has {len(parameters)} parameters, and had more")
-            break
-        parameter = parameters[of] if of is not None else None
-        now = there.get(_key_of(part.name, leaf))
-        if leaf.by_rank and parameter is not None and kinds.is_dtensor(parameter):
-            now, parameter = None if now is None else now.to_local(), parameter.to_local()
-        if now is not None and tuple(now.shape) == tuple(saved.size) and now.dtype == saved.properties.dtype:
+        saved, now, parameter = metadata.state_dict_metadata[key], there.get(_key_of(part.name, leaf)), None
+        if [kind for kind, _ in leaf.path[:2]] == ["key", "key"] and leaf.path[0][1] == "state":
+            parameter = parameters.get(leaf.path[1][1])
+        is_alone = now is not None and owners[_memory(now)] == 1
+        if leaf.by_rank:
+            now, parameter = (each.to_local() if kinds.is_dtensor(each) else each for each in (now, parameter))
+        is_whole = not leaf.in_parts if has_parts else saved.size.numel() == 1
+        if now is not None and parameter is not None and now.shape == parameter.shape != saved.size:
+            said.append(f"{_key_of(part.name, leaf)} has the shape {tuple(now.shape)}, and had {tuple(saved.size)}")
+        if is_alone and now.shape == saved.size and now.dtype == saved.properties.dtype:
             part.values[key] = now.detach()
-            continue
-        if parameter is not None and saved.size.numel() > 1 and tuple(parameter.shape) != tuple(saved.size):
-            said.append(
-                f"{leaf.name}'s {steps[2]} of parameter {of} had the shape {tuple(saved.size)}, and the "
-                f"parameter has {tuple(parameter.shape)}"
-            )
-        part.values[key] = _new(saved, parameter)
-    groups = [len(group["params"]) for group in optimizer.param_groups]
-    before = [
-        len(part.values[key])
-        for key, leaf in part.leaves.items()
-        if leaf.path[-1:] == (("key", "params"),) and leaf.path[0] == ("key", "param_groups") and key in part.values
-    ]
-    if before != groups:
+        else:
+            like = None if is_whole and kinds.is_dtensor(parameter) else parameter
+            part.values[key] = _new(saved, like, leaf.device)
+    groups = _group_sizes((leaf.path, leaf.value) for leaf in own)
+    before = _group_sizes((leaf.path, part.values[key]) for key, leaf in part.leaves.items())
+    if groups and before and groups != before:
         said.append(f"has groups of {_counts(groups)} parameters, and had groups of {_counts(before)}")
     return _few(said)
+
+
+def _memory(tensor: Any) -> int:
+    """Return which memory a tensor has: what shares it with another is not read into."""
+    local = tensor.to_local() if kinds.is_dtensor(tensor) else tensor
+    return int(local.untyped_storage().data_ptr())
+
+
+def _group_sizes(leaves: Iterable[tuple[Steps, Any]]) -> list[int]:
+    """Return how many parameters each group of an optimizer has; nothing where its state has another form."""
+    return [
+        len(value)
+        for path, value in leaves
+        if len(path) == 3 and path[0] == ("key", "param_groups") and path[2] == ("key", "params")
+    ]
 
 
 def _counts(numbers: Iterable[int]) -> str:
@@ -509,13 +541,12 @@ def _apply(part: _Part) -> None:
         if part.put is not None:  # it may be new
             part.put(holder.wrapper)
     elif isinstance(holder.value, torch.nn.Module):
-        saved = {_key_of(part.name, leaf): part.values[key] for key, leaf in part.leaves.items()}
-        own = holder.value.state_dict()
+        own, load_state = holder.value.state_dict(), holder.value.load_state_dict
         for name in own:
-            leaves = take_apart(part.name, {name: own[name]})
-            if len(leaves) == 1 and not kinds.is_tensor(own[name]):
-                own[name] = saved[leaves[0].key]
-        holder.value.load_state_dict(own)
+            own[name] = state[plain_name(name)]
+        # It may tell a part of its weights alone, as adapters do. That all of these are there was looked at.
+        is_lenient = "strict" in inspect.signature(load_state).parameters
+        load_state(own, **{"strict": False} if is_lenient else {})
     elif holder.kind == "state":
         holder.value.load_state_dict(state)
 

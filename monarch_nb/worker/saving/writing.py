@@ -198,10 +198,10 @@ def _own(collected: Collected, of_functions: Collection[str], *, named: bool) ->
 def _tell(leaf: Leaf, holder: Holder, own: _Own, *, is_kept_equal: bool) -> _Told:
     if kinds.is_tensor(leaf.value):
         device = leaf.value.device.type
-        if kinds.is_dtensor(leaf.value):
-            return _Told(leaf.name, leaf.path, description(leaf), leaf.value.device_mesh.size(), device)
         if why := kinds.kind_of(leaf.value)[1]:
             raise TypeError(f"{leaf.key} is {why}")
+        if kinds.is_dtensor(leaf.value):
+            return _Told(leaf.name, leaf.path, description(leaf), leaf.value.device_mesh.size(), device)
         if leaf.key in _buffers_of_first(holder):
             own.of_first.add(leaf.key)
             return _Told(leaf.name, leaf.path, "what the first rank has", device=device)
@@ -347,19 +347,18 @@ def own_key(key: str, place: int) -> str:
 
 def _plan(exchange: Exchange, own: _Own, by_rank: set[str]) -> tuple[SavePlanner, SavePlan, Any]:
     """Have DCP plan: return the planner, this rank's plan, and on the first rank the metadata."""
-    values, paths, pickles = {}, {}, {}
+    values: dict[str, Any] = {}
+    paths = {}
     for key, leaf in own.leaves.items():
         is_own = key in by_rank
         if key in own.of_first and not exchange.is_first and not is_own:
             continue
         stored = own_key(key, exchange.position) if is_own else key
-        values[stored] = leaf.value.to_local() if is_own and kinds.is_dtensor(leaf.value) else leaf.value
+        value = own.pickles.get(key, leaf.value)
+        values[stored] = value.to_local() if is_own and kinds.is_dtensor(value) else value
         name = own_key(leaf.name, exchange.position) if is_own else leaf.name
         paths[stored] = (*name.split("."), *map(_dcp_step, leaf.path))
-        if key in own.pickles:
-            pickles[stored] = own.pickles[key]
     planner = SavePlanner(values, paths)
-    planner.pickles = pickles
     plans = exchange.gather("plan", pickle.dumps(planner.create_local_plan()))
     metadata = None
     told = None

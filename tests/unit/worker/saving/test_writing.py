@@ -14,12 +14,12 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from monarch_nb.errors import SaveError
-from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, Origin, SaveReport, SaveRequest
+from monarch_nb.worker.saving.asked import LoadReport, Origin, SaveReport, SaveRequest
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
-from monarch_nb.worker.saving.reading import load, merged, said_of
+from monarch_nb.worker.saving.reading import merged, said_of
 from monarch_nb.worker.saving.writing import save
-from unit.worker.saving.threads import on_ranks
+from unit.worker.saving.threads import loaded, on_ranks, saved, try_to_save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -42,25 +42,6 @@ def make(rank: int, seed: int = 0) -> dict[str, Any]:
         "mine": rank + seed,
         "log": {1: [2.0, torch.ones(2)]},
     }
-
-
-def try_to_save(directory: Path, namespaces: list[dict[str, Any]], *names: str, strict: bool = False) -> list[Any]:
-    request = SaveRequest(str(directory), names, strict=strict)
-    return on_ranks(
-        len(namespaces), lambda rank, exchange: save(request, collect(namespaces[rank], names), exchange, "mesh")
-    )
-
-
-def saved(directory: Path, namespaces: list[dict[str, Any]], *names: str) -> SaveReport:
-    reports = try_to_save(directory, namespaces, *names)
-    assert all(isinstance(each, SaveReport) for each in reports), reports
-    assert reports[0] == reports[-1]
-    return reports[0]  # type: ignore[return-value]
-
-
-def loaded(directory: Path, namespaces: list[dict[str, Any]], *names: str, strict: bool = False) -> list[Any]:
-    request = LoadRequest(str(directory), names, strict)
-    return on_ranks(len(namespaces), lambda rank, exchange: load(request, namespaces[rank], (), exchange))
 
 
 def test_what_was_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path) -> None:
@@ -126,7 +107,7 @@ def test_a_fresh_optimizer_takes_the_state_of_one_that_has_made_steps(tmp_path: 
         ("model", torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.BatchNorm1d(9)), "has the shape (9,), and had"),
         ("model", make(0)["model"].double(), "is float64, and was float32"),
         ("model", 3, "was a Sequential, and is an int"),
-        ("optimizer", torch.optim.Adam([torch.ones(2)]), "has 1 parameters, and had more"),
+        ("optimizer", torch.optim.Adam([torch.ones(2)]), "has groups of 1 parameters, and had groups of 4"),
         ("step", [1], "was an int, and is a list: after `del step` it is loaded"),
         ("model", len, "was a Sequential, and is a function"),
     ],
