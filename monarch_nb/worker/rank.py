@@ -239,7 +239,7 @@ class Rank:
                 self._script = spec
                 self._loop.stop()
                 return
-            active = ActiveRun(spec.run_id)
+            active = ActiveRun(spec.run_id, has_status=spec.cell.HasField("script"))
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
             self._debugger.release_error()
@@ -386,7 +386,7 @@ class Rank:
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python
         self._shell.remember_error(shown)
-        if not active.is_script:  # whose value is its exit status
+        if not active.has_status:
             _drop_value(result)
 
     def _when_idle(self, action: Callable[[], None]) -> None:

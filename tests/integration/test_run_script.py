@@ -180,12 +180,17 @@ class TestWorld:
         mesh.run("seen = 20")
         script = write("import sys; left = seen + int(sys.argv[1]); assert __name__ == '__main__'")
         run = mesh.run_script(script, "1", in_place=True)
-        assert run.title == f"{script} 1"
+        assert (run.title, run.values) == (f"{script} 1", [0] * 8), "as of a script in processes of its own"
         assert mesh.run("left").values == [21] * 8
         script = write("kept = rank\nif rank == 1: raise ValueError('bad batch')\nwhile True: pass")
         with pytest.raises(RunFailed, match="bad batch"):
             mesh.run_script(script, in_place=True)
         assert mesh.run("kept").values == list(range(8)), "the others were interrupted"
+        told = Recorder()
+        with pytest.raises(RunFailed) as caught:
+            mesh.run_script(write("import sys; sys.exit(rank and 'no data')"), in_place=True, listener=told)
+        assert caught.value.run.kept_values == [0, *[1] * 7]
+        assert (told.text(0, "stderr"), told.text(1, "stderr")) == ("", "no data\n")
 
 
 class TestEnds:
