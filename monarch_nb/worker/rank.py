@@ -294,12 +294,21 @@ class Rank:
             self._context.run(self._leave_found, spec)
         if status == 0:
             error = None
-        elif isinstance(error := _behind_exit(error or SystemExit()), SystemExit):
+        elif isinstance(error := self._behind_exit(error or SystemExit()), SystemExit):
             error = failures.explain_status(error, status)
         values.store_value(result, status, self._spec.blob_directory)
         if imports is not None:
             result.hint = imports.hint()
         self._finish(error, active, result, output)
+
+    def _behind_exit(self, error: BaseException) -> BaseException:
+        """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error. Its
+        traceback begins where the library caught it: when that is below the user's frames, the exit's has them."""
+        cause = error.__context__ if isinstance(error, SystemExit) else None
+        if not isinstance(cause, KeyboardInterrupt):
+            return error
+        is_users = self._user_code.line_of_traceback(cause.__traceback__)
+        return cause if is_users else cause.with_traceback(error.__traceback__)
 
     def _execute(self, spec: RunSpec) -> tuple[int, BaseException | None]:
         try:
@@ -367,7 +376,7 @@ class Rank:
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
-        error = _behind_exit(error)
+        error = self._behind_exit(error)
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
         if isinstance(error, SystemExit) and active.is_script:
@@ -426,12 +435,6 @@ def _run_now(body: Body) -> BaseException | None:
         error: BaseException | None = stop.value
         return error
     raise AssertionError("a cell without await has waited")
-
-
-def _behind_exit(error: BaseException) -> BaseException:
-    """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error."""
-    cause = error.__context__ if isinstance(error, SystemExit) else None
-    return cause if isinstance(cause, KeyboardInterrupt) else error
 
 
 def _leave(status: int = 0) -> NoReturn:

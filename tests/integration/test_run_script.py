@@ -376,6 +376,26 @@ class TestInterrupts:
         assert run.result(TIMEOUT_S) == [0] * 8
         assert told.text(5) == "under way\nsaved 1\n"
 
+    def test_of_a_library_that_exits_then_the_users_line_is_shown(
+        self, mesh: Mesh, write: Write, tmp_path: Path
+    ) -> None:
+        library = tmp_path / "site-packages" / "lightning_like.py"
+        library.parent.mkdir()
+        library.write_text(
+            "import sys, time\ndef fit():\n    try:\n        print('under way', flush=True)\n        time.sleep(1000)\n"
+            "    except KeyboardInterrupt:\n        print('closes')\n        sys.exit(1)\n"
+        )
+        script = write(
+            f"import sys; sys.path.append({str(library.parent)!r})\nimport lightning_like\nlightning_like.fit()"
+        )
+        run, told = under_way(mesh.select(0), script)
+        run.interrupt()
+        failure = run.results[0].failure
+        assert failure is not None
+        assert (failure.kind, failure.where) == ("interrupted", f"{os.path.basename(script)}:3")
+        assert "lightning_like.fit()" in failure.traceback
+        assert told.text(0).endswith("closes\n")
+
     def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
         # A shell that is about to become `sleep` loses the signal.
         run, _ = under_way(mesh, "sh", "-c", "sleep 1000 & echo under way; wait", executable=True)
