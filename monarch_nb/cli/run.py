@@ -219,7 +219,16 @@ def _run(
 
     publish = printing(colours=sys.stdout.isatty())
     with at_waits():  # from here on Ctrl-C is for the ranks
-        view = RunView(mesh.ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
+        view = RunView(
+            mesh.ranks,
+            publish,
+            call_later,
+            show_failures=True,
+            terminal=True,
+            whole=not sys.stdout.isatty(),
+            logs="monarch-nb logs",
+            shown=shown,
+        )
         try:
             script = submit(listener=view.on_event)
             interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))

@@ -160,6 +160,8 @@ def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
 
 
 def test_in_a_pipe_every_line_is_whole_also_where_stdout_has_few_characters(terminal: Terminal) -> None:
-    (terminal.directory / "few.py").write_text("print('caf\\u00e9 \\u2713')\nprint('x' * 60_000)\n")
+    code = "print('caf\\u00e9 \\u2713')\nprint('x' * 300_000)\nfor n in range(20_000): print('line', n)\n"
+    (terminal.directory / "few.py").write_text(code)
     status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "few.py", PYTHONIOENCODING="ascii")
-    assert (status, out) == (0, "[0] caf\\xe9 \\u2713\n[0] " + "x" * 60_000 + "\n"), errors
+    lines = ["caf\\xe9 \\u2713", "x" * 300_000, *(f"line {n}" for n in range(20_000))]
+    assert (status, out) == (0, "".join(f"[0] {line}\n" for line in lines)), errors

@@ -404,6 +404,7 @@ class Run(PrintedOfRun):
             title=self.title,
             notebook=self.notebook,
             quiet=not self._listeners,
+            whole=any(map(events.wants_whole, self._listeners)),
         )
 
     def follow(self, *, from_shown: bool) -> None:
