@@ -39,6 +39,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
+from monarch_nb.worker import run_secret
 from monarch_nb.worker.autosaves import armed
 from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
@@ -257,6 +258,7 @@ class Rank:
         self._keeper.begin_run(spec.number)
         self._interrupter.install()
         forming.begin_run(spec.number)
+        run_secret.begin_run(spec.secret)
         forming.free_unused()
         lone_training.begin_run()
         lightning.begin_run(() if spec.own_world else spec.ranks)
