@@ -8,4 +8,4 @@ import sys
 ask = "import json, os, sys; print(json.dumps([sys.executable, os.environ['MINE'], sys.flags.utf8_mode, sys.path[1:]]))"
 child = json.loads(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout)
 print(child[0] == sys.executable, child[1], child[2] == sys.flags.utf8_mode)
-print(sorted(set(sys.path[1:]) - set(child[3])))
+print(sorted(set(child[3]) - set(sys.path)))
