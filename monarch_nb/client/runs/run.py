@@ -394,6 +394,9 @@ class Run(PrintedOfRun):
         self._watch_waits()
         if self.mesh.core.line_text:
             self.tell_line()
+        if healed := self.mesh.core.healed:
+            self.emit(events.Notice("\n".join(healed), key="healed"))
+            healed.clear()
         self.spawn(self._submission.proceed_later())
 
     def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
