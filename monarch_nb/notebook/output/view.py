@@ -364,6 +364,7 @@ class RunView:
     def _update(self, now_s: float) -> int:
         """Publish what is new in the notebook; return its size."""
         before = self._shown
+        most = max(1, len(before)) if self._left else sys.maxsize
         shown = render(
             self._fold,
             group=self._group,
@@ -373,10 +374,10 @@ class RunView:
             status_alone=self._kept_open or bool(before) or not self._over,
             hosts=self.hosts,
             log=self._log_of(),
-            most=max(1, len(before)) if self._left else sys.maxsize,
+            most=most,
         )
-        if self._over and self._may_print_later and len(shown) % 2 == 0:
-            shown.append(_NOTHING)  # where a later line finds its cell
+        if self._over and self._may_print_later and len(shown) % 2 == 0 and len(shown) < most:
+            shown.append(_NOTHING)  # ours, where a later line finds its cell
         shown += [_NOTHING] * (len(before) - len(shown))  # cleared
         size = 0
         for number, bundle in enumerate(shown):
