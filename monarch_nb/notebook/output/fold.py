@@ -11,7 +11,7 @@ import json
 import operator
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,9 @@ from monarch_nb.notebook.output.rows import (
     Row,
     TextRow,
     bits,
+    displays_beyond,
     members,
+    newest_of_each,
     order,
     position_of,
     put_all,
@@ -55,8 +57,6 @@ HEAD_ROWS, TAIL_ROWS = 200, 800
 STAYING_ROWS = 20
 """So many rows between these stay because a rank has nan or inf there where others have numbers: the first ones."""
 _SLACK_ROWS = 1_000
-HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
-MAX_DISPLAY_BYTES = 8_000_000
 _FLOOD_S, _FLOOD_LINES = 1.0, 2_000
 _SHORT_CHARACTERS = 4
 _MAX_END_LINES = 20_000
@@ -442,17 +442,10 @@ class Fold:
 
     def _bound_displays(self) -> None:
         """Keep the first few displays and the newest; of the others only say what they were."""
-        shown = [row for row in self._rows if isinstance(row, DisplayRow) and row.ranks]
-        excess = len(shown) - HEAD_DISPLAYS - TAIL_DISPLAYS
-        excess_bytes = sum(row.size_bytes for row in shown) - MAX_DISPLAY_BYTES
-        if excess <= 0 and excess_bytes <= 0:
+        beyond = displays_beyond([row for row in self._rows if isinstance(row, DisplayRow) and row.ranks])
+        if not beyond:
             return
-        shown.sort(key=order)
-        newest = shown.pop()
-        for row in (*shown[HEAD_DISPLAYS:], *shown[:HEAD_DISPLAYS], newest):
-            if excess <= 0 and excess_bytes <= 0:
-                break
-            excess, excess_bytes = excess - 1, excess_bytes - row.size_bytes
+        for row in beyond:
             what = ElidedRow(row.ranks, row.position, row.sequence, None, displays=Counter(members(row.ranks)))
             what.text = str(row.data.get("text/plain", ""))[:200].partition("\n")[0]
             self._rows.append(what)
@@ -496,7 +489,7 @@ class Fold:
         overlooked either."""
         rows = sorted((row for row in self._rows if row.ranks), key=order)
         if self._drops and len(rows) > HEAD_ROWS + TAIL_ROWS:
-            kept = {*map(id, self._newest(rows)), *map(id, self._staying)}
+            kept = {*map(id, newest_of_each(rows, self.ranks, self._newest_of_each)), *map(id, self._staying)}
             for row in rows[HEAD_ROWS:-TAIL_ROWS]:
                 if id(row) not in kept and not self._stays(row):
                     self._drop(row)
@@ -512,19 +505,6 @@ class Fold:
     @property
     def _newest_of_each(self) -> int:
         return max(1, LAST_ROWS_OF_ALL // len(self._lanes))
-
-    def _newest(self, rows: list[Row]) -> Iterator[Row]:
-        wanted = dict.fromkeys(members(self.ranks), self._newest_of_each)
-        hungry = self.ranks
-        for row in reversed(rows):
-            if fed := row.ranks & hungry:
-                yield row
-                for rank in members(fed):
-                    wanted[rank] -= 1
-                    if not wanted[rank]:
-                        hungry &= ~(1 << rank)
-            elif not hungry:
-                return
 
     def _drop(self, row: Row) -> None:
         match row:

@@ -13,6 +13,8 @@ from monarch_nb.client.connections.events import Stream
 from monarch_nb.lines.packing import LineOfMany
 from monarch_nb.lines.spreads import Folded, spread
 
+HEAD_DISPLAYS, TAIL_DISPLAYS = 4, 16
+MAX_DISPLAY_BYTES = 8_000_000
 _UNBOUNDED = re.compile(r"(?<![a-z])(?:nan|inf)(?![a-z])", re.IGNORECASE)
 
 Position = tuple[int, int]
@@ -239,6 +241,37 @@ def _bits(ranks: tuple[int, ...]) -> int:
 def order(row: Row) -> tuple[Position, int, int]:
     """Sort rows by this to show them."""
     return row.position, row.ranks & -row.ranks, row.sequence
+
+
+def newest_of_each(rows: Sequence[Row], ranks: int, count: int) -> Iterator[Row]:
+    """Yield so many of the newest rows of every rank."""
+    wanted = dict.fromkeys(members(ranks), count)
+    hungry = ranks
+    for row in reversed(rows):
+        if fed := row.ranks & hungry:
+            yield row
+            for rank in members(fed):
+                wanted[rank] -= 1
+                if not wanted[rank]:
+                    hungry &= ~(1 << rank)
+        elif not hungry:
+            return
+
+
+def displays_beyond(shown: list[DisplayRow]) -> list[DisplayRow]:
+    """Return the displays that are too many or too large: the first few and the newest stay longest."""
+    excess = len(shown) - HEAD_DISPLAYS - TAIL_DISPLAYS
+    excess_bytes = sum(row.size_bytes for row in shown) - MAX_DISPLAY_BYTES
+    if excess <= 0 and excess_bytes <= 0:
+        return []
+    *others, newest = sorted(shown, key=order)
+    beyond = []
+    for row in (*others[HEAD_DISPLAYS:], *others[:HEAD_DISPLAYS], newest):
+        if excess <= 0 and excess_bytes <= 0:
+            break
+        excess, excess_bytes = excess - 1, excess_bytes - row.size_bytes
+        beyond.append(row)
+    return beyond
 
 
 def position_of(row: Row) -> Position:
