@@ -10,7 +10,6 @@ import functools
 import hashlib
 import math
 import os
-import signal
 import socket
 import stat
 import warnings
@@ -58,9 +57,9 @@ def _times(given: str) -> float:
 OnBreakpoint = Literal["stop", "go-on", "error"]
 """What `breakpoint()` does on ranks: waits until somebody answers, says so and goes on, or raises."""
 
-STACKS_SIGNAL = int(signal.SIGRTMAX) - 7 if hasattr(signal, "SIGRTMAX") else int(signal.SIGINFO)  # type: ignore[attr-defined]
-"""At which a rank writes the stacks of its threads, also while C code holds the interpreter. Nobody else uses it:
-SIGUSR1 and SIGUSR2 belong to people's programs, which save and requeue themselves at them."""
+STACKS_SIGNAL = 57
+"""SIGRTMAX-7, at which a rank writes the stacks of its threads, also while C code holds the interpreter. Nobody else
+uses it: SIGUSR1 and SIGUSR2 belong to people's programs, which save and requeue themselves at them."""
 
 VERSION = "0.1.0"
 PROTOCOL = 7

@@ -15,7 +15,7 @@ from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.stops import policy
 from monarch_nb.client.scripts.finding import as_in_copies, check_ranks, find_on_nodes
 from monarch_nb.client.scripts.script import Script, check_script
-from monarch_nb.client.scripts.script_run import ScriptRun, host_store
+from monarch_nb.client.scripts.script_run import ScriptRun, called, host_store
 from monarch_nb.config import OnBreakpoint
 from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.proto import run_pb2
@@ -173,7 +173,7 @@ class RunsScripts:
         if script.is_file:
             call(find_on_nodes(self, script))
         if script.in_place:
-            cell = run_pb2.Cell(script=script.called(), cell_number=cell_number)
+            cell = run_pb2.Cell(script=called(script), cell_number=cell_number)
             tree = self.reservation.files.tree()
             spec = run_pb2.RunSpec(cell=cell, tree=tree, on_breakpoint=policy(on_breakpoint))
             spec.instruments.update(script.instruments)

@@ -87,6 +87,8 @@ class Run(PrintedOfRun):
         >>> run.wait_hang(timeout_s=0.1)  # nobody waits for anybody  # doctest: +SKIP
         ''
         >>> print(run.interrupt())  # doctest: +SKIP
+        >>> run.ended_well, run.is_unstopped, run.may_kill  # doctest: +SKIP
+        (False, False, False)
         >>> run.cancel()  # the same without waiting  # doctest: +SKIP
     """
 
@@ -116,7 +118,7 @@ class Run(PrintedOfRun):
         self.run_id = run_id
         self._on_ranks = Ranges.of(self.ranks)
         self._nodes = RunNodes(mesh.core, self.ranks, own_connections=own_connections)
-        self._absences = Absences(self, self._nodes, self.spawn)
+        self._absences = Absences(self, self._nodes, self._spawn)
         self._on_error = on_error
         self._listeners: list[Listener] = [listener] if listener else []
         self._values = RunValues()
@@ -133,7 +135,7 @@ class Run(PrintedOfRun):
         self._waited = ""  # who waited for whom when it was interrupted from here
         self.is_completing = self.is_interrupted = self.is_collected = False
         self._is_awaited = False  # by somebody who takes the results at once
-        self._freeing = Freeing(self, self._nodes)
+        self._freeing = Freeing(self, self._nodes, self._spawn)
         self._replaying: dict[FollowedThrough, set[int]] = {}  # ranks whose results have yet to come
         self._waits_on: set[object] = set()  # on some ranks of these nodes, for its turn
         if listener is not None:
@@ -390,14 +392,14 @@ class Run(PrintedOfRun):
         """Send it: to the first node, which gives it its number, and when it has one to the others."""
         self._submission = Submission(self, self._nodes, lambda: self._described(spec))
         if not self._submission.begin():
-            self.spawn(self._submission.number_elsewhere())
+            self._spawn(self._submission.number_elsewhere())
         self._watch_waits()
         if self.mesh.core.line_text:
             self.tell_line()
         if healed := self.mesh.core.healed:
             self.emit(events.Notice("\n".join(healed), key="healed"))
             healed.clear()
-        self.spawn(self._submission.proceed_later())
+        self._spawn(self._submission.proceed_later())
 
     def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
         return pb.Submit(
@@ -413,7 +415,7 @@ class Run(PrintedOfRun):
     def follow(self, *, from_shown: bool) -> None:
         """Follow a run that another client submitted."""
         self._watch_waits()
-        self.spawn(self._find_stops())
+        self._spawn(self._find_stops())
         for connection in self._nodes.connections():
             connection.follow(self, self.mesh.id, from_shown=from_shown)
 
@@ -475,7 +477,7 @@ class Run(PrintedOfRun):
         if self._on_error == "abort" and self._failed_ranks():
             self._begin_abort()
         elif self._freeing.finds_torn_group():
-            self.spawn(self._freeing.free_from_torn_group())
+            self._spawn(self._freeing.free_from_torn_group())
         self._check_stuck()
 
     def _on_plain_results(self, equal: pb.EqualResults) -> None:
@@ -546,10 +548,10 @@ class Run(PrintedOfRun):
             if not up and self._freeing.is_unstopped:
                 asyncio.get_running_loop().call_later(GAP_S, self._check_stuck)
             if self._submission is not None and self._submission.is_asked_in_vain(connection, up):
-                self.spawn(self._submission.number_elsewhere())
+                self._spawn(self._submission.number_elsewhere())
         if up and self._submission is not None and not self.done:
             # The allocator may have died before it wrote the run before this one down.
-            self.spawn(self._submission.proceed_later())
+            self._spawn(self._submission.proceed_later())
 
     def on_node_replaced(self, node: int, ranks: Iterable[int], why: str) -> None:
         """Another node has the place of one, with new ranks that know nothing of this run."""
@@ -573,7 +575,7 @@ class Run(PrintedOfRun):
         # Only who interrupted it repairs: to others it may be an old run, and the mesh may have a new group since.
         aborted = self.is_interrupted and any(result.group_aborted for result in self.results.notable)
         if blobs or aborted:
-            self.spawn(self._complete_slowly(blobs, aborted))
+            self._spawn(self._complete_slowly(blobs, aborted))
         else:
             self._finish()
 
@@ -613,13 +615,13 @@ class Run(PrintedOfRun):
             for task in self._tasks:
                 if task is not asyncio.current_task():
                     task.cancel()
-            self._nodes.close(self.spawn)
+            self._nodes.close(self._spawn)
 
     def _watch_waits(self) -> None:
         """From now on look where the ranks are, soon and then again and again."""
         if self._watching_waits is not None:
             self._watching_waits.cancel()
-        self._watching_waits = self.spawn(self._waits_watch.go_on())
+        self._watching_waits = self._spawn(self._waits_watch.go_on())
 
     async def _look(self) -> dict[int, run_pb2.Where] | None:
         if not (self._listeners or self._is_watch_over()) or self._waits_on:
@@ -648,7 +650,7 @@ class Run(PrintedOfRun):
     def _begin_abort(self) -> None:
         if not self._is_aborting:
             self._is_aborting = True
-            self.spawn(self._abort_others())
+            self._spawn(self._abort_others())
 
     async def _abort_others(self) -> None:
         """A rank has failed, so the others are interrupted, whatever they do."""
@@ -686,9 +688,9 @@ class Run(PrintedOfRun):
 
     def _check_stuck(self) -> None:
         if self._freeing.is_over():
-            self.spawn(self._freeing.let_go())
+            self._spawn(self._freeing.let_go())
 
-    def spawn(self, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from monarch_nb.errors import UsageError
-from monarch_nb.proto import run_pb2
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,6 @@ class Script:
     def place(self) -> str:
         """Where nodes look for the file."""
         return self.path if self.path.startswith("~") else os.path.join(self.directory, self.path)
-
-    def called(self) -> run_pb2.Script:
-        """Return what ranks are told of the program itself."""
-        arguments = [each.encode("utf-8", "surrogateescape") for each in self.arguments]
-        return run_pb2.Script(path=self.path, arguments=arguments, module=self.module, executable=self.executable)
 
 
 def check_script(script: Script) -> None:

@@ -25,6 +25,12 @@ _HANDLES_S = patience(30.0)
 """How long a rank that handles the end of another may take before it is killed: as under torchrun."""
 
 
+def called(script: Script) -> run_pb2.Script:
+    """Return what ranks are told of the program itself."""
+    arguments = [each.encode("utf-8", "surrogateescape") for each in script.arguments]
+    return run_pb2.Script(path=script.path, arguments=arguments, module=script.module, executable=script.executable)
+
+
 async def host_store(mesh: HeldMesh, run_id: str, *, only_port: bool = False) -> pb.HostStoreReply:
     """Host a store for a run on the first of its nodes; it is there until the run is collected.
 
@@ -84,7 +90,7 @@ class ScriptRun(Run):
             directory=script.directory,
             shell=script.shell,
         )
-        told.MergeFrom(script.called())
+        told.MergeFrom(called(script))
         tree = self.mesh.reservation.files.tree()
         return run_pb2.RunSpec(run_id=self.id, script=told, tree=tree, instruments=script.instruments)
 
@@ -117,7 +123,7 @@ class ScriptRun(Run):
         if self.done:
             return
         if self._has_attempts and self._failed_ranks() and self.refusal is None:
-            self.spawn(self._start_again())
+            self._spawn(self._start_again())
         else:
             for result in self._held:
                 super().emit(self._explained(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -89,8 +89,6 @@ class FreedRun(Protocol):
 
     def emit(self, event: events.Event) -> None: ...
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
-
 
 class Freeing:
     """Interrupts of one run. Everything here runs on the background loop.
@@ -101,8 +99,10 @@ class Freeing:
         is_unstopped: ranks went on after the last interrupt, although they have had the time to stop.
     """
 
-    def __init__(self, run: FreedRun, nodes: RunNodes) -> None:
-        self._run, self._nodes = run, nodes
+    def __init__(
+        self, run: FreedRun, nodes: RunNodes, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
+        self._run, self._nodes, self._spawn = run, nodes, spawn
         self.freed, self.news = Flag(), asyncio.Event()
         self._stop_by_s: float | None = None  # until then ranks that were interrupted have the time to stop
         self.is_unstopped = False
@@ -184,7 +184,7 @@ class Freeing:
         self.say(report)
         if self._saying is not None:
             self._saying.cancel()
-        self._saying = self._run.spawn(self._say_on())
+        self._saying = self._spawn(self._say_on())
         if report.unreachable and not self.is_unstopped:
             await self.let_go()
         return report
