@@ -221,6 +221,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
           {!isFolded && (
             <RankGrid
               ranks={mesh.ranks}
+              all={mesh.ranks}
               chosen={chosen}
               onChoose={setChosen}
               onOpen={openRank}
