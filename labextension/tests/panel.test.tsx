@@ -628,6 +628,15 @@ test('what somebody shares with us can be looked at, and only its owner changes 
   }
 });
 
+test('who may run cells on what is shared may interrupt', async () => {
+  transport.replies.interrupt = () => ({ job: job({ action: 'interrupt', title: 'Interrupting dev' }) });
+  const theirs = { owner: 'alice', mine: false, right: 'run' as const, meshes: [mesh([rank(0)])] };
+  await show(view({ reservations: { R: reservation(theirs) } }));
+  await userEvent.click(button('Interrupt'));
+  expect(transport.asked('interrupt')).toHaveLength(1);
+  expect(screen.queryByRole('button', { name: 'Release…' })).toBeNull();
+});
+
 test('of what others hold it says whose it is and how much', async () => {
   const theirs = { owner: 'alice', mine: false, right: '' as const, meshes: [] };
   await show(view({ reservations: { R: reservation(theirs) } }));
