@@ -322,7 +322,8 @@ def test_others_reservations_are_not_touched(panel: Panel, pool: FakePool) -> No
 
 def test_who_may_run_cells_may_interrupt_and_not_restart(panel: Panel, pool: FakePool) -> None:
     hold([pool.fakes[0].reply], procs=2, owner="somebody", right=pb.RIGHT_RUN)
-    status = {name: refused(panel, name, reservation="id-dev", ranks="x")["status"] for name in ("interrupt", "restart")}
+    both = ("interrupt", "restart")
+    status = {name: refused(panel, name, reservation="id-dev", ranks="x")["status"] for name in both}
     assert status == {"interrupt": 400, "restart": 403}, "the ranks are looked at, or nothing is"
 
 

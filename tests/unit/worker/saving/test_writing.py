@@ -35,7 +35,8 @@ def test_a_save_leaves_torch_s_checksums_on_for_what_user_code_saves_meanwhile(t
     are_on: list[bool] = []
     writer = Writer(tmp_path, lambda _: are_on.append(torch.serialization.get_crc32_options()))
     checkpoint.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
-    assert are_on and all(are_on)
+    assert are_on
+    assert all(are_on)
 
 
 def make(rank: int, seed: int = 0) -> dict[str, Any]:
