@@ -230,7 +230,8 @@ def test_status_for_programs_tells_of_all_pools_also_beside_one_of_the_default_n
         return [] if pool == "far" else [Node("n1", Path("/nowhere"), "10.0.0.1:7000", 0)]
 
     monkeypatch.setattr(known, "known_pools", lambda: ["local", "far", "lab"])
-    monkeypatch.setattr(provision, "provisioner_of", lambda _: SimpleNamespace(nodes=nodes))
+    hosts = SimpleNamespace(nodes=nodes, heal=lambda **_: None)
+    monkeypatch.setattr(provision, "provisioner_of", lambda _: hosts)
     monkeypatch.setattr(daemons, "describe", describe)
     assert main(["status", "--json"]) == 1
     told = capsys.readouterr()
