@@ -81,6 +81,13 @@ test('all of a group are chosen at once, and the buttons mean them', async () =>
   expect(screen.getByRole('button', { name: 'Log' })).toBeTruthy();
 });
 
+test('Ctrl+A chooses all ranks, not the page that is shown', async () => {
+  await userEvent.click(heads(RANK_GROUPS)[0]);
+  box.querySelector<HTMLElement>('[data-cell="17"]')!.focus();
+  await userEvent.keyboard('{Control>}a{/Control}');
+  expect(screen.getByRole('button', { name: 'Restart… ranks 0-2047' })).toBeTruthy();
+});
+
 test('a rank is found by its number, and one that is none is said', async () => {
   const field = screen.getByRole('textbox', { name: 'Go to rank' });
   await userEvent.type(field, '1500{Enter}');

@@ -105,6 +105,27 @@ test('a form closes when it is done', async () => {
   await waitFor(() => expect(screen.queryByRole('form')).toBeNull());
 });
 
+test('an open form asks again when places become free, and not for each figure of a busy rank', async () => {
+  const nodes = { node0: node('node0', [slot(0)]) };
+  await show(view({ nodes, reservations: { R: reservation({ meshes: [mesh([rank(0)])] }) } }));
+  await userEvent.click(button('Reserve…'));
+  await screen.findByText('fits: node0');
+  const asked = transport.asked('check').length;
+  const busy = reservation({ meshes: [mesh([rank(0, { state: 'running' })])] });
+  const freed = { node0: node('node0', [slot(0), slot(1, { reservation: null })]) };
+  vi.useFakeTimers();
+  try {
+    await say({ type: 'change', now: 1001, reservations: { R: busy } });
+    await act(async () => vi.advanceTimersByTime(1000));
+    expect(transport.asked('check')).toHaveLength(asked);
+    await say({ type: 'change', now: 1002, nodes: freed });
+    await act(async () => vi.advanceTimersByTime(1000));
+    expect(transport.asked('check')).toHaveLength(asked + 1);
+  } finally {
+    vi.useRealTimers();
+  }
+});
+
 test('a pool that vanishes while the form is open is said in the form', async () => {
   await show(EMPTY);
   await userEvent.click(button('Reserve…'));
@@ -605,6 +626,15 @@ test('what somebody shares with us can be looked at, and only its owner changes 
   for (const name of ['Interrupt', 'Extend…', 'Release…']) {
     expect(screen.queryByRole('button', { name })).toBeNull();
   }
+});
+
+test('who may run cells on what is shared may interrupt', async () => {
+  transport.replies.interrupt = () => ({ job: job({ action: 'interrupt', title: 'Interrupting dev' }) });
+  const theirs = { owner: 'alice', mine: false, right: 'run' as const, meshes: [mesh([rank(0)])] };
+  await show(view({ reservations: { R: reservation(theirs) } }));
+  await userEvent.click(button('Interrupt'));
+  expect(transport.asked('interrupt')).toHaveLength(1);
+  expect(screen.queryByRole('button', { name: 'Release…' })).toBeNull();
 });
 
 test('of what others hold it says whose it is and how much', async () => {

@@ -114,7 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
     up.add_argument("--log-limit", metavar="SIZE", help=kept)
 
     status = command(
-        "status", _status, "show the nodes and the reservations", "status", "status --json | jq .reservations"
+        "status", _status, "show the nodes and the reservations", "status", "status --json | jq .[].reservations"
     )
     status.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -262,42 +262,66 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    """Show the pool that is meant; when none is named and there is none of the default name, all that there are."""
+    """Show the pool that is meant; when none is named and there is none of the default name, all that there are.
+    Programs are always told of all, unless one is named."""
     from monarch_nb.provision.known import known_pools
 
     chosen = options.pool or default_pool()
-    pools = [] if options.pool or options.json else known_pools()
-    if not pools or chosen in pools:
-        return _status_of(chosen, as_json=options.json)
-    status = 0
+    pools = [chosen] if options.pool else known_pools() or [chosen]
+    if chosen in pools and not options.json:
+        return _status_of(chosen)
+    status, told = 0, []
     for number, pool in enumerate(pools):
-        print(f"{chr(10) if number else ''}pool {pool}")
         try:
-            status |= _status_of(pool, are_others_shown=True)
+            if options.json:
+                told.append(_told_of(pool))
+            else:
+                print(f"{chr(10) if number else ''}pool {pool}")
+                status |= _status_of(pool, are_others_shown=True)
         except MonarchNbError as error:
+            if options.pool:
+                raise
             _say(f"monarch-nb: {error}")
             status = 1
+    if options.json:
+        print_json(told)
     return status
 
 
-def _status_of(pool: str, *, as_json: bool = False, are_others_shown: bool = False) -> int:
+def _told_of(pool: str) -> dict[str, Any]:
+    """Return what `status --json` tells of a pool."""
     from monarch_nb import list_reservations
-    from monarch_nb.client.pools.namesakes import warning as namesakes
-    from monarch_nb.client.pools.others import no_nodes, other_pools
+
+    described = _describe_all(pool)
+    answers = any(node["hostname"] for node in described)
+    held = [asdict(reservation) for reservation in list_reservations(pool, memory=True)] if answers else []
+    return {"pool": pool, "nodes": described, "reservations": held}
+
+
+def _describe_all(pool: str) -> list[dict[str, Any]]:
+    """Return what `_describe` tells of the nodes of a pool, each once.
+
+    Raises:
+        PoolError: there is no such pool.
+    """
     from monarch_nb.provision import provisioner_of
-    from monarch_nb.provision.jobs import trouble
 
     nodes = provisioner_of(pool).nodes(pool=pool)
     _check_named_pool(pool)
     with ThreadPoolExecutor(max_workers=16) as threads:
-        described = [*dict(threads.map(_describe, nodes)).values()]
+        return [*dict(threads.map(_describe, nodes)).values()]
+
+
+def _status_of(pool: str, *, are_others_shown: bool = False) -> int:
+    from monarch_nb import list_reservations
+    from monarch_nb.client.pools.namesakes import warning as namesakes
+    from monarch_nb.client.pools.others import no_nodes, other_pools
+    from monarch_nb.provision.jobs import trouble
+
+    described = _describe_all(pool)
     answers = any(node["hostname"] for node in described)
-    reservations = list_reservations(pool, memory=as_json) if answers else []
-    if as_json:
-        held = [asdict(reservation) for reservation in reservations]
-        print_json({"pool": pool, "nodes": described, "reservations": held})
-        return 0
-    if not nodes:
+    reservations = list_reservations(pool) if answers else []
+    if not described:
         print(typed_here(no_nodes(pool)))
         return 0
     rows = [

@@ -379,11 +379,11 @@ class Actions:
         ended = self.ranks(mesh, run["finished"]) if run["finished"] else ()
         return set(self.ranks(mesh, run["ranks"])).difference(ended)
 
-    def held(self, view: Json, reservation_id: object, *, to_look: bool = False, action: str = "") -> Json:
-        """Return one's own reservation, or raise Refused.
+    def held(self, view: Json, reservation_id: object, *, right: str = "own", action: str = "") -> Json:
+        """Return a reservation with which one may do something, or raise Refused.
 
         Args:
-            to_look: nothing is changed, so one that others share will do.
+            right: "own", or what will do of those that others share: "run" cells there, or "read".
             action: what it is for, where that may not be possible now.
         """
         held: Json | None = view["reservations"].get(reservation_id)
@@ -392,7 +392,7 @@ class Actions:
         if held is None:
             gone = [one["text"] for one in view["ended"] if one["id"] == reservation_id]
             raise Refused(404, gone[0] if gone else "there is no such reservation (any more)")
-        if not (held["mine"] or (to_look and held["right"])):
+        if _RIGHTS.index(held["right"]) < _RIGHTS.index(right):
             raise Refused(403, only_its_holder(held))
         if why := held["refusals"].get(action):
             raise Refused(409, why)
@@ -447,6 +447,10 @@ class Actions:
             yield reservation
         finally:
             reservation.detach()
+
+
+_RIGHTS = ("", "read", "run", "own")
+"""What people may do with a reservation; each has those before it."""
 
 
 def _resize(view: Json, held: Json, values: object) -> Resize:

@@ -102,5 +102,5 @@ class Jobs:
 
     def _drop_oldest(self) -> None:
         ended = [job_id for job_id, (job, _) in self._jobs.items() if job["state"] != "running"]
-        for job_id in ended[: len(self._jobs) - MAX_KEPT]:
+        for job_id in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
             del self._jobs[job_id]

@@ -78,8 +78,8 @@ class Panel:
             "resize": self._resize,
             "replace": self._replace,
             "restart": self._ranks_action(self._actions.restart, action="restart"),
-            "interrupt": self._ranks_action(self._actions.interrupt),
-            "stacks": self._ranks_action(self._actions.stacks, to_look=True),
+            "interrupt": self._ranks_action(self._actions.interrupt, right="run"),
+            "stacks": self._ranks_action(self._actions.stacks, right="read"),
             "lost": self._lost,
             "cancel": self._cancel,
             "attach_lines": self._attach_lines,
@@ -173,10 +173,10 @@ class Panel:
         return {"job": self._actions.replace(await self._held(body))}
 
     def _ranks_action(
-        self, do: Callable[[Json, Json, tuple[int, ...]], Json], *, to_look: bool = False, action: str = ""
+        self, do: Callable[[Json, Json, tuple[int, ...]], Json], *, right: str = "own", action: str = ""
     ) -> Callable[[Json], Awaitable[Json]]:
         async def handle(body: Json) -> Json:
-            held = await self._held(body, to_look=to_look, action=action)
+            held = await self._held(body, right=right, action=action)
             mesh = self._actions.mesh(held, body.get("mesh"))
             return {"job": do(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
@@ -197,7 +197,7 @@ class Panel:
         return {"text": self._actions.lost(held, mesh, self._actions.ranks(mesh, body.get("ranks")))}
 
     async def _attach_lines(self, body: Json) -> Json:
-        held = await self._held(body, to_look=True, action="attach")
+        held = await self._held(body, right="read", action="attach")
         return {"code": self._actions.attach_lines(await self.live.fresh(), held)}
 
     async def _cancel(self, body: Json) -> Json:
@@ -232,7 +232,7 @@ class Panel:
             raise Refused(503, view["pool"]["message"])
         if holder is None:
             raise Refused(404, "its mesh was released or stopped, and its logs went with it")
-        return self._actions.held(view, holder["id"], to_look=True), mesh_id
+        return self._actions.held(view, holder["id"], right="read"), mesh_id
 
     def _lines(self, held: Json, mesh_id: str) -> LogLines:
         return LogLines.of(self.live.held(held["id"]), mesh_id)
@@ -307,12 +307,12 @@ class Panel:
 
     # ---- helpers ----
 
-    async def _held(self, body: Json, *, to_look: bool = False, action: str = "") -> Json:
+    async def _held(self, body: Json, *, right: str = "own", action: str = "") -> Json:
         reservation_id = _text(body, "reservation")
         view = await self.live.fresh()
         if reservation_id not in view["reservations"]:
             await self.live.refresh()  # it may be new
-        return self._actions.held(self.live.view or view, reservation_id, to_look=to_look, action=action)
+        return self._actions.held(self.live.view or view, reservation_id, right=right, action=action)
 
 
 def _holder(view: Json, mesh_id: str) -> Json | None:

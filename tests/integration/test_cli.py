@@ -66,7 +66,7 @@ def test_a_day_with_the_local_pool(pool_home: Path, tmp_path: Path, capsys: pyte
     dev.mesh.run("print('hello from', rank)\nprint('twice', end='')")
     assert "dev          " in said(capsys, "list")
     assert "1 of 2" in said(capsys, "status")
-    status = json.loads(said(capsys, "status", "--json"))
+    [status] = json.loads(said(capsys, "status", "--json"))
     assert [held["name"] for held in json.loads(said(capsys, "list", "--json"))] == ["dev"]
     assert [(node["state"], node["procs_free"]) for node in status["nodes"]] == [("serves", 1), ("serves", 1)]
     assert [rank["state"] for rank in status["reservations"][0]["ranks"]] == ["idle", "idle"]

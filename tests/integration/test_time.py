@@ -46,7 +46,8 @@ def test_an_extension_in_a_terminal(spare_pool: list[Node], capsys: pytest.Captu
     assert main(["extend", "longer"]) == 0
     assert capsys.readouterr().out.startswith("longer: 2 h ")
     assert main(["status", "--json"]) == 0
-    [held] = json.loads(capsys.readouterr().out)["reservations"]
+    [told] = json.loads(capsys.readouterr().out)
+    [held] = told["reservations"]
     assert (held["time_s"], held["idle_s"], held["idle_left_s"]) == (3600 + 5400, None, None)
     assert 0 < held["time_left_s"] < held["time_s"]
     assert main(["list"]) == 0

@@ -156,6 +156,7 @@ class Activities:
         self.must_forget = False
 
     def __iter__(self) -> Iterator[Activity]:
+        """Over those that there are now: others begin meanwhile, on their own threads."""
         return iter(list(self._all))
 
     def begin(self, activity: Activity) -> None:
@@ -199,7 +200,7 @@ class Activities:
         with self._lock:
             if freed is not None and freed not in self._all:
                 return
-            waiting = {each: name for each in self._all if (name := _collective(each))}
+            waiting = {each: name for each in self if (name := _collective(each))}
             if freed is not None:
                 waiting.setdefault(freed, collective)
 
@@ -207,7 +208,7 @@ class Activities:
                 # A kernel of an aborted communicator ends without an error, its data undefined: none may go on.
                 if c10d.uses_nccl():
                     are_open = bool(records.open_on_gpu())
-                    for each in self._all:
+                    for each in self:
                         if each.requested_at is None and (are_open or each in waiting or _is_in_torch(each)):
                             each.abort = ProcessGroupAborted(f"{reason}; {GROUP_ABORTED}", reason=reason)
                             each.abort_delivered = False

@@ -121,15 +121,6 @@ class Writer(FileSystemWriter):
         """What was written, by name."""
         return self._files.files
 
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        """Write what this rank has to, without the checksum that torch computes of each tensor beside ours."""
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(False)
-        try:
-            return super().write_data(plan, planner)
-        finally:
-            torch.serialization.set_crc32_options(before)
-
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is that of the hidden directory."""
         return StorageMeta(save_id=self.save_id)

@@ -1,5 +1,6 @@
 """The command line without a pool: what it reads, what it refuses, and how."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,6 +218,27 @@ def test_status_shows_the_pools_that_there_are_when_there_is_no_default_one(
         "monarch-nb: no pool 'far'",
         "monarch-nb: no pool 'lab'",
     ]
+
+
+def test_status_for_programs_tells_of_all_pools_also_beside_one_of_the_default_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def describe(address: str, **_: object) -> pb.DescribeReply:
+        raise NodeUnreachable(f"{address} does not answer", address)
+
+    def nodes(pool: str) -> list[Node]:
+        return [] if pool == "far" else [Node("n1", Path("/nowhere"), "10.0.0.1:7000", 0)]
+
+    monkeypatch.setattr(known, "known_pools", lambda: ["local", "far", "lab"])
+    hosts = SimpleNamespace(nodes=nodes, heal=lambda **_: None)
+    monkeypatch.setattr(provision, "provisioner_of", lambda _: hosts)
+    monkeypatch.setattr(daemons, "describe", describe)
+    assert main(["status", "--json"]) == 1
+    told = capsys.readouterr()
+    assert [each["pool"] for each in json.loads(told.out)] == ["local", "lab"]
+    assert "monarch-nb: no pool 'far' is up" in told.err
+    assert main(["status", "--json", "--pool", "lab"]) == 0
+    assert [each["pool"] for each in json.loads(capsys.readouterr().out)] == ["lab"]
 
 
 @pytest.mark.parametrize("answers", [True, False])

@@ -93,6 +93,15 @@ def test_a_job_that_has_ended_is_cancelled_without_effect_and_one_that_nobody_kn
     assert not told.jobs.cancel("nonsense")
 
 
+def test_the_newest_50_are_known(told: Told) -> None:
+    first = told.jobs.start("stacks", "Stacks", lambda _: None)
+    for _ in range(MAX_KEPT - 1):
+        told.until("done")
+        told.jobs.start("stacks", "Stacks", lambda _: None)
+    told.until("done")
+    assert told.jobs.cancel(first["id"]), "it is known"
+
+
 def test_old_jobs_are_forgotten_and_running_ones_are_not(told: Told) -> None:
     goes_on = threading.Event()
     running = told.jobs.start("up", "Starting a pool", lambda _: goes_on.wait(10) and None)

@@ -320,6 +320,13 @@ def test_others_reservations_are_not_touched(panel: Panel, pool: FakePool) -> No
             assert (error["status"], "is held by somebody" in error["message"]) == (403, True), name
 
 
+def test_who_may_run_cells_may_interrupt_and_not_restart(panel: Panel, pool: FakePool) -> None:
+    hold([pool.fakes[0].reply], procs=2, owner="somebody", right=pb.RIGHT_RUN)
+    both = ("interrupt", "restart")
+    status = {name: refused(panel, name, reservation="id-dev", ranks="x")["status"] for name in both}
+    assert status == {"interrupt": 400, "restart": 403}, "the ranks are looked at, or nothing is"
+
+
 def test_a_pool_that_is_away_says_so(panel: Panel, pool: FakePool) -> None:
     pool.fakes.clear()
     for name, body in UNKNOWN.items():

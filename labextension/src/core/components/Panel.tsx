@@ -191,7 +191,7 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
           key={current.action}
           form={current}
           body={current.action === 'reserve' ? { notebook: host.notebook?.() ?? null } : undefined}
-          premise={pool.state === 'up' ? view.reservations : pool.state}
+          premise={pool.state === 'up' ? free(view) : pool.state}
           onJob={setFormJob}
           onDone={job => {
             setForm(null);
@@ -286,6 +286,13 @@ function Content({ only, notebook }: { only: string | null; notebook: string | n
 function nodesAside(nodes: PoolNode[]): string {
   const bad = nodes.length > MOST_NODES_UNFOLDED ? troubled(nodes) : 0;
   return `${nodes.length.toLocaleString('en')}${bad ? ` · ${bad.toLocaleString('en')} in trouble` : ''}`;
+}
+
+/** What is free at each node: what can be reserved depends on it, and on no figure of a busy rank. */
+function free({ nodes }: View): string {
+  return Object.values(nodes)
+    .map(({ id, state, procs, gpus }) => `${id} ${state} ${procs.free} ${gpus.free}`)
+    .join();
 }
 
 const POOL_STATES = { up: 'up', down: 'not up', silent: 'does not answer' };

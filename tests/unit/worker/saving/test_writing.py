@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from monarch_nb.errors import SaveError
@@ -18,6 +19,7 @@ from monarch_nb.worker.saving.asked import LoadReport, Origin, SaveReport, SaveR
 from monarch_nb.worker.saving.collecting import RANDOM_STATES, collect
 from monarch_nb.worker.saving.manifest import Manifest, damaged
 from monarch_nb.worker.saving.reading import merged, said_of
+from monarch_nb.worker.saving.storage import Writer
 from monarch_nb.worker.saving.writing import save
 from unit.worker.saving.threads import loaded, on_ranks, saved, try_to_save
 
@@ -27,6 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_ranks_say_is_put_together() -> None:
     said = merged([{"a": "x"}, {"a": "x", "b": "y"}, {"a": "z"}], [4, 5, 6])
     assert said == {"a": "x (ranks 4-5); z (rank 6)", "b": "y (rank 5)"}
+
+
+def test_a_save_leaves_torch_s_checksums_on_for_what_user_code_saves_meanwhile(tmp_path: Path) -> None:
+    are_on: list[bool] = []
+    writer = Writer(tmp_path, lambda _: are_on.append(torch.serialization.get_crc32_options()))
+    checkpoint.save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    assert are_on
+    assert all(are_on)
 
 
 def make(rank: int, seed: int = 0) -> dict[str, Any]:

@@ -3,9 +3,11 @@ import { STATE_LABELS, tally } from '../../format';
 import { Rank, RankState } from '../../types';
 import { Mark, useArrowKeys } from '../basics';
 
-/** All ranks of a mesh: a shape, a colour and a number each. Any of them can be chosen. */
+/** Ranks of a mesh: a shape, a colour and a number each. Any of them can be chosen. */
 export const RankGrid = memo(function RankGrid(props: {
   ranks: readonly Rank[];
+  /** All ranks of the mesh, also those that are not shown: what Ctrl+A chooses. */
+  all: readonly Rank[];
   chosen: ReadonlySet<number>;
   onChoose: (ranks: Set<number>) => void;
   onOpen: (rank: number) => void;
@@ -72,7 +74,7 @@ export const RankGrid = memo(function RankGrid(props: {
           props.onChoose(new Set());
         } else if (event.key === 'a' && (event.ctrlKey || event.metaKey)) {
           event.preventDefault();
-          props.onChoose(new Set(props.ranks.map(each => each.rank)));
+          props.onChoose(new Set(props.all.map(each => each.rank)));
         } else {
           onArrow(event);
         }

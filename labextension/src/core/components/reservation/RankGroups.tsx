@@ -73,6 +73,7 @@ export function RankGroups(props: {
         {shown => (
           <RankGrid
             ranks={shown}
+            all={ranks}
             chosen={chosen}
             onChoose={onChoose}
             onOpen={props.onOpen}

@@ -171,6 +171,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
   };
 
   const isOwn = reservation.right === 'own';
+  const mayInterrupt = isOwn || reservation.right === 'run'; // what runs of their own
   const isFolded = mesh !== undefined && mesh.ranks.length > MOST_RANKS_UNFOLDED;
   const of = ranks === null ? '' : ` ${rankNames(chosen)}`;
   const detail = mesh && chosen.size === 1 ? mesh.ranks.find(rank => chosen.has(rank.rank)) : undefined;
@@ -221,6 +222,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
           {!isFolded && (
             <RankGrid
               ranks={mesh.ranks}
+              all={mesh.ranks}
               chosen={chosen}
               onChoose={setChosen}
               onOpen={openRank}
@@ -275,16 +277,14 @@ export const ReservationCard = memo(function ReservationCard(props: {
             >
               Stacks
             </Button>
-            {isOwn && (
-              <>
-                <Button
-                  label={`Interrupt${of}`}
-                  onClick={() => void perform('interrupt', { ranks })}
-                  disabled={pending === 'interrupt'}
-                >
-                  Interrupt
-                </Button>
-              </>
+            {mayInterrupt && (
+              <Button
+                label={`Interrupt${of}`}
+                onClick={() => void perform('interrupt', { ranks })}
+                disabled={pending === 'interrupt'}
+              >
+                Interrupt
+              </Button>
             )}
             {/* Also where they are refused: then they say why. */}
             <Button
@@ -381,7 +381,7 @@ export const ReservationCard = memo(function ReservationCard(props: {
               <p className="mnb-number">
                 {mesh.hang.text}. Interrupt frees {waiters(mesh.hang)}; nothing in memory is lost.
               </p>
-              {isOwn && (
+              {mayInterrupt && (
                 <Button
                   label={`Interrupt the hung ${rankNames(parseRanks(mesh.hang.ranks) ?? [])}`}
                   onClick={() => void perform('interrupt', { ranks: mesh.hang!.ranks })}
