@@ -135,7 +135,7 @@ class Supervisor:
         fork = asyncio.ensure_future(forking)
         self._forks.add(fork)
         fork.add_done_callback(self._forks.discard)
-        return await fork
+        return await asyncio.shield(fork)  # who waits for it may be cancelled; the processes are there all the same
 
     async def _fork_ranks(
         self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]

@@ -104,6 +104,22 @@ async def test_what_is_just_being_forked_ends_with_the_rest_and_nothing_is_forke
         os.kill(template.pid, 0)
 
 
+async def test_what_a_cancelled_caller_had_forked_ends_with_the_rest(tmp_path: Path, sleepers: Sleepers) -> None:
+    """Scripts that are being started are cancelled first; a process that nobody knows would hold its GPUs."""
+    supervisor = supervisor_of(NodePaths(tmp_path))
+    template: Any = SlowTemplate(sleepers[0].pid)
+    fork = asyncio.create_task(supervisor.fork_store("m", template, "127.0.0.1"))
+    await template.asked.wait()
+    fork.cancel()
+    closing = asyncio.create_task(supervisor.close(end_processes=True))
+    while not supervisor._is_ending:
+        await asyncio.sleep(0)
+    template.may_fork.set()
+    await closing
+    with pytest.raises(ProcessLookupError):
+        os.kill(template.pid, 0)
+
+
 async def test_ranks_whose_places_were_taken_meanwhile_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleepers: Sleepers
 ) -> None:
