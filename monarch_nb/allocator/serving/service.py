@@ -365,7 +365,8 @@ class AllocatorService(service.AllocatorServicer):
                 case "shown":
                     own = message if below is None else below.shown(message)
                     if self._access.is_submitter(caller, run_id):
-                        self._node.audience.note_shown(own)
+                        for _, run in self._access.runs(run_id):  # none: it was forgotten while this was under way
+                            run.shown |= dict(own.cursors)
                 case "unfollow":
                     session.unfollow(run_id)
                     if below is not None:

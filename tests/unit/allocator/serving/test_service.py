@@ -13,7 +13,7 @@ from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2, state_pb2
-from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn, submit
 
 
 class TestSession:
@@ -37,6 +37,24 @@ class TestSession:
         context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
         await AllocatorService(node, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])
+
+    async def test_what_was_shown_is_remembered_as_long_as_the_run(self, node: NodeWithoutProcesses) -> None:
+        """It may be said after the run was forgotten, or of none: nobody would ever forget that."""
+
+        async def requests() -> AsyncIterator[pb.SessionRequest]:
+            for run_id in ("a", "none"):
+                shown = pb.Shown(run_id=run_id, cursors={0: run_pb2.Cursor(stdout_bytes=3)})
+                yield pb.SessionRequest(shown=shown)
+
+        await spawn(node)
+        submit(node, "a")
+        runs = node.state.meshes[MESH].runs
+        access = Access("node0", "", node.state, node.records)
+        context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
+        await AllocatorService(node, access).Session(requests(), context)
+        submit(node, "none")
+        shown = {run_id: [cursor.stdout_bytes for cursor in run.shown.values()] for run_id, run in runs.items()}
+        assert shown == {"a": [3], "none": []}
 
 
 async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_are_aborted(
