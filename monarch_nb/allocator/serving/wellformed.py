@@ -17,7 +17,12 @@ IDS = frozenset(
     {"reservation_id", "lease_id", "mesh_id", "resized", "makes", "run_id", "run_ids", "of_run", "collected"}
 )
 """Fields that name directories, sockets and rows."""
-MADE = {"ReserveRequest": "reservation_id", "HostStoreRequest": "mesh_id", "SpawnRequest": "mesh_id", "RunSpec": "run_id"}
+MADE = {
+    "ReserveRequest": "reservation_id",
+    "HostStoreRequest": "mesh_id",
+    "SpawnRequest": "mesh_id",
+    "RunSpec": "run_id",
+}
 """What makes something, and the field that names it: "" would name the directory and the rows of all."""
 PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload", "blob"})
 REQUESTS = frozenset({"parts"})
