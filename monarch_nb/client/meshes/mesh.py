@@ -418,7 +418,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         """
         is_ours = self.reservation.owner == self.core.me
         parts = [Part(self.core, self.ranks, list(self.running()), self.name, is_ours=is_ours)]
-        if self.name == MAIN_MESH and len(self.ranks) == self.core.ranks_per_node * len(self.core.connections):
+        if self.name == MAIN_MESH and len(self.ranks) == self.extent.size:
             with contextlib.suppress(MonarchNbError):  # a node does not answer: then its meshes do not, either
                 beside = [each for each in call(self.reservation.all_meshes()) if each.id != self.id]
                 parts += [
