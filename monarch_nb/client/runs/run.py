@@ -152,6 +152,11 @@ class Run(PrintedOfRun):
         return name_here(self.number, self.cell_number, self.notebook, self.owner)
 
     @property
+    def shows(self) -> bool:
+        """Whether anybody is told what it prints."""
+        return bool(self._listeners)
+
+    @property
     def done(self) -> bool:
         """Whether every rank has finished."""
         return self._done.is_set()
@@ -685,6 +690,7 @@ class Run(PrintedOfRun):
             self.spawn(self._freeing.let_go())
 
     def spawn(self, work: Any) -> asyncio.Task[None]:
+        """Do something of the run beside all else, until it is over."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
