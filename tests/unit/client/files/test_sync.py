@@ -76,7 +76,6 @@ class TestWhatGoes:
         assert nodes[2].content() == {"model.py": b"two!"}
         assert not files.pending().files
 
-
     def test_a_node_that_another_client_put_in_the_place_of_one_gets_all_files(
         self, project: Path, nodes: list[FakeNode]
     ) -> None:
