@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -79,3 +82,52 @@ async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_
     may_go_on.set()
     await asyncio.gather(first, second)
     assert aborted == ["host2 has gone"], "once, and for whom it was news"
+
+
+class SlowFile:
+    """Notes which threads wait for it."""
+
+    def __init__(self, path: Path, threads: set[int]) -> None:
+        self.path, self.threads, self.unlink = path, threads, path.unlink
+
+    def open(self, mode: str) -> SlowFile:
+        self.threads.add(threading.get_ident())
+        self.file: Any = self.path.open(mode)
+        return self
+
+    def write(self, data: bytes) -> int:
+        self.threads.add(threading.get_ident())
+        return int(self.file.write(data))
+
+    def read(self, size: int) -> bytes:
+        self.threads.add(threading.get_ident())
+        return bytes(self.file.read(size))
+
+    def close(self) -> None:
+        if not self.file.closed:
+            self.threads.add(threading.get_ident())
+        self.file.close()
+
+    def __enter__(self) -> SlowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+async def test_a_value_on_a_slow_disk_holds_up_nobody_else(
+    node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    service_ = AllocatorService(node, Access("node0", "", node.state, node.records))
+    monkeypatch.setattr(service_, "_blob_path", lambda *_: SlowFile(tmp_path / "blob", threads))
+
+    async def chunks() -> AsyncIterator[pb.BlobChunk]:
+        for data in (b"one", b"two"):
+            yield pb.BlobChunk(mesh_id="m", blob="b", data=data)
+
+    assert (await service_.PutBlob(chunks(), AsyncMock())).size_bytes == 6
+    read = service_.ReadBlob(pb.ReadBlobRequest(mesh_id="m", blob="b"), AsyncMock())
+    assert [chunk.data async for chunk in read] == [b"onetwo"]
+    assert threads
+    assert threading.get_ident() not in threads
