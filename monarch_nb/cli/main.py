@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.words = words if "pool" in options else []
     try:
         _find_pool(options)
+        if options.words and options.handler not in (_up, _down):
+            _heal(options.pool or default_pool())
         status: int = options.handler(options)
         sys.stdout.flush()
     except UsageError as error:
@@ -226,6 +228,13 @@ def _find_pool(options: argparse.Namespace) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _heal(pool: str) -> None:
+    """Start allocators of a local pool again that died: a command is about to need them."""
+    from monarch_nb.provision import provisioner_of
+
+    provisioner_of(pool).heal(pool=pool, progress=_say)
 
 
 def _up(options: argparse.Namespace) -> int:

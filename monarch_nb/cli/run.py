@@ -17,6 +17,7 @@ from monarch_nb.client.scripts.torchrun_flags import FLAGS, Launch, held_by, hel
 from monarch_nb.config import MAIN_MESH, OnBreakpoint, default_pool, gap
 from monarch_nb.errors import RunFailed, UsageError
 from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.notebook.syntax.command_line import read_environment
 from monarch_nb.notebook.syntax.declarations import RUN
 from monarch_nb.notebook.syntax.holding import CPUS, MEMORY
 from monarch_nb.shape import Extent, parse_targets
@@ -58,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for declared in RUN.flags:
         if declared.name in _AS_IN_A_CELL:
             add_flag(parser, declared)
+    parser.add_argument(
+        "--env", metavar="NAME[=VALUE]", action="append", default=[], help="a variable of the script (repeatable)"
+    )
     for flag in FLAGS:
         shown = flag.help if flag.name in _SHOWN_FLAGS else argparse.SUPPRESS
         takes: dict[str, Any] = {"metavar": flag.value} if flag.value else {"action": "store_true"}
@@ -90,6 +94,7 @@ def run(options: argparse.Namespace) -> int:
             in_place=options.in_place,
             beside=options.beside,
             directory=directory,
+            environment=_environment(options, mesh),
         )
         for note in launch.notes:
             _say(note)
@@ -191,6 +196,18 @@ def _place(options: argparse.Namespace, launch: Launch, mesh: Mesh) -> tuple[str
     return os.path.abspath(path) if is_file else path, ""
 
 
+def _environment(options: argparse.Namespace, mesh: Mesh) -> dict[str, str]:
+    """Return what the script has of this terminal's environment, and what --env says."""
+    from monarch_nb.client.reservations.reserving.arguments import environment_option
+    from monarch_nb.client.scripts.terminal_environment import passed_on
+
+    said = environment_option(read_environment(options.env))
+    if options.in_place:  # the live ranks have theirs
+        return said
+    is_here = all(mesh.core.connection_of(rank).is_local for rank in mesh.ranks)
+    return passed_on(os.environ, to_other_hosts=not is_here) | said
+
+
 def _run(
     mesh: Mesh, submit: Callable[..., Run], shown: Collection[int] | None, on_breakpoint: OnBreakpoint | None
 ) -> int:
@@ -202,7 +219,16 @@ def _run(
 
     publish = printing(colours=sys.stdout.isatty())
     with at_waits():  # from here on Ctrl-C is for the ranks
-        view = RunView(mesh.ranks, publish, call_later, show_failures=True, terminal=True, shown=shown)
+        view = RunView(
+            mesh.ranks,
+            publish,
+            call_later,
+            show_failures=True,
+            terminal=True,
+            whole=not sys.stdout.isatty(),
+            logs="monarch-nb logs",
+            shown=shown,
+        )
         try:
             script = submit(listener=view.on_event)
             interrupts = wait_for(script, None, view.on_event, Answering(script, SCREEN, on_breakpoint))

@@ -154,6 +154,7 @@ class Live:
         self._refreshing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self._healing: asyncio.Task[None] | None = None
 
     # ---- subscribers ----
 
@@ -281,6 +282,10 @@ class Live:
             if found.alive and (node.asked is None or node.asked.done()):
                 node.asked_at = now
                 node.asked = asyncio.create_task(self._ask_one(node))
+        is_looked_at = any(subscription.looking for subscription in self._subscriptions)
+        has_lost = any(node.answer.served and not node.answer.alive for node in self._nodes.values())
+        if is_looked_at and has_lost and (self._healing is None or self._healing.done()):
+            self._healing = asyncio.create_task(self._heal())
         await self._wait(now + ANSWER_S, lambda _: True)
         await self._wait(now + SILENT_AFTER_S, lambda answer: answer.is_starting)
         for node in self._nodes.values():
@@ -292,6 +297,14 @@ class Live:
                 node.answer.away_since = time.time() - late_s
             if node.answer.reply and not node.answer.answers:
                 node.answer.reply = self.pool.late_releases.without(node.connection, node.answer.reply)
+
+    async def _heal(self) -> None:
+        """Have a local pool start allocators again that died."""
+        lines: list[str] = []
+        await asyncio.to_thread(self.pool.heal, lines.append)
+        for line in lines:
+            notice = {"type": "notice", "level": "warning", "id": f"healed-{time.time()}", "text": line}
+            self.publish(notice | {"reservation": ""})
 
     async def _wait(self, until_s: float, is_meant: Callable[[NodeAnswer], bool]) -> None:
         nodes = (node for node in self._nodes.values() if is_meant(node.answer))

@@ -2665,6 +2665,7 @@ class Submit(_message.Message):
     EARLIER_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     mesh_id: _builtins.str
     give_number: _builtins.bool
     """true on the mesh's first node"""
@@ -2679,6 +2680,8 @@ class Submit(_message.Message):
     """who submits it; a certificate's name takes its place"""
     newest: _builtins.int
     """with give_number: the client knows of runs up to this number, or numbers that may be taken"""
+    whole: _builtins.bool
+    """forward floods, too: the output goes to a file or a pipe"""
     @_builtins.property
     def run(self) -> _run_pb2.RunSpec: ...
     @_builtins.property
@@ -2716,10 +2719,11 @@ class Submit(_message.Message):
         earlier: Global___EarlierRuns | None = ...,
         outputs: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         newest: _builtins.int = ...,
+        whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earlier", b"earlier", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "earlier", b"earlier", "give_number", b"give_number", "mesh_id", b"mesh_id", "newest", b"newest", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_ranks", b"all_ranks", "cursors", b"cursors", "earlier", b"earlier", "give_number", b"give_number", "mesh_id", b"mesh_id", "newest", b"newest", "notebook", b"notebook", "outputs", b"outputs", "owner", b"owner", "quiet", b"quiet", "ranks", b"ranks", "run", b"run", "title", b"title", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

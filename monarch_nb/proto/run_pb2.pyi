@@ -114,6 +114,7 @@ class RunSpec(_message.Message):
     OWN_WORLD_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     INSTRUMENTS_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     number: _builtins.int
     """Order within the mesh, given by the mesh's first node."""
@@ -126,6 +127,8 @@ class RunSpec(_message.Message):
     """The ranks are a world of their own while the body runs: torchrun's variables and the numbers that every namespace
     starts with say so, and process groups end before and after.
     """
+    secret: _builtins.str
+    """What its ranks are told beside the code, which tracebacks show: JSON (see monarch_nb/worker/run_secret.py)."""
     @_builtins.property
     def cell(self) -> Global___Cell: ...
     @_builtins.property
@@ -167,10 +170,11 @@ class RunSpec(_message.Message):
         own_world: _builtins.bool = ...,
         tree: Global___Tree | None = ...,
         instruments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        secret: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "pull", b"pull", "push", b"push", "script", b"script", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "instruments", b"instruments", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "own_world", b"own_world", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "calls", b"calls", "cell", b"cell", "end_groups", b"end_groups", "instruments", b"instruments", "number", b"number", "on_breakpoint", b"on_breakpoint", "output", b"output", "own_world", b"own_world", "pull", b"pull", "push", b"push", "ranks", b"ranks", "run_id", b"run_id", "script", b"script", "secret", b"secret", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["cell", "push", "pull", "script", "calls", "end_groups"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

@@ -135,6 +135,9 @@ class Provisioner(Protocol):
     def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
         """Have what runs on nodes be served again whose allocators died, as far as they can be started from here."""
 
+    def heal(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """The same for whoever needs a node and has not asked for it: not again and again."""
+
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node; return how many there were."""
 

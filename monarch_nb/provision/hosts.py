@@ -88,6 +88,9 @@ class HostsProvisioner:
     def revive(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
         """Start nothing: people do."""
 
+    def heal(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """Likewise."""
+
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every allocator that answers, with its ranks; return how many there were.
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from monarch_nb.config import (
     LOG_LIMIT_VARIABLE,
     NodePaths,
     cadence,
+    gap,
     home_directory,
     patience,
     pool_directory,
@@ -46,6 +47,11 @@ REMOVAL_TIMEOUT_S = patience(600.0)
 """One that answers ends its ranks at once, then removes the files of its node: a slow disk needs minutes for many."""
 _QUIET_S = cadence(5.0)
 """How long it does so before that is said."""
+MOST_HEALINGS, HEALINGS_WITHIN_S = 3, gap(600.0)
+"""So often in so long allocators that died are started again though nobody has asked for it: what killed them may do it
+again."""
+_HEALINGS = "healings"
+"""In the pool's directory: when that was, one time in a line."""
 WARM_TIMEOUT_S = patience(180.0)
 """All templates of a pool: sixteen that import torch at once need 22 s on two cores."""
 
@@ -226,6 +232,25 @@ class LocalProvisioner:
         with _exclusive(say):
             _revive(_checked_directory(pool), self.nodes(pool=pool), say)
 
+    def heal(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
+        """Start the allocators again that died, for whoever needs a node now and has not asked for this: at most three
+        times in ten minutes, and an error is told as well.
+
+        Args:
+            pool: its name.
+            progress: told line by line what is being done.
+        """
+        if not _lost(self.nodes(pool=pool)):
+            return
+        say = progress or _silent
+        with _exclusive(say):
+            directory, lost = _checked_directory(pool), _lost(self.nodes(pool=pool))
+            if lost and _may_heal(directory):
+                try:
+                    _revive(directory, lost, say)
+                except PoolError as error:
+                    say(str(error))
+
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
         into their copies of a notebook's files is kept, and `progress` told where.
@@ -400,6 +425,24 @@ def _revive(directory: Path, nodes: Sequence[Node], say: Progress) -> bool:
         say(_died(dead))
         _start(directory, dead, _read_shape(directory) or PoolShape(1, "none"), say, until_warm=False)
     return bool(dead)
+
+
+def _lost(nodes: Iterable[Node]) -> list[Node]:
+    """Return the nodes whose allocators died; those of others are being started for the first time."""
+    return [node for node in nodes if not node.alive and NodePaths(node.directory).facts.exists()]
+
+
+def _may_heal(directory: Path) -> bool:
+    """Return whether allocators may be started again once more, and note that they are. Where there is no room for the
+    note, somebody has to ask."""
+    note, now = directory / _HEALINGS, time.time()
+    with suppress(OSError):
+        times = note.read_text().split() if note.exists() else []
+        recent = [each for each in times if 0 <= now - float(each) < HEALINGS_WITHIN_S]
+        if len(recent) < MOST_HEALINGS:
+            note.write_text("\n".join([*recent, str(now)]))
+            return True
+    return False
 
 
 def _make_room(directory: Path, before: Sequence[Node], nodes: int, procs: int, say: Progress) -> None:

@@ -20,6 +20,7 @@ digests             the contents of a tensor in a few bytes, made where the tens
 environment_report  what %mesh doctor compares: Python, packages, the machine
 pip                 %mesh pip
 imports             patching a module that may never be imported
+run_secret          what a client tells the ranks of a run beside its code
 user_code           which stack frames are the user's
 text                text that can leave a rank
 """

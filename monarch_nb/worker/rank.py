@@ -39,6 +39,7 @@ from monarch_nb.proto.run_pb2 import (
     RunSpec,
 )
 from monarch_nb.proto.worker_pb2 import FromRank, RankSpec, StoreLost, ToRank
+from monarch_nb.worker import run_secret
 from monarch_nb.worker.autosaves import armed
 from monarch_nb.worker.control.activities import Activities
 from monarch_nb.worker.control.executions import Executions
@@ -240,7 +241,7 @@ class Rank:
                 self._script = spec
                 self._loop.stop()
                 return
-            active = ActiveRun(spec.run_id)
+            active = ActiveRun(spec.run_id, has_status=spec.cell.HasField("script"))
             result = RankResult(run_id=spec.run_id, rank=self._spec.rank, outcome=OUTCOME_OK)
             self._results.start(spec.run_id)
             self._debugger.release_error()
@@ -257,6 +258,7 @@ class Rank:
         self._keeper.begin_run(spec.number)
         self._interrupter.install()
         forming.begin_run(spec.number)
+        run_secret.begin_run(spec.secret)
         forming.free_unused()
         lone_training.begin_run()
         lightning.begin_run(() if spec.own_world else spec.ranks)
@@ -295,12 +297,21 @@ class Rank:
             self._context.run(self._leave_found, spec)
         if status == 0:
             error = None
-        elif isinstance(error := _behind_exit(error or SystemExit()), SystemExit):
+        elif isinstance(error := self._behind_exit(error or SystemExit()), SystemExit):
             error = failures.explain_status(error, status)
         values.store_value(result, status, self._spec.blob_directory)
         if imports is not None:
             result.hint = imports.hint()
         self._finish(error, active, result, output)
+
+    def _behind_exit(self, error: BaseException) -> BaseException:
+        """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error. Its
+        traceback begins where the library caught it: when that is below the user's frames, the exit's has them."""
+        cause = error.__context__ if isinstance(error, SystemExit) else None
+        if not isinstance(cause, KeyboardInterrupt):
+            return error
+        is_users = self._user_code.line_of_traceback(cause.__traceback__)
+        return cause if is_users else cause.with_traceback(error.__traceback__)
 
     def _execute(self, spec: RunSpec) -> tuple[int, BaseException | None]:
         try:
@@ -369,7 +380,7 @@ class Rank:
 
     def _describe(self, error: BaseException, active: ActiveRun, result: RankResult) -> None:
         """Fill `result` with what became of an error."""
-        error = _behind_exit(error)
+        error = self._behind_exit(error)
         shown, only_users = error, False
         result.outcome = OUTCOME_ERROR
         if isinstance(error, SystemExit) and active.is_script:
@@ -388,7 +399,7 @@ class Rank:
         if isinstance(error, SystemExit) and active.is_script:
             result.failure.traceback = ""  # it is meant, and has said why: as in Python
         self._shell.remember_error(shown)
-        if not active.is_script:  # whose value is its exit status
+        if not active.has_status:
             _drop_value(result)
 
     def _when_idle(self, action: Callable[[], None]) -> None:
@@ -428,12 +439,6 @@ def _run_now(body: Body) -> BaseException | None:
         error: BaseException | None = stop.value
         return error
     raise AssertionError("a cell without await has waited")
-
-
-def _behind_exit(error: BaseException) -> BaseException:
-    """Return the interrupt to which a library answered with `sys.exit()`, as Lightning does; else the error."""
-    cause = error.__context__ if isinstance(error, SystemExit) else None
-    return cause if isinstance(cause, KeyboardInterrupt) else error
 
 
 def _leave(status: int = 0) -> NoReturn:

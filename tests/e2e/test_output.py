@@ -48,6 +48,23 @@ def test_how_a_cell_scales_is_a_table_and_a_picture(open_notebook: OpenNotebook)
     assert "100 %" in picture.data["text/plain"]
 
 
+def test_json_stands_between_the_lines_and_is_updated_from_later_cells(open_notebook: OpenNotebook) -> None:
+    show = "print('above')\n    chart = display(JSON({'a': 'old'}), display_id=True)"
+    notebook = open_notebook(
+        f"%%mesh -t 0\nfrom IPython.display import JSON\nif 'chart' not in vars():\n    {show}\nprint('below')",
+        "%%mesh -t 0\nchart.update(JSON({'a': 'new'}))\nprint('updated')",
+    )
+    lines = [line.strip() for line in notebook.run(1).splitlines() if line.startswith("[")]
+    assert lines == ["[0] above", "[0]", "[0] below"], "and the chart beside its rank"
+    expect(notebook.output(1).locator(".jp-RenderedJSON")).to_have_count(1)
+    assert notebook.run(2) == "[0] updated"
+    _, shown, _ = notebook.save().cells[1].outputs
+    assert shown.data["application/json"] == {"a": "new"}
+    assert notebook.run(1) == "[0] below", "which it is no more"
+    notebook.run(2)
+    expect(notebook.output(2).locator(".jp-RenderedJSON")).to_have_count(1)
+
+
 def test_lines_and_progress_bars_show_while_the_cell_runs(
     open_notebook: OpenNotebook, make_gate: Callable[[], Gate]
 ) -> None:

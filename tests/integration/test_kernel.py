@@ -102,6 +102,17 @@ def test_a_handle_of_an_earlier_cell_updates_what_that_shows(kernel: Kernel) -> 
     assert shown == "[0] 7", "an update of what was never shown shows it"
 
 
+def test_a_bar_of_rich_is_live(kernel: Kernel, gate: Gate) -> None:
+    bar = (
+        f"with Progress() as bar:\n    task = bar.add_task('training', total=2)\n    bar.advance(task)\n    {gate.wait}"
+    )
+    cell = kernel.start(f"%%mesh -t 0\nfrom rich.progress import Progress\n{bar}\n    bar.advance(task)")
+    kernel.wait(cell, "50%")
+    gate.open()
+    assert "100%" in kernel.wait(cell)
+    assert "50%" not in kernel.text(cell)
+
+
 def test_json_comes_through_as_json(kernel: Kernel) -> None:
     code = "from IPython.display import JSON\nprint('above')\ndisplay(JSON({'a': 1}))\nprint('below')"
     cell = kernel.start(f"%%mesh\n{code}\nJSON([rank])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -80,6 +81,25 @@ def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     assert terminal.run("--procs", "1", "--no-python", "sh", "-c", "kill -9 $$")[0] == 128 + signal.SIGKILL
 
 
+def test_it_has_the_terminals_environment(terminal: Terminal) -> None:
+    names = ["FOO", "BAR", "RANK", "MASTER_PORT", "PATH", "HOME", "MONARCH_NB_POOL"]
+    (terminal.directory / "shows.py").write_text(f"import os\nprint([os.environ.get(name) for name in {names}])\n")
+    words = ("--procs", "1", "--env", "BAR=from the flag", "--env", "HOME", "shows.py")
+    said = {"FOO": "1 = {x} $y\nz", "BAR": "2", "RANK": "7", "MASTER_PORT": "80", "PATH": "/mine", "HOME": "/tmp"}
+    status, out, errors = terminal.run(*words, **said)
+    assert status == 0, errors
+    [line] = rows(out)
+    foo, bar, rank, port, *others = ast.literal_eval(line)
+    assert (foo, bar, rank, others) == (said["FOO"], "from the flag", "0", ["/mine", "/tmp", None])
+    assert port != "80"
+    dev = monarch_nb.reserve("dev", procs=1, directory=terminal.directory)
+    try:
+        assert "have their environment already" in terminal.run("-i", "--env", "BAR=2", "shows.py")[2]
+        assert terminal.run("-i", "shows.py", **said)[0] == 0
+    finally:
+        dev.release()
+
+
 def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
     (terminal.directory / "endless.py").write_text("import time\nprint('under way', flush=True)\ntime.sleep(600)\n")
     process = terminal.start("--procs", "2", "endless.py")
@@ -140,6 +160,8 @@ def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
 
 
 def test_in_a_pipe_every_line_is_whole_also_where_stdout_has_few_characters(terminal: Terminal) -> None:
-    (terminal.directory / "few.py").write_text("print('caf\\u00e9 \\u2713')\nprint('x' * 60_000)\n")
+    code = "print('caf\\u00e9 \\u2713')\nprint('x' * 300_000)\nfor n in range(20_000): print('line', n)\n"
+    (terminal.directory / "few.py").write_text(code)
     status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "few.py", PYTHONIOENCODING="ascii")
-    assert (status, out) == (0, "[0] caf\\xe9 \\u2713\n[0] " + "x" * 60_000 + "\n"), errors
+    lines = ["caf\\xe9 \\u2713", "x" * 300_000, *(f"line {n}" for n in range(20_000))]
+    assert (status, out) == (0, "".join(f"[0] {line}\n" for line in lines)), errors

@@ -180,12 +180,17 @@ class TestWorld:
         mesh.run("seen = 20")
         script = write("import sys; left = seen + int(sys.argv[1]); assert __name__ == '__main__'")
         run = mesh.run_script(script, "1", in_place=True)
-        assert run.title == f"{script} 1"
+        assert (run.title, run.values) == (f"{script} 1", [0] * 8), "as of a script in processes of its own"
         assert mesh.run("left").values == [21] * 8
         script = write("kept = rank\nif rank == 1: raise ValueError('bad batch')\nwhile True: pass")
         with pytest.raises(RunFailed, match="bad batch"):
             mesh.run_script(script, in_place=True)
         assert mesh.run("kept").values == list(range(8)), "the others were interrupted"
+        told = Recorder()
+        with pytest.raises(RunFailed) as caught:
+            mesh.run_script(write("import sys; sys.exit(rank and 'no data')"), in_place=True, listener=told)
+        assert caught.value.run.kept_values == [0, *[1] * 7]
+        assert (told.text(0, "stderr"), told.text(1, "stderr")) == ("", "no data\n")
 
 
 class TestEnds:
@@ -386,6 +391,26 @@ class TestInterrupts:
         assert "in stuck" in stack
         assert not run.done
         assert str(run.interrupt(kill_stuck=True)) == "killed rank 0"
+
+    def test_of_a_library_that_exits_then_the_users_line_is_shown(
+        self, mesh: Mesh, write: Write, tmp_path: Path
+    ) -> None:
+        library = tmp_path / "site-packages" / "lightning_like.py"
+        library.parent.mkdir()
+        library.write_text(
+            "import sys, time\ndef fit():\n    try:\n        print('under way', flush=True)\n        time.sleep(1000)\n"
+            "    except KeyboardInterrupt:\n        print('closes')\n        sys.exit(1)\n"
+        )
+        script = write(
+            f"import sys; sys.path.append({str(library.parent)!r})\nimport lightning_like\nlightning_like.fit()"
+        )
+        run, told = under_way(mesh.select(0), script)
+        run.interrupt()
+        failure = run.results[0].failure
+        assert failure is not None
+        assert (failure.kind, failure.where) == ("interrupted", f"{os.path.basename(script)}:3")
+        assert "lightning_like.fit()" in failure.traceback
+        assert told.text(0).endswith("closes\n")
 
     def test_another_program_is_interrupted_too(self, mesh: Mesh) -> None:
         # A shell that is about to become `sleep` loses the signal.

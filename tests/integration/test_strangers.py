@@ -82,6 +82,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.usefixtures("dev")  # so that it is kept when a trial has failed
 @pytest.mark.parametrize(("case", "way"), TRIALS)
 def test_it_does_what_it_does_elsewhere(
     case: Case, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -143,16 +144,11 @@ def by_torchrun(case: Case) -> tuple[int, list[str], list[str]]:
 
 def started(words: list[str], case: Case) -> subprocess.CompletedProcess[str]:
     environment = os.environ | dict(case.environment)
-    return subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        timeout=TIMEOUT_S,
-        check=False,
+    done = subprocess.run(
+        words, capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=TIMEOUT_S, check=False
     )
+    stdout, stderr = (text.decode(errors="backslashreplace") for text in (done.stdout, done.stderr))  # with its \r
+    return subprocess.CompletedProcess(words, done.returncode, stdout, stderr)
 
 
 # ---- on ranks ----

@@ -15,6 +15,8 @@ from monarch_nb.proto import run_pb2
 
 FLOOD_BYTES = 64 << 10
 """More than this in one stream of one rank between two looks is a flood: its middle is not forwarded."""
+WHOLE_BYTES = 8 << 20
+"""The same for who wants output whole, for a file or a pipe: so much at most is in memory."""
 KEPT_BYTES = 12 << 10
 """Of a flood, this much of its beginning and of its end is forwarded."""
 _COUNT_CHUNK_BYTES = 1 << 20
@@ -43,12 +45,16 @@ class RankFiles(StoredFiles):
         gone = cursor.stdout_bytes - since.stdout_bytes + cursor.stderr_bytes - since.stderr_bytes
         return cursor, dropped.line(gone) if gone else b""
 
-    def read_since(self, cursor: run_pb2.Cursor) -> pb.RankOutput | None:
-        """Return what was written after `cursor`, in order, a flood elided; None when there is nothing."""
+    def read_since(self, cursor: run_pb2.Cursor, most_bytes: int = FLOOD_BYTES) -> pb.RankOutput | None:
+        """Return what was written after `cursor`, in order, a flood elided; None when there is nothing.
+
+        Args:
+            most_bytes: more of one stream is a flood.
+        """
         marks, end = self._news(cursor)
         if _at_or_before(end, cursor):
             return None
-        flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > FLOOD_BYTES
+        flood = max(end.stdout_bytes - cursor.stdout_bytes, end.stderr_bytes - cursor.stderr_bytes) > most_bytes
         if flood:
             marks = [mark for mark in marks if mark.HasField("display")][-_MAX_DISPLAYS:]
         output = pb.RankOutput(rank=self.rank, cursor=end)
@@ -56,10 +62,10 @@ class RankFiles(StoredFiles):
         position.CopyFrom(cursor)
         for mark in marks:
             if not flood:
-                self._add_text(output, position, mark.stdout_bytes, mark.stderr_bytes)
+                self._add_text(output, position, mark.stdout_bytes, mark.stderr_bytes, most_bytes)
             if mark.HasField("display"):
                 output.items.add(display=mark.display)
-        self._add_text(output, position, end.stdout_bytes, end.stderr_bytes)
+        self._add_text(output, position, end.stdout_bytes, end.stderr_bytes, most_bytes)
         return output
 
     def _news(self, cursor: run_pb2.Cursor, most_bytes: int = 0) -> tuple[list[run_pb2.Mark], run_pb2.Cursor]:
@@ -106,28 +112,30 @@ class RankFiles(StoredFiles):
                 stderr_bytes = mark.stderr_bytes
         return pieces, end
 
-    def _add_text(self, output: pb.RankOutput, position: run_pb2.Cursor, stdout_end: int, stderr_end: int) -> None:
+    def _add_text(
+        self, output: pb.RankOutput, position: run_pb2.Cursor, stdout_end: int, stderr_end: int, most_bytes: int
+    ) -> None:
         if stdout_end > position.stdout_bytes:
-            self._add_stream(output, "out", position.stdout_bytes, stdout_end)
+            self._add_stream(output, "out", position.stdout_bytes, stdout_end, most_bytes)
             position.stdout_bytes = stdout_end
         if stderr_end > position.stderr_bytes:
-            self._add_stream(output, "err", position.stderr_bytes, stderr_end)
+            self._add_stream(output, "err", position.stderr_bytes, stderr_end, most_bytes)
             position.stderr_bytes = stderr_end
 
-    def _add_stream(self, output: pb.RankOutput, kind: str, start: int, end: int) -> None:
+    def _add_stream(self, output: pb.RankOutput, kind: str, start: int, end: int, most_bytes: int) -> None:
         def add(text: bytes) -> None:
             if text and kind == "out":
                 output.items.add(stdout=text)
             elif text:
                 output.items.add(stderr=text)
 
-        first = self.read(kind, start, min(end, start + FLOOD_BYTES))
+        first = self.read(kind, start, min(end, start + most_bytes))
         if b"\0" in first and (left := self.dropped().before(kind)) > start:
             add(self.dropped().line(min(end, left) - start) + b"\n")
             if left < end:
-                self._add_stream(output, kind, left, end)
+                self._add_stream(output, kind, left, end, most_bytes)
             return
-        if end - start <= FLOOD_BYTES:
+        if end - start <= most_bytes:
             add(first)
             return
         head = first[:KEPT_BYTES]

@@ -86,7 +86,7 @@ class Runs:
         session.send(urgent=is_awaited or bool(queued.ahead), queued=queued)
         if not submit.quiet:
             # Before it starts: then there is nothing to read.
-            self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new)
+            self._audience.follow(session, mesh, run, dict(submit.cursors), is_new=is_new, whole=submit.whole)
         self.apply(effects)
         if known:
             self._audience.send_results(session, run)

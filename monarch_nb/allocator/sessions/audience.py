@@ -55,13 +55,21 @@ class Audience:
                     _note_caller(directory.parent, client, run.output)
 
     def follow(
-        self, session: Session, mesh: Mesh, run: Run, shown: dict[int, run_pb2.Cursor], *, is_new: bool = False
+        self,
+        session: Session,
+        mesh: Mesh,
+        run: Run,
+        shown: dict[int, run_pb2.Cursor],
+        *,
+        is_new: bool = False,
+        whole: bool = False,
     ) -> None:
         """Send a run's output from here on.
 
         Args:
             shown: where a rank's output goes on; by default at its beginning.
             is_new: nothing was written yet.
+            whole: floods are sent, too.
         """
         if not run.ranks:
             return
@@ -73,7 +81,16 @@ class Audience:
         archive = self._archives.of(runs)
         packs = len(mesh.all_ranks(run.submit)) > FEW_RANKS
         follower = Follower(
-            session, self._watch, run.run_id, run.output, runs, archive, cursors, is_new=is_new, packs=packs
+            session,
+            self._watch,
+            run.run_id,
+            run.output,
+            runs,
+            archive,
+            cursors,
+            is_new=is_new,
+            packs=packs,
+            whole=whole,
         )
         follower.finished = run.finished
         session.follow(follower)

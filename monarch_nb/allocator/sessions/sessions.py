@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_nb.allocator.logs.archive import Archive
-from monarch_nb.allocator.logs.output import RankFiles
+from monarch_nb.allocator.logs.output import FLOOD_BYTES, WHOLE_BYTES, RankFiles
 from monarch_nb.allocator.logs.watch import DirectoryWatch
 from monarch_nb.allocator.sessions.below import OUTPUT_S, Below
 from monarch_nb.branches.alike import pack
@@ -211,6 +211,7 @@ class Follower:
         output, runs, archive: number of the run's output, and where the mesh has them.
         is_new: the run has not begun, so there is nothing to read yet.
         packs: lines that differ only in numbers are packed: clients show them as one.
+        whole: floods are sent, too.
     """
 
     def __init__(
@@ -225,8 +226,10 @@ class Follower:
         *,
         is_new: bool = False,
         packs: bool = False,
+        whole: bool = False,
     ) -> None:
         self.session, self.run_id, self.cursors, self._packs = session, run_id, cursors, packs
+        self._most_bytes = WHOLE_BYTES if whole else FLOOD_BYTES
         self.finished = False
         self.directory = runs / str(output)
         self._watch = watch
@@ -291,7 +294,7 @@ class Follower:
         outputs = []
         for rank in ranks:
             try:
-                output = self._files[rank].read_since(self.cursors[rank])
+                output = self._files[rank].read_since(self.cursors[rank], self._most_bytes)
             except OSError as error:
                 output = pb.RankOutput(rank=rank, cursor=self._files[rank].end())
                 output.items.add(notice=f"the log can not be read: {error}")

@@ -196,6 +196,11 @@ def introduce(listener: Callable[[Event], None], run: Any) -> None:
         owner.shows(run)
 
 
+def wants_whole(listener: Callable[[Event], None]) -> bool:
+    """Return whether nothing is to be left out of what a listener is told, as far as that is possible."""
+    return bool(getattr(getattr(listener, "__self__", None), "wants_whole", False))
+
+
 def tell(listener: Callable[[Event], None], event: Event) -> None:
     """Tell a listener of an event."""
     is_of_many = isinstance(event, TextOfMany | LinesOfMany) and not getattr(listener, "takes_many", False)

@@ -20,10 +20,10 @@ def excludes_file(top: Path) -> Path:
         top: of the work tree.
     """
     beside = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "git")
-    own = [os.environ.get("GIT_CONFIG_GLOBAL") or os.path.expanduser("~/.gitconfig"), beside / "config"]
-    system = os.environ.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig"
-    configurations = (*own, system, top / ".git/config", top / ".git/config.worktree")
-    return _named(top, tuple((os.fspath(path), _written(path)) for path in configurations)) or beside / "ignore"
+    own = Path(os.environ.get("GIT_CONFIG_GLOBAL") or os.path.expanduser("~/.gitconfig"))
+    system = Path(os.environ.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig")
+    configurations = (own, beside / "config", system, top / ".git/config", top / ".git/config.worktree")
+    return _named(top, tuple((path, _written(path)) for path in configurations)) or beside / "ignore"
 
 
 @functools.lru_cache(maxsize=64)
@@ -40,8 +40,8 @@ def _named(top: Path, _configurations: tuple[object, ...]) -> Path | None:
     return None
 
 
-def _written(path: str | Path) -> int:
+def _written(path: Path) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return path.stat().st_mtime_ns
     except OSError:
         return 0

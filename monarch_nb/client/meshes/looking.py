@@ -24,7 +24,8 @@ NAMES_TIMEOUT_S = patience(1.0)
 
 
 def check_nodes(core: MeshCore, ranks: Sequence[int], pool: str) -> None:
-    """Raise NodeUnreachable unless all nodes answer, or as `telling_why`."""
+    """Raise NodeUnreachable unless all nodes answer, or as `telling_why`. A local pool heals itself first."""
+    pool_object(pool).heal(core.healed.append)
     with telling_why(core, pool):
         call(core.check_nodes(ranks))
 

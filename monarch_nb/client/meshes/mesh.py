@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import re
 import time
 import uuid
@@ -238,11 +239,13 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         own_world: bool = False,
         instruments: Instruments | None = None,
         listener: Listener | None = None,
+        secret: Mapping[str, Any] | None = None,
     ) -> Run:
         """Like `run`, but return at once.
 
         Args:
             own_world: while the code runs, these ranks alone are the world, and begin without process groups.
+            secret: what the ranks are told beside the code, which tracebacks show.
 
         Example:
             >>> run = mesh.submit("train()")  # doctest: +SKIP
@@ -255,6 +258,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         spec = run_pb2.RunSpec(cell=cell, ranks=ranks, tree=self.reservation.files.tree(), own_world=own_world)
         spec.on_breakpoint = policy(on_breakpoint)
         spec.instruments.update(packed(checked(instruments, self)))
+        spec.secret = json.dumps(secret) if secret else ""
         return self._start(spec, _title(code), on_error, listener)
 
     # ---- actors ----

@@ -22,12 +22,13 @@ from monarch_nb.client.pools.leasing.undertaking import using
 from monarch_nb.client.runs.interrupts.interrupt_report import NO_INTERRUPT
 from monarch_nb.config import MONARCH_MESH, TUNNEL_SCHEME, patience
 from monarch_nb.errors import RunFailed, SpawnError, UsageError
+from monarch_nb.ground.interrupting import at_waits
 from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.times import duration
 from monarch_nb.trust.passing import passing_certificate
 
-_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve({places!r}[rank], rank, {version!r})"
-_CERTIFICATES = "from monarch_nb.worker.monarch.loop import certificates as _certificates\n_certificates()"
+_SERVE = "from monarch_nb.worker.monarch.loop import serve as _serve\n_serve(rank, {version!r})"
+_CERTIFICATES = '__import__("monarch_nb.worker.monarch.loop", fromlist=["_"]).certificates()'
 SERVE_TIMEOUT_S = patience(60.0)
 MAX_LINES = 3
 PER_HOST = {"workers": 1}
@@ -117,9 +118,14 @@ def serve(mesh: Mesh, over: Collection[str] = ()) -> Workers:
         mesh.restart(dead)
     places, certificates = _places(mesh)
     try:
-        told = mesh.run(
-            _SERVE.format(places=places, version=engine.version()), sync=False, timeout_s=SERVE_TIMEOUT_S
-        ).values
+        with at_waits():
+            run = mesh.submit(
+                _SERVE.format(version=engine.version()),
+                sync=False,
+                secret={str(rank): place for rank, place in places.items()},
+            )
+            is_done = run.join(SERVE_TIMEOUT_S)
+        told = run.ended(is_done, SERVE_TIMEOUT_S).values
     except RunFailed as error:
         raise SpawnError(f"Monarch's workers could not be started: {error}") from error
     names = {rank: mesh.core.connection_of(rank).name for rank in mesh.ranks}
@@ -293,7 +299,7 @@ def _places(mesh: Mesh) -> tuple[dict[int, dict[str, str]], Mapping[str, str]]:
             "run this on a machine of their network"
         )
     hosts = {rank: call(connection.describe()).store_host for rank, connection in connections.items()}
-    there = [one for one in mesh.run(_CERTIFICATES, sync=False, timeout_s=SERVE_TIMEOUT_S).values if one]
+    there = [one for one in mesh.pull(_CERTIFICATES) if one]
     certificates = there[0] if there else passing_certificate(hosts.values())
     return {rank: {"host": host, **certificates} | nodes[rank] for rank, host in hosts.items()}, certificates
 

@@ -138,6 +138,10 @@ class Pool:
         """
         provisioner_of(self.name).revive(pool=self.name, progress=say)
 
+    def heal(self, say: Progress) -> None:
+        """The same by itself, for whoever needs a node next: at most three times in ten minutes."""
+        provisioner_of(self.name).heal(pool=self.name, progress=say)
+
     @property
     def silent(self) -> list[str]:
         """Nodes that did not answer when all were asked last."""

@@ -38,6 +38,7 @@ class MeshRanks:
         newest_number: the highest number of a run that this process knows of.
         dead: ranks that have died, and why.
         line_text: what there is to say of those who wait in line for such nodes.
+        healed: what there is to say of allocators that were started again for the next run.
         has_told_lone_training: once in the life of the ranks it is said that they train apart.
     """
 
@@ -52,6 +53,7 @@ class MeshRanks:
         self.dead: dict[int, str] = {}
         self.has_told_lone_training = False
         self.line_text = ""
+        self.healed: list[str] = []
         self.collected: deque[str] = deque(maxlen=_COLLECTED)
         """Ids of the newest runs whose results this process has taken; some twice. Their nodes learn it a moment
         later."""

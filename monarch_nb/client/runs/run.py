@@ -399,6 +399,9 @@ class Run(PrintedOfRun):
         self._watch_waits()
         if self.mesh.core.line_text:
             self.tell_line()
+        if healed := self.mesh.core.healed:
+            self.emit(events.Notice("\n".join(healed), key="healed"))
+            healed.clear()
         self.spawn(self._submission.proceed_later())
 
     def _described(self, spec: run_pb2.RunSpec) -> pb.Submit:
@@ -409,6 +412,7 @@ class Run(PrintedOfRun):
             title=self.title,
             notebook=self.notebook,
             quiet=not self._listeners,
+            whole=any(map(events.wants_whole, self._listeners)),
         )
 
     def follow(self, *, from_shown: bool) -> None:

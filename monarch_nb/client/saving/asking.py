@@ -50,6 +50,7 @@ class SavingMesh(HeldMesh, Protocol):
         cell_number: int = 0,
         sync: bool = True,
         listener: Listener | None = None,
+        secret: Mapping[str, Any] | None = None,
     ) -> Run: ...
 
     def unfinished(self) -> list[RunInfo]: ...
@@ -79,7 +80,6 @@ def ask(
     asked = {
         "what": what,
         "request": dict(request),
-        "secret": secrets.token_hex(),
         "ranks": list(mesh.ranks),
         "actor": actor,
     }
@@ -222,7 +222,8 @@ def _values(
     mesh: SavingMesh, code: str, cell_number: int, heard: _Listener | None = None, what: str = ""
 ) -> Sequence[Any]:
     with at_waits():
-        run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=heard)
+        secret = {"of_exchange": secrets.token_hex()}
+        run = mesh.submit(code, on_error="abort", cell_number=cell_number, sync=False, listener=heard, secret=secret)
         run.join()
     if not run.is_collected:
         run.collected()

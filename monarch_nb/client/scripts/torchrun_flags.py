@@ -90,8 +90,9 @@ class Launch:
         in_place: bool = False,
         beside: bool = False,
         directory: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> Script:
-        """Return the script that is started so."""
+        """Return the script that is started so. Its environment has what the flags say, and what is given here."""
         return Script(
             path,
             tuple(arguments),
@@ -100,7 +101,7 @@ class Launch:
             in_place=in_place,
             beside=beside,
             max_restarts=self.max_restarts,
-            environment=self.environment,
+            environment={**(environment or {}), **self.environment},
             directory=directory,
         )
 

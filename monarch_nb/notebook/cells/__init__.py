@@ -2,6 +2,7 @@
 
 cell           reads the line, submits the body, and gives the run a view and a place for its values
 sent_files     before that, files that changed go to the nodes: the line above the cell that says so
+healing        and allocators of a local pool that died are started again
 scaling        with --scale the body goes to more and more ranks: what that takes is shown
 instruments    what the line switches on meanwhile, and what is shown of it at the end
 flames         the flame graph of --profile=python

@@ -9,6 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_nb.client.doctor.diagnosis import name_nodes
 from monarch_nb.files.tree import printable
+from monarch_nb.notebook.cells.healing import heal
 from monarch_nb.notebook.cells.late_progress import LateProgress
 from monarch_nb.notebook.output.tables import calm_line, show
 from monarch_nb.notebook.session import Session
@@ -44,6 +45,7 @@ class FilesBeforeCells:
             show(calm_line("\n".join(news)))
         if not files.copies:
             return
+        heal(self._session)
         with LateProgress(self._shell) as progress:
             report = files.sync(needed, progress=progress)
             fresh = [note for note in notes(report, files, self._session.directory) if note not in self._said]

@@ -21,6 +21,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.lines.templates import checked_fold
 from monarch_nb.notebook.cells.cell import CellRunner, others_kept
 from monarch_nb.notebook.cells.following import RunInterrupted
+from monarch_nb.notebook.cells.healing import heal
 from monarch_nb.notebook.cells.progress import Progress
 from monarch_nb.notebook.cells.resuming import checked_plan
 from monarch_nb.notebook.commands.comparing import diff
@@ -143,12 +144,15 @@ class Subcommands:
         if wants_help(command, rest):
             show(preformatted(help_text(command)))
             return None
-        return self._handlers[command](parse(command, rest))
+        parsed = parse(command, rest)
+        heal(self._session)
+        return self._handlers[command](parsed)
 
     def _bare(self) -> None:
         if self._session.reservation is None:
             show(preformatted(overview(declarations.MESH)))
         else:
+            heal(self._session)
             self._status(Parsed(declarations.STATUS))
 
     def _reserve(self, parsed: Parsed) -> None:

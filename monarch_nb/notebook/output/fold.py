@@ -90,14 +90,22 @@ class Fold:
         [((0, 1), 'hello'), ((0,), 'I am 0'), ((1,), 'I am 1')]
     """
 
-    def __init__(self, ranks: Iterable[int], by: FoldBy | None = None, *, longest: int = MAX_LINE_CHARACTERS) -> None:
+    def __init__(
+        self,
+        ranks: Iterable[int],
+        by: FoldBy | None = None,
+        *,
+        longest: int = MAX_LINE_CHARACTERS,
+        drops: bool = True,
+    ) -> None:
         """Make an empty one.
 
         Args:
             by: in what lines of one row may differ; None for what is usual on so many ranks.
             longest: of longer lines so many characters are kept.
+            drops: False where all rows are taken soon, and none may be missing.
         """
-        self._longest, self.has_cut_lines = longest, False
+        self._longest, self.has_cut_lines, self._drops = longest, False, drops
         self._lanes = Lanes(ranks, self._recall, longest)
         self._by: FoldBy = by or default_fold(len(self._lanes))
         self._texts = 0  # about so many lines are kept that differ from their rows'
@@ -477,7 +485,7 @@ class Fold:
 
     def _insert(self, row: Row) -> None:
         """Take in a new row. The caller adds its ranks."""
-        if len(self._rows) >= HEAD_ROWS + TAIL_ROWS + _SLACK_ROWS:
+        if self._drops and len(self._rows) >= HEAD_ROWS + TAIL_ROWS + _SLACK_ROWS:
             self._trim()
         self._sequence += 1
         self._rows.append(row)
@@ -487,7 +495,7 @@ class Fold:
         """Drop and count what is neither at the beginning, nor at the end, nor the newest of some rank, and must not be
         overlooked either."""
         rows = sorted((row for row in self._rows if row.ranks), key=order)
-        if len(rows) > HEAD_ROWS + TAIL_ROWS:
+        if self._drops and len(rows) > HEAD_ROWS + TAIL_ROWS:
             kept = {*map(id, self._newest(rows)), *map(id, self._staying)}
             for row in rows[HEAD_ROWS:-TAIL_ROWS]:
                 if id(row) not in kept and not self._stays(row):

@@ -81,17 +81,19 @@ class LogOf(NamedTuple):
     Attributes:
         flag: what chooses the mesh on a line of `%mesh`.
         is_counted: the lines are known by their numbers, so that our extension can open rows.
+        logs: the command for logs where people type.
     """
 
     mesh_id: str
     run: int
     flag: str = ""
     is_counted: bool = True
+    logs: str = "%mesh logs"
 
     @property
     def command(self) -> str:
         """What is typed to read them."""
-        return f"%mesh logs{self.flag} --run {self.run}"
+        return f"{self.logs}{self.flag} --run {self.run}"
 
 
 def render(

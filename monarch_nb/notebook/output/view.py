@@ -104,6 +104,8 @@ class RunView:
         show_failures: bool = False,
         stream: bool = True,
         terminal: bool = False,
+        whole: bool = False,
+        logs: str = "%mesh logs",
         shown: Collection[int] | None = None,
         resumed: bool = False,
         of_calls: bool = False,
@@ -121,6 +123,8 @@ class RunView:
             show_failures: show the tracebacks of failed ranks; False when the cell raises them.
             stream: False to show everything once, at the end.
             terminal: displays can not be updated; publish only what is new, once it can not change any more.
+            logs: the command for logs where people type.
+            whole: in a file or a pipe nothing is left out.
             shown: ranks whose output and values are shown; None for all. Of the others it is shown how much they
                 write on stderr, and how those that fail end.
             resumed: the output is followed from the middle.
@@ -129,7 +133,8 @@ class RunView:
             clock: seconds, for tests.
         """
         ranks = tuple(ranks)
-        self._fold = Fold(ranks, by, longest=sys.maxsize if terminal else MAX_LINE_CHARACTERS)
+        self.wants_whole, self._logs = whole, logs
+        self._fold = Fold(ranks, by, longest=sys.maxsize if terminal else MAX_LINE_CHARACTERS, drops=not whole)
         self._held = Held(ranks) if resumed else None
         self._is_whole = not resumed
         self._run: Callable[[], Run | None] = lambda: None
@@ -173,7 +178,7 @@ class RunView:
         """Return where the run's lines are in the logs, as soon as it has its number."""
         run = self._run()
         if self._log is None and run is not None and run.number:
-            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole)
+            self._log = LogOf(run.mesh.id, run.number, run.mesh.flag, self._is_whole, self._logs)
         return self._log
 
     @takes_many
@@ -359,6 +364,7 @@ class RunView:
     def _update(self, now_s: float) -> int:
         """Publish what is new in the notebook; return its size."""
         before = self._shown
+        most = max(1, len(before)) if self._left else sys.maxsize
         shown = render(
             self._fold,
             group=self._group,
@@ -368,10 +374,10 @@ class RunView:
             status_alone=self._kept_open or bool(before) or not self._over,
             hosts=self.hosts,
             log=self._log_of(),
-            most=max(1, len(before)) if self._left else sys.maxsize,
+            most=most,
         )
-        if self._over and self._may_print_later and len(shown) % 2 == 0:
-            shown.append(_NOTHING)  # where a later line finds its cell
+        if self._over and self._may_print_later and len(shown) % 2 == 0 and len(shown) < most:
+            shown.append(_NOTHING)  # ours, where a later line finds its cell
         shown += [_NOTHING] * (len(before) - len(shown))  # cleared
         size = 0
         for number, bundle in enumerate(shown):

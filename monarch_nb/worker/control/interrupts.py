@@ -37,13 +37,14 @@ class ActiveRun(Activity):
 
     Attributes:
         is_script: the process ends with it.
+        has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
     """
 
-    def __init__(self, run_id: str, *, is_script: bool = False) -> None:
+    def __init__(self, run_id: str, *, is_script: bool = False, has_status: bool = False) -> None:
         main = threading.main_thread().ident or 0
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
-        self.is_script = is_script
+        self.is_script, self.has_status = is_script, is_script or has_status
         self.forced = False
 
     @property

@@ -25,6 +25,7 @@ from typing import Any
 
 from monarch_nb import config
 from monarch_nb.config import MONARCH_NODE_VARIABLE, MONARCH_OUTPUT_VARIABLE, cadence, patience
+from monarch_nb.worker import run_secret
 from monarch_nb.worker.monarch import census, held
 from monarch_nb.worker.monarch.output import private_directory
 from monarch_nb.worker.shell import streams
@@ -63,12 +64,12 @@ def certificates() -> dict[str, str]:
     return {kind: Path(os.environ[variable]).read_text() for kind, variable in TLS_VARIABLES.items()}
 
 
-def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
-    """Have the worker loop run here, and return where.
+def serve(rank: int, wanted: str) -> dict[str, str]:
+    """Have the worker loop run here, and return where. The run's secret has a place for each rank: on a local pool
+    `directory`, for a Unix socket; else `host`, the interface to listen on, and with it `cert`, `key` and `ca`, in PEM,
+    of the connections. And `node`, for people.
 
     Args:
-        place: on a local pool `directory`, for a Unix socket; else `host`, the interface to listen on, and with it
-            `cert`, `key` and `ca`, in PEM, of the connections. And `node`, for people.
         rank: this rank.
         wanted: the version of torchmonarch that the client has. With another one nothing is started: they do not
             understand each other.
@@ -85,7 +86,7 @@ def serve(place: Mapping[str, str], rank: int, wanted: str) -> dict[str, str]:
     except ModuleNotFoundError as error:  # PackageNotFoundError is one
         return {"missing": error.name or "monarch"}
     if not (_loops and _loops[0].thread.is_alive()):
-        _loops[:] = [_start(monarch, place, rank)]
+        _loops[:] = [_start(monarch, run_secret.told()[str(rank)], rank)]
     loop = _loops[0]
     if loop.error is not None:
         raise RuntimeError(f"Monarch's worker loop can not serve {loop.address}: {loop.error}") from loop.error

@@ -20,7 +20,7 @@ from monarch_nb.worker.groups import forming
 from monarch_nb.worker.reload import live_update
 from monarch_nb.worker.reload.changed_modules import Reloader
 from monarch_nb.worker.runs import instruments, values
-from monarch_nb.worker.runs.script import arguments_of
+from monarch_nb.worker.runs.script import arguments_of, exit_status
 from monarch_nb.worker.runs.worlds import Worlds
 from monarch_nb.worker.shell import streams
 from monarch_nb.worker.shell.compiler import BoundedCompiler
@@ -140,6 +140,9 @@ class CellRunner:
             _call(shell.events.trigger, "post_run_cell", executed)
         value, bundle = last.value, last.bundle
         last.clear()
+        if cell.HasField("script"):
+            values.store_value(result, exit_status(error), self._blob_directory)
+            return error
         if error is None:
             result.bundle_json = to_json(bundle) if bundle else ""
             if cell.want_value and value is not None:

@@ -213,7 +213,7 @@ def _from_the_program(trace: TracebackType | None) -> TracebackType | None:
 def _is_flushed(stream: Any) -> bool:
     """Flush one of the program's standard streams; return False, having said so, when its reader is gone."""
     try:
-        if stream is not None and not stream.closed:
+        if stream is not None and not getattr(stream, "closed", False):
             call(stream.flush)
     except BaseException as error:  # noqa: BLE001 -- as Python
         with suppress(Exception):

@@ -20,6 +20,7 @@ from typing import Any
 from monarch_nb.actor.engine import process as engine
 from monarch_nb.config import cadence
 from monarch_nb.errors import MonarchNbError, SaveError
+from monarch_nb.worker import run_secret
 from monarch_nb.worker.forking.after_fork import presets
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.saving.asked import LoadReport, LoadRequest, SaveReport, SaveRequest
@@ -180,9 +181,9 @@ def run(text: str) -> str:
     """What the client has the ranks of a mesh run: do what is asked for, and return what came of it, both as JSON.
 
     Args:
-        text: `what` ("save" or "load"), `request`, `secret`, `ranks`, and the name of an `actor` or an empty text.
+        text: `what` ("save" or "load"), `request`, `ranks`, and the name of an `actor` or an empty text.
     """
-    asked = json.loads(text)
+    asked, secret = json.loads(text), run_secret.told()["of_exchange"]
     try:
         objects = _attributes(asked["actor"]) if asked.get("actor") else None
         if asked["what"] == "save":
@@ -191,10 +192,10 @@ def run(text: str) -> str:
             request = replace(request, origin=replace(request.origin, run=request.origin.run or number))
             behind.wait()
             news = behind.take_news()
-            saved = save(request, asked["secret"], asked["ranks"], objects=objects, random_states=objects is None)
+            saved = save(request, secret, asked["ranks"], objects=objects, random_states=objects is None)
             report: SaveReport | LoadReport = replace(saved, notes=(*saved.notes, news)) if news else saved
         else:
-            report = load(LoadRequest.from_facts(asked["request"]), asked["secret"], asked["ranks"], objects=objects)
+            report = load(LoadRequest.from_facts(asked["request"]), secret, asked["ranks"], objects=objects)
     except MonarchNbError as error:
         return json.dumps(error.to_facts())
     return json.dumps({"report": json.loads(report.to_json())})

@@ -376,8 +376,8 @@ def _misfit_of_tensors(part: _Part, holder: Holder, metadata: Any) -> str:
             if isinstance(before, TensorStorageMetadata) != kinds.is_tensor(now):
                 said.append(f"{key} {'is' if kinds.is_tensor(now) else 'was'} a tensor")
             continue
-        if part.leaves[saved[key]].by_rank and kinds.is_dtensor(now):
-            now = now.to_local()
+        if part.leaves[saved[key]].by_rank:
+            now = _local(now)
         if tuple(before.size) != tuple(now.shape):
             said.append(f"{key} has the shape {tuple(now.shape)}, and had {tuple(before.size)}")
         elif before.properties.dtype != now.dtype:
@@ -420,12 +420,13 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
     for key, leaf in part.leaves.items():
         if key in part.values:
             continue
-        saved, now, parameter = metadata.state_dict_metadata[key], there.get(_key_of(part.name, leaf)), None
+        saved, parameter = metadata.state_dict_metadata[key], None
+        now: Any = there.get(_key_of(part.name, leaf))
         if [kind for kind, _ in leaf.path[:2]] == ["key", "key"] and leaf.path[0][1] == "state":
             parameter = parameters.get(leaf.path[1][1])
         is_alone = now is not None and owners[_memory(now)] == 1
         if leaf.by_rank:
-            now, parameter = (each.to_local() if kinds.is_dtensor(each) else each for each in (now, parameter))
+            now, parameter = map(_local, (now, parameter))
         is_whole = not leaf.in_parts if has_parts else saved.size.numel() == 1
         if now is not None and parameter is not None and now.shape == parameter.shape != saved.size:
             said.append(f"{_key_of(part.name, leaf)} has the shape {tuple(now.shape)}, and had {tuple(saved.size)}")
@@ -443,8 +444,12 @@ def _misfit_of_optimizer(part: _Part, optimizer: Any, metadata: Any) -> str:
 
 def _memory(tensor: Any) -> int:
     """Return which memory a tensor has: what shares it with another is not read into."""
-    local = tensor.to_local() if kinds.is_dtensor(tensor) else tensor
-    return int(local.untyped_storage().data_ptr())
+    return int(_local(tensor).untyped_storage().data_ptr())
+
+
+def _local(value: Any) -> Any:
+    """Return what this rank has of a tensor that is in parts; any other value as it is."""
+    return value.to_local() if kinds.is_dtensor(value) else value
 
 
 def _group_sizes(leaves: Iterable[tuple[Steps, Any]]) -> list[int]:
@@ -511,8 +516,7 @@ def _read_tensors(path: Path, metadata: Any, parts: Iterable[_Part]) -> int:
     }
     with torch.no_grad():
         _read(path, metadata, LoadPlanner(tensors, {}, lambda key, data: None))
-    local = [each.to_local() if kinds.is_dtensor(each) else each for each in tensors.values()]
-    return sum(each.numel() * each.element_size() for each in local)
+    return sum(each.numel() * each.element_size() for each in map(_local, tensors.values()))
 
 
 def _read(path: Path, metadata: Any, planner: LoadPlanner) -> None:

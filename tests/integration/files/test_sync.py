@@ -66,6 +66,12 @@ class TestPlace:
             assert synced.mesh.run_script(path, listener=told).values == [0] * RANKS
             for rank, copy in enumerate(copy for copy in copies(synced) for _ in range(2)):
                 assert told.text(rank) == f"of the project {copy / 'train.py'}\n"
+        write("part/library_of_part.py", module("of a part"))
+        write("sub/train.py", "import library_of_part; print(library_of_part.value())")
+        told = Recorder()
+        environment = {"PYTHONPATH": str(project / "part")}  # as the terminal has it
+        synced.mesh.run_script("sub/train.py", environment=environment, listener=told)
+        assert {told.text(rank) for rank in range(RANKS)} == {"of a part\n"}
         write("train.py", "1 / 0")
         with pytest.raises(RunFailed) as raised:
             synced.mesh.run_script("train.py")

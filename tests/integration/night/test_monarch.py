@@ -89,13 +89,15 @@ def test_programs_come_and_go_and_the_workers_stay(start: Callable[..., Program]
 
 SERVE = """
 import json, os, sys
+from monarch_nb.worker import run_secret
 from monarch_nb.worker.monarch import loop
 from monarch_nb.worker.shell.streams import RunOutput
 output = RunOutput(os.getcwd(), 1, 0)
 os.mkdir("1")
 output.redirect_descriptors()
 loop._prepare_environment = lambda rank: None  # nobody spawns actors here
-served = loop.serve({"directory": os.getcwd(), "node": "here"}, 0, loop.importlib.metadata.version("torchmonarch"))
+run_secret.begin_run(json.dumps({0: {"directory": os.getcwd(), "node": "here"}}))
+served = loop.serve(0, loop.importlib.metadata.version("torchmonarch"))
 said = open("/proc/self/fd/2").read()
 os.write(TOLD, json.dumps({"address": served["address"], "said": said}).encode() + b"\\n")
 """

@@ -230,7 +230,8 @@ def test_status_says_what_became_of_the_job_of_a_node_that_does_not_answer(
             return pb.DescribeReply(node_id="n1", hostname="host", template_ready=True)
         raise NodeUnreachable(f"{address} does not answer", address)
 
-    monkeypatch.setattr(provision, "provisioner_of", lambda _: SimpleNamespace(nodes=lambda pool: [node]))
+    hosts = SimpleNamespace(nodes=lambda pool: [node], heal=lambda **_: None)
+    monkeypatch.setattr(provision, "provisioner_of", lambda _: hosts)
     monkeypatch.setattr(daemons, "describe", describe)
     monkeypatch.setattr(jobs, "trouble", lambda _: "Slurm job 12 was cancelled: %mesh replace dev asks for another")
     monkeypatch.setattr("monarch_nb.list_reservations", lambda *_, **__: [])

@@ -83,7 +83,8 @@ class Absences:
         self._has_advised = bool(text)
 
     async def _look(self) -> None:
-        """End the run when its reservation is released, until all nodes answer, who would say so."""
+        """Have a local pool heal itself, and end the run when its reservation is released, until all nodes answer, who
+        would say so."""
         held = self._run.mesh.reservation
         pool = pool_object(held.pool)
         try:
@@ -91,6 +92,10 @@ class Absences:
                 if ended := pool.end_of(held.id):
                     self._run.on_refused(away[0], released(ended))
                     return
+                lines: list[str] = []
+                await asyncio.to_thread(pool.heal, lines.append)
+                if lines:
+                    self._run.emit(events.Notice("\n".join(lines), key="healed"))
                 await asyncio.sleep(LOOK_AGAIN_S)
         finally:
             self._is_looking = False

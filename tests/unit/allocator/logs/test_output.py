@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_nb.allocator.logs.output import FLOOD_BYTES, RankFiles
+from monarch_nb.allocator.logs.output import FLOOD_BYTES, WHOLE_BYTES, RankFiles
 from monarch_nb.allocator.logs.stored import stored_outputs
 from monarch_nb.ground.frames import encode_frame
 from monarch_nb.proto import allocator_pb2 as pb
@@ -197,3 +197,12 @@ def test_outputs_are_found_by_number(tmp_path: Path) -> None:
     for name in ("10", "9", "x", "1"):
         (tmp_path / name).mkdir()
     assert [stored_outputs(tmp_path / "none"), stored_outputs(tmp_path)] == [[], [1, 9, 10]]
+
+
+def test_who_wants_it_whole_gets_floods_up_to_what_memory_can_hold(writer: Writer) -> None:
+    line = b"x" * 99 + b"\n"
+    writer.write("out", line * 10_000)
+    assert pieces(writer.files.read_since(run_pb2.Cursor(), WHOLE_BYTES)) == [("out", line * 10_000)]
+    writer.write("out", line * 100_000)
+    kinds = [kind for kind, _ in pieces(writer.files.read_since(run_pb2.Cursor(), WHOLE_BYTES))]
+    assert kinds == ["out", "elided", "out"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -61,6 +61,7 @@ class FakeCore:
 
     first_node = newest_number = 0
     line_text = ""
+    healed: ClassVar[list[str]] = []
     tree: Any = None
     number_of: Any
     is_node_up: Any

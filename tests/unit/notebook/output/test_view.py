@@ -15,6 +15,7 @@ from monarch_nb.client.connections.events import (
     Notice,
     Result,
     Text,
+    wants_whole,
 )
 from monarch_nb.errors import RankFailure
 from monarch_nb.notebook.output import displays
@@ -422,6 +423,22 @@ def test_what_is_cleared_leaves_empty_displays() -> None:
     cell.view.on_event(Display(0, "clear"))
     cell.end()
     assert all(set(bundle.values()) == {""} for bundle in cell.displays.values())
+
+
+def test_in_a_terminal_the_hint_is_what_is_typed_there() -> None:
+    [cell] = _cells("mesh", ranks=1, terminal=True, logs="monarch-nb logs")
+    cell.view.on_event(Elided(0, "stdout", 5_000, 1))
+    cell.finish(1, close=True)
+    assert "`monarch-nb logs --run 1 -n 0` has them" in cell.texts[0]
+
+
+def test_in_a_file_no_line_is_left_out() -> None:
+    for whole, count in ((True, 10_000), (False, 1_001)):
+        cell = _Cell(1, terminal=True, whole=whole)
+        assert wants_whole(cell.view.on_event) == whole
+        cell.print("".join(f"line {number} {'x' * (number % 7)}\n" for number in range(10_000)))
+        cell.finish(1, close=True)
+        assert len(cell.texts[0].splitlines()) == count
 
 
 def test_a_terminal_or_a_file_has_lines_whole() -> None:

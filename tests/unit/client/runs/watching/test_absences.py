@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,9 @@ class Harness:
         self.ends: list[pb.Ended | None] = []
         monkeypatch.setattr(absences, "ASK_AFTER_S", 0.0)
         monkeypatch.setattr(absences, "LOOK_AGAIN_S", 0.0)
-        monkeypatch.setattr(absences, "pool_object", lambda _: SimpleNamespace(end_of=self._end_of))
+        self.heals: Callable[[Callable[[str], None]], None] = lambda _: None
+        pool = SimpleNamespace(end_of=self._end_of, heal=lambda say: self.heals(say))
+        monkeypatch.setattr(absences, "pool_object", lambda _: pool)
         monkeypatch.setattr(absences.jobs, "job_of_pool", lambda _: object() if has_job else None)
         monkeypatch.setattr(absences.jobs, "what_became", self._became)
         run: Any = SimpleNamespace(
@@ -117,6 +120,23 @@ async def test_a_run_ends_when_its_reservation_is_released_while_no_node_can_say
     [error] = harness.refusals
     assert isinstance(error, ReservationReleased)
     assert str(error).endswith(" in the panel: %mesh reserve dev makes a new one")
+
+
+async def test_a_pool_that_heals_itself_says_so_below_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as the system has noticed that the allocator is dead, which may be later than its link was lost."""
+    harness = Harness(monkeypatch, [("", False)], has_job=False)
+    looks = iter([False, False, True])
+
+    def heal(say: Callable[[str], None]) -> None:
+        if next(looks):
+            say("the allocator of n2 died; a new one adopts its ranks")
+            harness.is_away.clear()
+
+    harness.heals = heal
+    harness.lose(1)
+    await harness.is_told()
+    harness.absences.on_link(harness.nodes[1], up=True)
+    assert list(harness.lines.values()) == ["the allocator of n2 died; a new one adopts its ranks"]
 
 
 async def test_what_to_do_is_said_once_below_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

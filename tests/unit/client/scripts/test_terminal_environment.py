@@ -1,0 +1,21 @@
+"""Which variables of a terminal a script has."""
+
+from monarch_nb.client.scripts.terminal_environment import passed_on
+
+MINE = {"LR": "1", "WANDB_API_KEY": "x", "OMP_NUM_THREADS": "2", "TZ": "Asia/Tokyo", "PYTHONPATH": "/a", "RANKED": "1"}
+OF_A_RANK = (
+    "RANK",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "TORCHELASTIC_RUN_ID",
+    "PET_NNODES",
+    "SLURM_PROCID",
+)
+OF_THIS_MACHINE = {"PATH": "/opt", "HOME": "/Users/x", "LC_CTYPE": "UTF-8", "LD_LIBRARY_PATH": "/opt/lib", "TMUX": "1"}
+
+
+def test_the_ranks_have_their_own_and_other_hosts_theirs() -> None:
+    whole = MINE | OF_THIS_MACHINE | dict.fromkeys(OF_A_RANK, "1") | {"LATIN": "\udce9"}
+    assert passed_on(whole, to_other_hosts=False) == MINE | OF_THIS_MACHINE
+    assert passed_on(whole, to_other_hosts=True) == MINE
