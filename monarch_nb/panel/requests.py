@@ -293,7 +293,8 @@ class Panel:
         ranks = self._actions.ranks(self._actions.mesh(held, mesh_id), body.get("ranks"))
         told = self.live.held(held["id"])
         parts = told.meshes[mesh_id]
-        return top_shown(await look_at(MeshRanks(mesh_id, parts.connections(told), parts.spec.ranks), ranks))
+        mesh = MeshRanks(mesh_id, parts.connections(told), parts.spec.ranks, parts.spec.world_size)
+        return top_shown(await look_at(mesh, ranks))
 
     async def _log_close(self, body: Json) -> Json:
         self._logs.close(_text(body, "log"))

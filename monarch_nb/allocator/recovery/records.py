@@ -146,9 +146,9 @@ class Records:
         self.meshes.pop(mesh_id, None)
         self._numbers.forget(mesh_id)
         self.database.delete("mesh", mesh_id)
-        self.database.delete_prefix("rank", mesh_id)
-        self.database.delete_prefix("leaving", mesh_id)
-        self.database.delete_prefix("run", mesh_id)
+        self.database.delete_prefix("rank", f"{mesh_id}/")
+        self.database.delete_prefix("leaving", f"{mesh_id}/")
+        self.database.delete_prefix("run", f"{mesh_id}/")
 
     # ---- processes ----
 

@@ -98,7 +98,7 @@ class Runs:
         run = mesh.runs.get(request.run_id)
         if run is None:
             raise RunNotFound("the run is not known here any more: `%mesh logs` has its output")
-        shown = self._audience.shown(run.run_id) if request.from_shown else {}
+        shown = run.shown if request.from_shown else {}
         cursors = {**shown, **request.cursors}
         session.send(queued=self._state.queued(mesh, run))
         self._audience.follow(session, mesh, run, cursors)

@@ -365,7 +365,8 @@ class AllocatorService(service.AllocatorServicer):
                 case "shown":
                     own = message if below is None else below.shown(message)
                     if self._access.is_submitter(caller, run_id):
-                        self._node.audience.note_shown(own)
+                        for _, run in self._access.runs(run_id):  # none: it was forgotten while this was under way
+                            run.shown |= dict(own.cursors)
                 case "unfollow":
                     session.unfollow(run_id)
                     if below is not None:
@@ -479,11 +480,11 @@ class AllocatorService(service.AllocatorServicer):
             async for chunk in request_iterator:
                 if file is None:
                     path = self._blob_path(chunk.mesh_id, chunk.blob)
-                    file = path.open("wb")
-                file.write(chunk.data)
+                    file = await asyncio.to_thread(path.open, "wb")  # a slow disk holds up nobody else
+                await asyncio.to_thread(file.write, chunk.data)
                 size_bytes += len(chunk.data)
             if file is not None:
-                file.close()  # here, because it writes what is left
+                await asyncio.to_thread(file.close)  # here, because it writes what is left
         except BaseException as error:  # also when the client goes away: half a blob is of no use
             if path is not None:
                 path.unlink(missing_ok=True)
@@ -499,8 +500,8 @@ class AllocatorService(service.AllocatorServicer):
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.BlobChunk]:
         try:
             path = self._blob_path(request.mesh_id, request.blob)
-            with path.open("rb") as file:
-                while data := file.read(config.CHUNK_BYTES):
+            with await asyncio.to_thread(path.open, "rb") as file:
+                while data := await asyncio.to_thread(file.read, config.CHUNK_BYTES):
                     yield pb.BlobChunk(data=data)
             if not request.mesh_id:
                 path.unlink(missing_ok=True)

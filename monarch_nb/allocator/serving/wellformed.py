@@ -17,6 +17,13 @@ IDS = frozenset(
     {"reservation_id", "lease_id", "mesh_id", "resized", "makes", "run_id", "run_ids", "of_run", "collected"}
 )
 """Fields that name directories, sockets and rows."""
+MADE = {
+    "ReserveRequest": "reservation_id",
+    "HostStoreRequest": "mesh_id",
+    "SpawnRequest": "mesh_id",
+    "RunSpec": "run_id",
+}
+"""What makes something, and the field that names it: "" would name the directory and the rows of all."""
 PATHS = frozenset({"path", "python", "directory", "directories", "root", "source", "preload", "blob"})
 REQUESTS = frozenset({"parts"})
 """Fields that hold what could be requests themselves; of others that are repeated there may be thousands."""
@@ -62,6 +69,9 @@ def check(request: Any) -> None:
     """
     if isinstance(request, Garbled):
         raise UsageError("this is no request of monarch_nb, or was cut off on its way")
+    name = MADE.get(request.DESCRIPTOR.name)
+    if name is not None and not getattr(request, name):
+        raise UsageError(f"{name} is empty: what is made needs an id")
     for field, value in request.ListFields():
         if field.message_type is not None:
             if not field.is_repeated:

@@ -35,7 +35,6 @@ class Audience:
         self._sessions, self._watch, self._paths, self._archives = sessions, watch, paths, archives
         self._loop = asyncio.get_running_loop()
         self._gathered: dict[str, list[run_pb2.RankResult]] = {}
-        self._shown: dict[str, dict[int, run_pb2.Cursor]] = {}
 
     # ---- output ----
 
@@ -96,14 +95,6 @@ class Audience:
         follower.finished = run.finished
         session.follow(follower)
 
-    def note_shown(self, request: pb.Shown) -> None:
-        """Remember what a client has shown of a run."""
-        self._shown.setdefault(request.run_id, {}).update(dict(request.cursors))
-
-    def shown(self, run_id: str) -> dict[int, run_pb2.Cursor]:
-        """Return how far clients have shown a run."""
-        return self._shown.get(run_id, {})
-
     def say(self, run: Run, rank: int, notice: str) -> None:
         """Tell who follows a run something about a rank that has not printed yet."""
         told = pb.RankOutput(rank=rank, items=[pb.OutputItem(notice=notice)])
@@ -160,7 +151,6 @@ class Audience:
 
     def forget(self, run_id: str) -> None:
         """A run is not known any more."""
-        self._shown.pop(run_id, None)
         for session in self._sessions:
             session.forget(run_id)
 

@@ -63,6 +63,7 @@ class Run:
         is_script, is_beside: it is a script, and one that waits for no other and holds up none.
         is_calls: actors are called in its name; ranks are not sent it.
         earlier: what its client was told (Queued.earlier).
+        shown: how far clients have shown its output, by rank.
     """
 
     def __init__(self, submit: pb.Submit, submitted_at: float) -> None:
@@ -72,6 +73,7 @@ class Run:
         self.is_script, self.is_beside = submit.run.HasField("script"), submit.run.script.beside
         self.is_calls = submit.run.HasField("calls")
         self.earlier: pb.EarlierRuns | None = None
+        self.shown: dict[int, run_pb2.Cursor] = {}
         self.results: dict[int, run_pb2.RankResult] = {}
         self.started: set[int] = set()
         self.started_at = 0.0

@@ -106,6 +106,8 @@ class Supervisor:
         self.ranks: dict[tuple[str, int], RankProcess] = {}
         self.leaving: set[RankProcess] = set()
         """Those that are to end, or are ending: their successors may be in `ranks` already."""
+        self._dead: list[RankProcess] = []
+        """Those that have just died, and may have left processes."""
         self._forks: set[asyncio.Future[Any]] = set()
         self._is_ending = False
         self.stores: dict[str, ProcessWatch] = {}
@@ -135,7 +137,7 @@ class Supervisor:
         fork = asyncio.ensure_future(forking)
         self._forks.add(fork)
         fork.add_done_callback(self._forks.discard)
-        return await fork
+        return await asyncio.shield(fork)  # who waits for it may be cancelled; the processes are there all the same
 
     async def _fork_ranks(
         self, template: TemplateLink, planned: list[tuple[state_pb2.RankRecord, wire.RankSpec]]
@@ -220,10 +222,13 @@ class Supervisor:
         if self.ranks.get(key) is not rank:
             return  # replaced or released: `end` looks after it
         del self.ranks[key]
+        self._dead.append(rank)
+        await asyncio.sleep(0)  # who dies in the same moment is added, and all processes are looked at once for all
+        dead, self._dead = self._dead, []
+        self._kill_trees(dead)
         status = await self._exit_status(rank.watch)
         rank.link.close()
         rank.watch.close()
-        self._kill_trees([rank])
         self._socket(rank).unlink(missing_ok=True)
         if key not in self.ranks:  # else it was replaced meanwhile
             self._on_death(rank, status)

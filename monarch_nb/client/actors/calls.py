@@ -114,7 +114,9 @@ class Caller:
     def __init__(self, meshes: Meshes, audience: Audience, questions: Questions, cell_number: int = 0) -> None:
         self.audience, self._questions = audience, questions
         self._meshes, self._cell_number = meshes, cell_number
-        self._lock = threading.Lock()
+        self._turn = threading.Lock()  # of who opens runs, and waits for the background loop meanwhile
+        self._lock = threading.Lock()  # the background loop takes it, too: nobody waits for anything who has it
+        self._opening: list[CallsRun] = []
         self._runs: dict[str, CallsRun] = {}
         self._tags: dict[frozenset[str], CallsTag] = {}
         self._interrupted: list[CallsRun] = []
@@ -133,17 +135,26 @@ class Caller:
             self.renounce(over)
         if tag := self._tags.get(key):
             return tag
+        with self._turn:
+            try:
+                return self._opened_tag(key, title)
+            finally:
+                self._opening = []
+
+    def _opened_tag(self, key: frozenset[str], title: str) -> CallsTag:
+        reach = self._meshes.in_reach(key)
+        found = {mesh_id: self._runs.get(mesh_id) or self._open(mesh_id, title) for mesh_id in reach}
+        for run in self._opening:
+            run.wait_number(GAP_S)
+            if run.waits_everywhere:
+                run.wait_everywhere(GAP_S)
+        runs = {mesh_id: run for mesh_id, run in found.items() if run}
+        tag = CallsTag(runs, self)
         with self._lock:
-            reach = self._meshes.in_reach(key)
-            opened = [run for mesh_id in reach if mesh_id not in self._runs and (run := self._open(mesh_id, title))]
-            for run in opened:
-                run.wait_number(GAP_S)
-                if run.waits_everywhere:
-                    run.wait_everywhere(GAP_S)
-            if opened:  # what is called with the others' tags may go there as well
+            if self._opening:  # what is called with the others' tags may go there as well
                 self._tags.clear()
-            runs = {mesh_id: self._runs[mesh_id] for mesh_id in reach if mesh_id in self._runs}
-            tag = self._tags[key] = CallsTag(runs, self)
+            if runs.items() <= self._runs.items():  # else they were interrupted meanwhile
+                self._tags[key] = tag
         return tag
 
     def _open(self, mesh_id: str, title: str) -> CallsRun | None:
@@ -154,7 +165,10 @@ class Caller:
             listener: Listener = Labelled(self.audience.listener).on_event
         else:
             listener = self.audience.listener(range(mesh.extent.size), mesh.name)
-        run = self._runs[mesh_id] = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
+        run = mesh.open_calls(title, cell_number=self._cell_number, listener=listener)
+        with self._lock:
+            self._runs[mesh_id] = run
+            self._opening.append(run)
         run.waits_everywhere = mesh.name == MONARCH_MESH
         self.run_ids.add(run.id)
         run.add_listener(_hearing(run, self.audience, self._questions))
@@ -220,7 +234,8 @@ class Caller:
         """End the runs in whose name nothing of `calls` is called; return them."""
         awaited = {run_id for call in calls for run_id, *_ in call.runs.values()}
         with self._lock:
-            over = [run for run in (*self._runs.values(), *self._interrupted) if run.id not in awaited]
+            known = (*self._runs.values(), *self._interrupted)
+            over = [run for run in known if run.id not in awaited and run not in self._opening]
             self._runs = {mesh_id: run for mesh_id, run in self._runs.items() if run not in over}
             self._interrupted = [run for run in self._interrupted if run not in over]
             self._tags.clear()

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, Protocol
 
@@ -16,9 +16,9 @@ from monarch_nb.client.comparing.groups import groups_of_device_meshes, groups_o
 from monarch_nb.client.comparing.report import DiffReport
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import StopInfo
-from monarch_nb.client.pools.facts.infos import RankInfo
+from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
+from monarch_nb.client.presenting import name_here
 from monarch_nb.client.runs.needs import HeldMesh
-from monarch_nb.client.runs.run import Run
 from monarch_nb.errors import MonarchNbError, RunFailed, UsageError
 from monarch_nb.ground.rank_sets import format_ranks, name_ranks
 from monarch_nb.proto import run_pb2
@@ -35,7 +35,7 @@ class _Mesh(HeldMesh, Protocol):
 
     def status(self) -> list[RankInfo]: ...
 
-    def running(self) -> Iterator[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
     def _check_alive(self) -> None: ...
 
@@ -89,7 +89,8 @@ class Compares:
             stops.setdefault(stop.rank, stop)
         if not when_idle:
             computing = [info.rank for info in self.status() if info.run_id and info.rank not in stops]
-            check_not_computing(computing, next((run.name for run in self.running()), ""))
+            runs = (name_here(run.number, run.cell_number, run.notebook, run.owner) for run in self.unfinished())
+            check_not_computing(computing, next(runs, ""))
         what = expression or ("the random states" if rng else "the environment")
         begin = f"begin(({_with_names(expression)}\n))"
         if rng or env:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import patience
@@ -49,3 +49,25 @@ async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, 
         else one.exception() or one.result()
         for connection, one in asked.items()
     }
+
+
+async def all_or_none(method: str, requests: Mapping[Connection, tuple[Sequence[Any], Sequence[Any]]]) -> None:
+    """Have nodes change something that must be so on all of them. When one fails, all take it back, as far as they
+    answer, and its error is raised.
+
+    Args:
+        requests: to each node, one after the other: what changes it, and what takes that back.
+    """
+    failed = await _failures(method, {connection: new for connection, (new, _) in requests.items()})
+    if failed:
+        await _failures(method, {connection: old for connection, (_, old) in requests.items()})
+        raise failed[0]
+
+
+async def _failures(method: str, requests: Mapping[Connection, Sequence[Any]]) -> list[BaseException]:
+    async def tell(connection: Connection, told: Sequence[Any]) -> None:
+        for request in told:
+            await connection.unary(method, request)
+
+    ended = await asyncio.gather(*(tell(*each) for each in requests.items()), return_exceptions=True)
+    return [one for one in ended if one is not None]

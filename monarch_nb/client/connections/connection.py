@@ -523,7 +523,7 @@ class Connection:
         followed.follow.from_shown = False
         followed.listener.on_output(self, output)
         run_id = output.run_id
-        if run_id not in self._shown:
+        if run_id not in self._shown and followed.listener.shows:
             loop = asyncio.get_running_loop()
             self._shown[run_id] = loop.call_later(SHOWN_INTERVAL_S, self._send_shown, run_id)
 

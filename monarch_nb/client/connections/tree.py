@@ -305,7 +305,7 @@ class TreeConnection:
     def _on_output(self, listener: RunListener, output: pb.Output) -> None:
         listener.on_output(self, output)
         run_id = output.run_id
-        if run_id not in self._shown:
+        if run_id not in self._shown and listener.shows:
             loop = asyncio.get_running_loop()
             interval_s = SHOWN_INTERVAL_S + SHOWN_PER_RANK_S * len(listener.ranks)
             self._shown[run_id] = loop.call_later(interval_s, self._send_shown, run_id)

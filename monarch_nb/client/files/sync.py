@@ -160,9 +160,9 @@ class SyncedFiles:
             cls._known[reservation_id] = known
         for node in known._nodes.keys() - connections.keys() - seeing.keys():
             known.drop_node(node)
-        known.connections.update(connections)
-        known._seeing.update(seeing)
-        known._nodes.update({**connections, **seeing})
+        for node, connection in {**connections, **seeing}.items():
+            if known._nodes.get(node) is not connection:  # another client has put it in the place of one
+                known.put_node(node, connection, copied=node in connections)
         known.record.hear(said)
         return known
 

@@ -18,7 +18,7 @@ from monarch_nb.ground.rank_sets import counted, name_ranks
 from monarch_nb.times import duration
 
 if TYPE_CHECKING:
-    from monarch_nb.client.pools.facts.infos import RankInfo
+    from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
     from monarch_nb.client.runs.run import Run
 
 PYTHON_PROFILE = "python-profile"
@@ -33,7 +33,7 @@ class _Mesh(Protocol):
 
     def status(self) -> list[RankInfo]: ...
 
-    def running(self) -> Iterator[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,7 @@ from monarch_nb.config import found_blob
 from monarch_nb.errors import MonarchNbError
 
 if TYPE_CHECKING:
-    from monarch_nb.client.pools.facts.infos import RankInfo
+    from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
     from monarch_nb.client.runs.run import Run
 
 Instruments = Mapping[str, Mapping[str, Any]]
@@ -31,7 +31,7 @@ class _Mesh(Protocol):
 
     def status(self) -> list[RankInfo]: ...
 
-    def running(self) -> Iterator[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
 
 def packed(instruments: Instruments | None) -> dict[str, str]:
@@ -47,7 +47,7 @@ def found_on(mesh: _Mesh, run: Run, instrument: str) -> dict[int, Any]:
     """
     if run.is_script:
         return call(_left_by(run, instrument))
-    computing = {rank for other in mesh.running() for rank in other.ranks}
+    computing = {rank for other in mesh.unfinished() for rank in other.ranks}
     idle = {info.rank for info in mesh.status() if info.state != "dead"} - computing
     asked = [rank for rank in run.ranks if rank in idle]
     if not asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +14,7 @@ from monarch_nb.client.instruments.merging import merge
 from monarch_nb.client.instruments.profile_report import ProfileReport, clock_line, rank_profiles, said
 
 if TYPE_CHECKING:
-    from monarch_nb.client.pools.facts.infos import RankInfo
+    from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
     from monarch_nb.client.runs.run import Run
 
 TORCH_PROFILE, MEMORY_HISTORY = "torch-profile", "memory-history"
@@ -30,7 +30,7 @@ class _Mesh(Protocol):
 
     def status(self) -> list[RankInfo]: ...
 
-    def running(self) -> Iterator[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
 
 class Profiles:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from monarch_nb.client.comparing.asking import Asking
 from monarch_nb.client.debug.debugger import Debugger
 from monarch_nb.client.debug.stops import StopInfo
 from monarch_nb.client.memory.report import MemoryReport, RankMemory, released_line
-from monarch_nb.client.pools.facts.infos import RankInfo
+from monarch_nb.client.pools.facts.infos import RankInfo, RunInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Run
 from monarch_nb.ground.rank_sets import name_ranks
@@ -26,7 +25,7 @@ class _Mesh(HeldMesh, Protocol):
 
     def status(self) -> list[RankInfo]: ...
 
-    def running(self) -> Iterator[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
 
 class TellsMemory:
@@ -85,7 +84,7 @@ class TellsMemory:
         Example:
             >>> print(mesh.memory_of(run))  # doctest: +SKIP
         """
-        computing = {rank for other in self.running() for rank in other.ranks}
+        computing = {rank for other in self.unfinished() for rank in other.ranks}
         idle = {info.rank for info in self.status() if info.is_alive} - computing
         asked = [failure.rank for failure in run.failures if failure.rank in idle]
 

@@ -45,14 +45,14 @@ class MeshCore(MeshRanks):
     """What a mesh and its slices share.
 
     Attributes:
-        extent: of the whole mesh. ranks: all of it.
+        extent: of the whole mesh.
     """
 
     _cores: ClassVar[WeakValueDictionary[str, MeshCore]] = WeakValueDictionary()
 
     def __init__(self, mesh_id: str, connections: dict[int, Connection], extent: Extent) -> None:
-        super().__init__(mesh_id, connections, extent.size // extent["hosts"])
-        self._take(extent)
+        super().__init__(mesh_id, connections, extent.size // extent["hosts"], extent.size)
+        self.extent = extent
         self._pool = self._owner = ""
         self.runs: WeakValueDictionary[str, Run] = WeakValueDictionary()
         """Those that this process follows, by id."""

@@ -7,8 +7,9 @@ for nothing ends with the cell.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from monarch_nb.client.connections.asking import answers
 from monarch_nb.client.connections.bridge import call
@@ -52,34 +53,74 @@ def interrupt_parts(parts: Iterable[Part], *, kill_stuck: bool) -> InterruptRepo
     Args:
         kill_stuck: kill and restart the ranks that did not stop at the interrupt before this one.
     """
+    parts = list(parts)
+    stopped = call(_stopped_parts(parts, kill_stuck))
     reports: dict[str, InterruptReport] = {}
-    dropped: list[str] = []
-    others: list[str] = []
-    goes_on: list[str] = []
-    messages = 0
-    for part in parts:
-        known = [run for run in part.runs if not (part.is_monarch and run.is_calls)]
-        runs = known if part.is_ours else [run for run in known if not run.owner]
-        others += [run.name + part.suffix for run in known if run not in runs]
-        begun = call(_drop_waiting(part.core, runs)) if runs else set()
-        waiting = [run for run in runs if run.id not in begun]
-        for run in waiting:
-            run.cancel()  # for nodes that do not answer: when they are there again
-        actors = None
-        if part.is_monarch:
-            goes_on += call(executing(part.core, part.ranks))
-        elif part.is_ours:
-            actors = call(interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck))
-            messages += actors.messages
-        told = [(run, run.interrupt(kill_stuck=kill_stuck and run.may_kill)) for run in runs if run.id in begun]
-        for run in waiting:
+    for part, one in zip(parts, stopped, strict=True):
+        for run in one.waiting:
             run.wait_freed(STOP_WAIT_S)
-        part.core.unstopped = [run for run in runs if run.is_unstopped]
-        reports |= {run.name + part.suffix: report for run, report in told}  # by now each knows its number
-        reports |= call(actors.reports(run.id for run in runs)) if actors else {}
-        dropped += [run.name + part.suffix for run in waiting]
-    report = InterruptReport.of(reports, dropped, messages, others, goes_on)
+        part.core.unstopped = [run for run in (*one.reports, *one.waiting) if run.is_unstopped]
+        reports |= {run.name + part.suffix: report for run, report in one.reports.items()}  # each knows its number now
+        reports |= one.of_actors
+    dropped = [run.name + part.suffix for part, one in zip(parts, stopped, strict=True) for run in one.waiting]
+    others = [name for one in stopped for name in one.others]
+    goes_on = [name for one in stopped for name in one.goes_on]
+    report = InterruptReport.of(reports, dropped, sum(one.messages for one in stopped), others, goes_on)
     return replace(report, again=PRESS) if kill_stuck else report
+
+
+@dataclass
+class _Stopped:
+    """What became of a part.
+
+    Attributes:
+        waiting: the runs that were dropped.
+        others: runs of others, which are not interrupted.
+        goes_on: what actors of Monarch's execute.
+        messages: so many were dropped that waited for actors.
+        reports, of_actors: what became of runs, and of what actors executed.
+    """
+
+    waiting: list[Run]
+    others: list[str]
+    goes_on: list[str] = field(default_factory=list)
+    messages: int = 0
+    reports: dict[Run, InterruptReport] = field(default_factory=dict)
+    of_actors: dict[str, InterruptReport] = field(default_factory=dict)
+
+
+async def _stopped_parts(parts: Sequence[Part], kill_stuck: bool) -> list[_Stopped]:
+    """Interrupt all at once: each may take a few seconds. One that fails holds up no other."""
+    ended = await asyncio.gather(*(_stop(part, kill_stuck) for part in parts), return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in ended if isinstance(one, _Stopped)]
+
+
+async def _stop(part: Part, kill_stuck: bool) -> _Stopped:
+    known = [run for run in part.runs if not (part.is_monarch and run.is_calls)]
+    runs = known if part.is_ours else [run for run in known if not run.owner]
+    begun = await _drop_waiting(part.core, runs) if runs else set()
+    stopped = _Stopped(
+        [run for run in runs if run.id not in begun], [run.name + part.suffix for run in known if run not in runs]
+    )
+    for run in stopped.waiting:
+        run.cancel()  # for nodes that do not answer: when they are there again
+    actors = None
+    if part.is_monarch:
+        stopped.goes_on = await executing(part.core, part.ranks)
+    elif part.is_ours:
+        actors = await interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck)
+        stopped.messages = actors.messages
+    going_on = [run for run in runs if run.id in begun]
+    killed = {run: await run.stop(kill_stuck=True) for run in going_on if kill_stuck and run.may_kill}  # ranks once
+    asked = [run for run in going_on if run not in killed]
+    told = killed | dict(zip(asked, await asyncio.gather(*(run.stop() for run in asked)), strict=True))
+    stopped.reports = {run: told[run] for run in going_on}
+    if actors is not None:
+        stopped.of_actors = await actors.reports(run.id for run in runs)
+    return stopped
 
 
 async def _drop_waiting(core: MeshCore, runs: Sequence[Run]) -> set[str]:

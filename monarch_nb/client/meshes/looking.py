@@ -82,10 +82,11 @@ def known(core: MeshCore, ranks: Sequence[int]) -> tuple[list[RankInfo], list[Ru
     """Return what this process knows of ranks and runs while no node answers; no ranks when one does. Asks nobody."""
     if any(core.is_node_up(node) for node in core.connections):
         return [], []
-    return [_unreachable(core, rank, "") for rank in ranks], [_run_info(run) for run in core.going_on()]
+    return [_unreachable(core, rank, "") for rank in ranks], [run_info(run) for run in core.going_on()]
 
 
-def _run_info(run: Run) -> RunInfo:
+def run_info(run: Run) -> RunInfo:
+    """Return what this process knows of a run."""
     left, since_s = tuple(run.left()), time.time() - run.submitted_at
     return RunInfo(
         *(run.id, run.number, run.title, run.ranks, tuple(rank for rank in run.ranks if rank not in left), False),

@@ -422,7 +422,7 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         """
         is_ours = self.reservation.owner == self.core.me
         parts = [Part(self.core, self.ranks, list(self.running()), self.name, is_ours=is_ours)]
-        if self.name == MAIN_MESH and len(self.ranks) == self.core.ranks_per_node * len(self.core.connections):
+        if self.name == MAIN_MESH and len(self.ranks) == self.extent.size:
             with contextlib.suppress(MonarchNbError):  # a node does not answer: then its meshes do not, either
                 beside = [each for each in call(self.reservation.all_meshes()) if each.id != self.id]
                 parts += [
@@ -432,19 +432,17 @@ class Mesh(RunsScripts, Scales, Printed, Compares, Tops, TellsFlames, Profiles, 
         return interrupt_parts(parts, kill_stuck=kill_stuck)
 
     def running(self) -> Iterator[Run]:
-        """Yield the unfinished runs on these ranks, running or waiting, whoever submitted them."""
-        under_way = self.core.under_way()
-        told = [info for info in self.runs() if not info.done]
-        runs = [
-            past.known(self.core, info.run_id) or past.follow(self, self.core, info)
-            for info in told
-            if self._touches(info)
-        ]
-        yield from runs
-        yield from (run for run in under_way if self._touches(run) and not run.done and run not in runs)
+        """Yield the unfinished runs on these ranks, running or waiting, whoever submitted them. This process follows
+        them from now on; `unfinished` only asks."""
+        for info in self.unfinished():
+            yield past.known(self.core, info.run_id) or past.follow(self, self.core, info)
 
-    def _touches(self, run: Run | RunInfo) -> bool:
-        return not set(run.ranks).isdisjoint(self.ranks)
+    def unfinished(self) -> list[RunInfo]:
+        """Return what is known of the unfinished runs on these ranks, running or waiting, whoever submitted them."""
+        under_way = self.core.under_way()
+        infos = {info.run_id: info for info in self.runs()}
+        infos |= {run.id: looking.run_info(run) for run in under_way if run.id not in infos and not run.done}
+        return [info for info in infos.values() if not (info.done or set(info.ranks).isdisjoint(self.ranks))]
 
     def runs(self) -> list[RunInfo]:
         """Return the runs that are unfinished, or whose results nobody has collected, oldest first."""

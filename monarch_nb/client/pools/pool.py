@@ -22,7 +22,7 @@ from monarch_nb.client.connections.connection import SPAWN_TIMEOUT_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough, TreeConnection
 from monarch_nb.client.files.evidence import check_shared, nodes_seeing
 from monarch_nb.client.files.project import holds_home
-from monarch_nb.client.pools.answering.asked import check_protocol, each_once, said_for_which
+from monarch_nb.client.pools.answering.asked import each_once, mismatch, said_for_which
 from monarch_nb.client.pools.answering.last_heard import held_on, keep
 from monarch_nb.client.pools.answering.reach import check_ways
 from monarch_nb.client.pools.answering.revocations import Messenger
@@ -112,8 +112,9 @@ class Pool:
         """By the addresses at which nodes are reached from here."""
         self._messenger = Messenger(name)
         self.late_releases = LateReleases(name)
-        self._silent: dict[str, tuple[str, NodeUnreachable]] = {}
-        """Of nodes that did not answer when all were asked last: their addresses, and what asking them ended with."""
+        self._silent: dict[str, tuple[str, NodeUnreachable | VersionMismatch]] = {}
+        """Of nodes that did not answer when all were asked last, or in another protocol: their addresses, and what
+        asking them ended with."""
         self._asked: Collection[Connection] = ()
         self._told_of: dict[str, HeldReservation] = {}
         """Reservations by id, as they were told of last."""
@@ -191,6 +192,7 @@ class Pool:
 
         Raises:
             PoolError: the pool has no living node.
+            NodeUnreachable: none answers. VersionMismatch: none that speaks our protocol does.
         """
         connections = self._asked = await self.discover()
         if not connections:
@@ -201,16 +203,16 @@ class Pool:
             for connection in connections
         }
         answered: list[tuple[Connection, pb.StatusReply]] = []
-        silent: dict[str, tuple[str, NodeUnreachable]] = {}
+        silent: dict[str, tuple[str, NodeUnreachable | VersionMismatch]] = {}
         with said_for_which(calls, say):
             replies = await answers(calls)
         for connection, reply in replies.items():
-            if isinstance(reply, NodeUnreachable):
-                silent[connection.name] = connection.address, reply
+            other = mismatch(connection, reply.node) if isinstance(reply, pb.StatusReply) else reply
+            if isinstance(other, NodeUnreachable | VersionMismatch):  # all else goes on without it
+                silent[connection.name] = connection.address, other
                 continue
             if isinstance(reply, BaseException):
                 raise reply
-            check_protocol(connection, reply.node)
             await self._messenger.bring(connection, reply.node.revocations)
             answered.append((connection, reply))
         answered = await self.late_releases.settle(each_once(answered), request)
@@ -219,6 +221,9 @@ class Pool:
         self.listed = [one for one in connections if one in there or one.name in self.silent]
         self._name(answered)
         if not answered:
+            for _, error in silent.values():
+                if isinstance(error, VersionMismatch):
+                    raise error
             whys = "; ".join(f"{name}: {why}" for name, why in (await self.why_silent()).items())
             said = await asyncio.to_thread(self._what_is_known, connections[0].identity)
             raise NodeUnreachable(f"no node of the pool {self.name!r} answers ({whys}); {said}")

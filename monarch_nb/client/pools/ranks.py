@@ -31,6 +31,7 @@ class MeshRanks:
     """The ranks of a mesh, whoever uses them. Its coroutines run on the background loop.
 
     Attributes:
+        ranks: all of the mesh, also those on nodes that are not known.
         reservation_id, reservation_name: whose mesh it is.
         first_node: the node that gives runs their numbers: the mesh's first one or, while that is lost, the next one
             that answers.
@@ -41,7 +42,8 @@ class MeshRanks:
         has_told_lone_training: once in the life of the ranks it is said that they train apart.
     """
 
-    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int) -> None:
+    def __init__(self, mesh_id: str, connections: dict[int, Connection], ranks_per_node: int, size: int) -> None:
+        self.ranks = tuple(range(size))
         self.mesh_id, self.connections, self.ranks_per_node = mesh_id, connections, ranks_per_node
         self.reservation_id, self.reservation_name = "", "NAME"
         self._split_last: tuple[tuple[int, ...], dict[int, list[int]]] = ((), {})  # a mesh is split at every run
@@ -239,7 +241,7 @@ class MeshRanks:
             if_torn: spare ranks whose default group has all its peers.
             peer_died: a rank of the run has: groups of NCCL have lost a peer, and do not notice it.
         """
-        chosen = range(self.ranks_per_node * len(self.connections)) if ranks is None else ranks
+        chosen = self.ranks if ranks is None else ranks
         told = {"last_run": last_run, "if_torn": if_torn, "peer_died": peer_died}
         await self.control(chosen, timeout_s=patience(2.0), abort_groups=reason, **told)
 
@@ -255,7 +257,7 @@ class MeshRanks:
         await asyncio.gather(*(c.unary("Restart", request, SPAWN_TIMEOUT_S) for c, request in requests))
         for rank in chosen:
             self.dead.pop(rank, None)
-        survivors = set(range(self.ranks_per_node * len(self.connections))) - set(chosen)
+        survivors = set(self.ranks) - set(chosen)
         if survivors:
             await self.abort_groups(f"{name_ranks(chosen)} restarted", survivors)
 
@@ -273,13 +275,14 @@ class MeshRanks:
         """Return what every node says of the mesh."""
         request = pb.StatusRequest(memory=memory, past_runs=past_runs)
         calls = {connection: connection.unary("Status", request) for connection in self.connections.values()}
-        replies = list((await answers(calls)).values())
+        told = await answers(calls)  # of those that were asked: meanwhile another may have got the place of one
+        replies = list(told.values())
         if away := [reply for reply in replies if isinstance(reply, BaseException)]:
             unexpected = [error for error in away if not isinstance(error, NodeUnreachable)]
             if unexpected or len(away) == len(replies):
                 raise unexpected[0] if unexpected else self.all_away()
         found = []
-        for connection, reply in zip(self.connections.values(), replies, strict=True):
+        for connection, reply in told.items():
             if isinstance(reply, BaseException):
                 continue
             for reservation in reply.reservations:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
+from monarch_nb.client.connections.asking import all_or_none
 from monarch_nb.client.pools.facts.held import HeldReservation, current_owner, is_called
 from monarch_nb.client.pools.facts.infos import RIGHTS
 from monarch_nb.client.pools.pool import Pool
@@ -78,11 +79,20 @@ async def share(pool: Pool, reservation_id: str, name: str, grants: Mapping[str,
     if held.missing:
         who = held.absence or f"{held.missing} of its nodes"
         raise NodeUnreachable(f"{name} can be shared when {who} answers again: all its nodes must know who may use it")
-    for to, grant in grants.items():
-        right = next(right for right, text in RIGHTS.items() if text == grant)
-        for answer in await _tell(held, to, right):
-            if answer is not None:
-                raise answer
+    rights = {text: right for right, text in RIGHTS.items()}
+
+    def requests(status: pb.ReservationStatus | None) -> list[pb.ShareRequest]:
+        """Return what grants that, or with what a node has told what gives everybody the right from before."""
+        return [
+            pb.ShareRequest(
+                reservation_id=held.reservation_id,
+                to=to,
+                right=rights[grant] if status is None else status.shares.get(to, pb.RIGHT_UNSPECIFIED),
+            )
+            for to, grant in grants.items()
+        ]
+
+    await all_or_none("Share", {node: (requests(None), requests(status)) for node, status in held.nodes.values()})
 
 
 async def unshare(pool: Pool, reservation_id: str, name: str, to: str) -> None:

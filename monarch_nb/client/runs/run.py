@@ -154,6 +154,11 @@ class Run(PrintedOfRun):
         return name_here(self.number, self.cell_number, self.notebook, self.owner)
 
     @property
+    def shows(self) -> bool:
+        """Whether anybody is told what it prints."""
+        return bool(self._listeners)
+
+    @property
     def done(self) -> bool:
         """Whether every rank has finished."""
         return self._done.is_set()
@@ -283,7 +288,7 @@ class Run(PrintedOfRun):
         Returns:
             The ranks that stopped, and those that did not.
         """
-        return call(self._interrupt(kill_stuck))
+        return call(self.stop(kill_stuck=kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait as a blocked cell does. Ctrl-C interrupts the ranks. When some hang, this is said, and another Ctrl-C in
@@ -679,7 +684,8 @@ class Run(PrintedOfRun):
         for connection in self._nodes.connections(rank for rank in self.ranks if rank not in self.results):
             connection.cancel(self.id)
 
-    async def _interrupt(self, kill_stuck: bool) -> InterruptReport:
+    async def stop(self, *, kill_stuck: bool = False) -> InterruptReport:
+        """As `interrupt`."""
         return await self._freeing.interrupt(kill_stuck)
 
     def left(self) -> list[int]:

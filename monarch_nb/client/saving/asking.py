@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from monarch_nb.client.connections import events
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.debug.debugger import Debugger
-from monarch_nb.client.runs.calls_run import CallsRun
+from monarch_nb.client.pools.facts.infos import RunInfo
 from monarch_nb.client.runs.needs import HeldMesh
 from monarch_nb.client.runs.run import Listener, OnError, Run
 from monarch_nb.client.runs.watching.waits import explain_waits
@@ -53,7 +53,7 @@ class SavingMesh(HeldMesh, Protocol):
         secret: Mapping[str, Any] | None = None,
     ) -> Run: ...
 
-    def running(self) -> Iterable[Run]: ...
+    def unfinished(self) -> list[RunInfo]: ...
 
     def select(self, ranks: int | Iterable[int], /) -> Any: ...
 
@@ -169,9 +169,9 @@ def check_free(mesh: SavingMesh) -> None:
     )
 
 
-def _stopped(mesh: SavingMesh, runs: Iterable[Run]) -> str:
+def _stopped(mesh: SavingMesh, runs: Iterable[RunInfo]) -> str:
     """Return which ranks stand at breakpoints in these runs, and how they go on; empty when none does."""
-    ids = {run.id for run in runs}
+    ids = {run.run_id for run in runs}
     places: dict[str, list[int]] = {}
     for stop in Debugger(mesh).stops():
         if stop.run_id in ids:
@@ -182,9 +182,9 @@ def _stopped(mesh: SavingMesh, runs: Iterable[Run]) -> str:
     return f"{where}: `c` at the prompt of %mesh debug lets them go on, %mesh interrupt ends what they run"
 
 
-def _running(mesh: SavingMesh) -> list[Run]:
+def _running(mesh: SavingMesh) -> list[RunInfo]:
     """Return what runs on the ranks' main threads: calls of actors have threads of their own."""
-    return [run for run in mesh.running() if not isinstance(run, CallsRun)]
+    return [run for run in mesh.unfinished() if not run.is_calls]
 
 
 def became_of_load(ranks: Sequence[int], failed: Collection[int], lines: Mapping[int, str]) -> str:

@@ -79,7 +79,7 @@ def _check_is_no_name(mesh: Mesh, directory: str) -> None:
     Raises:
         UsageError: the ranks have such a name, and no directory is called so.
     """
-    if not directory.isidentifier() or here(directory).exists() or any(mesh.running()):
+    if not directory.isidentifier() or here(directory).exists() or mesh.unfinished():
         return
     if not missing_names(mesh, [directory]):
         raise UsageError(

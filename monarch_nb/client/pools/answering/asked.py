@@ -41,11 +41,13 @@ def each_once(told: Iterable[tuple[Connection, pb.StatusReply]]) -> list[tuple[C
     return list(first.values())
 
 
-def check_protocol(connection: Connection, node: pb.DescribeReply) -> None:
-    if node.protocol != config.PROTOCOL:
-        raise VersionMismatch(
-            f"{connection.name} runs monarch_nb {node.version} (protocol {node.protocol}), this is {config.VERSION} "
-            f"(protocol {config.PROTOCOL}): install the same version on both and restart the older one",
-            client=config.VERSION,
-            node=node.version,
-        )
+def mismatch(connection: Connection, node: pb.DescribeReply) -> VersionMismatch | None:
+    """Return the error that says that a node speaks another protocol than we do; None when it speaks ours."""
+    if node.protocol == config.PROTOCOL:
+        return None
+    return VersionMismatch(
+        f"{connection.name} runs monarch_nb {node.version} (protocol {node.protocol}), this is {config.VERSION} "
+        f"(protocol {config.PROTOCOL}): install the same version on both and restart the older one",
+        client=config.VERSION,
+        node=node.version,
+    )

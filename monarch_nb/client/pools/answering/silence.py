@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from monarch_nb.config import gap
-from monarch_nb.errors import NodeUnreachable
+from monarch_nb.errors import MonarchNbError, NodeUnreachable
 from monarch_nb.ground.rank_sets import format_ranks, listed, name_ranks
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def needed(
     return f"{node.absence}, with {name_ranks(ranks)}: {'; '.join(filter(None, [leave_out, without]))}"
 
 
-async def reasons(silent: Mapping[str, tuple[str, NodeUnreachable]]) -> dict[str, str]:
+async def reasons(silent: Mapping[str, tuple[str, MonarchNbError]]) -> dict[str, str]:
     """Return why each node does not answer, in a few words, by name.
 
     Args:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from monarch_nb.client.connections.asking import all_or_none
 from monarch_nb.client.connections.bridge import call
 from monarch_nb.client.pools.facts.held import HeldReservation
 from monarch_nb.client.pools.facts.missing import not_whole
@@ -109,5 +110,9 @@ async def _limit_and_left_s(pool: Pool, reservation_id: str, name: str) -> tuple
 
 async def _set_limit(pool: Pool, reservation_id: str, name: str, limit_s: float) -> None:
     held = await pool.held(reservation_id, name)
-    request = pb.ExtendRequest(reservation_id=reservation_id, time_s=limit_s)
-    await asyncio.gather(*(connection.unary("Extend", request) for connection, _ in held.nodes.values()))
+
+    def limit(time_s: float) -> list[pb.ExtendRequest]:
+        return [pb.ExtendRequest(reservation_id=reservation_id, time_s=time_s)]
+
+    requests = {connection: (limit(limit_s), limit(status.time_s)) for connection, status in held.nodes.values()}
+    await all_or_none("Extend", requests)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -13,7 +16,7 @@ from monarch_nb.allocator.serving.access import Access
 from monarch_nb.allocator.serving.service import AllocatorService
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import files_pb2, run_pb2, state_pb2
-from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn
+from unit.allocator.idle_node import MESH, NodeWithoutProcesses, spawn, submit
 
 
 class TestSession:
@@ -38,6 +41,24 @@ class TestSession:
         await AllocatorService(node, access).Session(requests(), context)
         assert (written_while_it_is_there, written()) == ([], ["a"])
 
+    async def test_what_was_shown_is_remembered_as_long_as_the_run(self, node: NodeWithoutProcesses) -> None:
+        """It may be said after the run was forgotten, or of none: nobody would ever forget that."""
+
+        async def requests() -> AsyncIterator[pb.SessionRequest]:
+            for run_id in ("a", "none"):
+                shown = pb.Shown(run_id=run_id, cursors={0: run_pb2.Cursor(stdout_bytes=3)})
+                yield pb.SessionRequest(shown=shown)
+
+        await spawn(node)
+        submit(node, "a")
+        runs = node.state.meshes[MESH].runs
+        access = Access("node0", "", node.state, node.records)
+        context = AsyncMock(peer=lambda: "unix:", invocation_metadata=tuple)
+        await AllocatorService(node, access).Session(requests(), context)
+        submit(node, "none")
+        shown = {run_id: [cursor.stdout_bytes for cursor in run.shown.values()] for run_id, run in runs.items()}
+        assert shown == {"a": [3], "none": []}
+
 
 async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_are_aborted(
     node: NodeWithoutProcesses, monkeypatch: pytest.MonkeyPatch
@@ -61,3 +82,52 @@ async def test_who_is_second_to_tell_of_a_reservations_nodes_waits_until_groups_
     may_go_on.set()
     await asyncio.gather(first, second)
     assert aborted == ["host2 has gone"], "once, and for whom it was news"
+
+
+class SlowFile:
+    """Notes which threads wait for it."""
+
+    def __init__(self, path: Path, threads: set[int]) -> None:
+        self.path, self.threads, self.unlink = path, threads, path.unlink
+
+    def open(self, mode: str) -> SlowFile:
+        self.threads.add(threading.get_ident())
+        self.file: Any = self.path.open(mode)
+        return self
+
+    def write(self, data: bytes) -> int:
+        self.threads.add(threading.get_ident())
+        return int(self.file.write(data))
+
+    def read(self, size: int) -> bytes:
+        self.threads.add(threading.get_ident())
+        return bytes(self.file.read(size))
+
+    def close(self) -> None:
+        if not self.file.closed:
+            self.threads.add(threading.get_ident())
+        self.file.close()
+
+    def __enter__(self) -> SlowFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+async def test_a_value_on_a_slow_disk_holds_up_nobody_else(
+    node: NodeWithoutProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    service_ = AllocatorService(node, Access("node0", "", node.state, node.records))
+    monkeypatch.setattr(service_, "_blob_path", lambda *_: SlowFile(tmp_path / "blob", threads))
+
+    async def chunks() -> AsyncIterator[pb.BlobChunk]:
+        for data in (b"one", b"two"):
+            yield pb.BlobChunk(mesh_id="m", blob="b", data=data)
+
+    assert (await service_.PutBlob(chunks(), AsyncMock())).size_bytes == 6
+    read = service_.ReadBlob(pb.ReadBlobRequest(mesh_id="m", blob="b"), AsyncMock())
+    assert [chunk.data async for chunk in read] == [b"onetwo"]
+    assert threads
+    assert threading.get_ident() not in threads

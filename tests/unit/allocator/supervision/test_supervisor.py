@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from leaks import wait_for_end
 from monarch_nb.allocator.supervision import processes
 from monarch_nb.allocator.supervision.links import RankLink
 from monarch_nb.allocator.supervision.process_watch import ProcessWatch
-from monarch_nb.allocator.supervision.supervisor import Supervisor
+from monarch_nb.allocator.supervision.supervisor import RankProcess, Supervisor
 from monarch_nb.config import NodePaths
 from monarch_nb.errors import SpawnError
 from monarch_nb.ground.frames import encode_frame
@@ -104,6 +105,22 @@ async def test_what_is_just_being_forked_ends_with_the_rest_and_nothing_is_forke
         os.kill(template.pid, 0)
 
 
+async def test_what_a_cancelled_caller_had_forked_ends_with_the_rest(tmp_path: Path, sleepers: Sleepers) -> None:
+    """Scripts that are being started are cancelled first; a process that nobody knows would hold its GPUs."""
+    supervisor = supervisor_of(NodePaths(tmp_path))
+    template: Any = SlowTemplate(sleepers[0].pid)
+    fork = asyncio.create_task(supervisor.fork_store("m", template, "127.0.0.1"))
+    await template.asked.wait()
+    fork.cancel()
+    closing = asyncio.create_task(supervisor.close(end_processes=True))
+    while not supervisor._is_ending:
+        await asyncio.sleep(0)
+    template.may_fork.set()
+    await closing
+    with pytest.raises(ProcessLookupError):
+        os.kill(template.pid, 0)
+
+
 async def test_ranks_whose_places_were_taken_meanwhile_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleepers: Sleepers
 ) -> None:
@@ -128,3 +145,21 @@ async def test_ranks_whose_places_were_taken_meanwhile_end(
     assert list(supervisor.ranks.values()) == [first]
     assert [process.poll() is None for process in sleepers] == [False, True]
     await supervisor.close(end_processes=True)
+
+
+async def test_the_processes_of_a_node_are_looked_at_once_for_all_that_die_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[str]] = []
+    monkeypatch.setattr(processes, "kill_trees", lambda trees: looked.append([token for _, token in trees]))
+    supervisor, ended = supervisor_of(NodePaths(tmp_path)), asyncio.Event()
+    watch: Any = SimpleNamespace(ended=ended, pid=1 << 29, exit_status=lambda: 9, close=lambda: None)
+    link: Any = SimpleNamespace(close=lambda: None)
+    for rank in range(3):
+        record = state_pb2.RankRecord(mesh_id="m", rank=rank, token=f"token {rank}")
+        supervisor._supervise(RankProcess("m", rank, record, link, watch, 0))
+    ended.set()
+    await asyncio.gather(*supervisor._tasks)
+    assert looked == [["token 0", "token 1", "token 2"]]
+    assert not supervisor.ranks
+    await supervisor.close(end_processes=False)

@@ -84,7 +84,7 @@ class Listener:
     """A run that notes what it is told."""
 
     def __init__(self, run_id: str = "a", *, done: bool = False) -> None:
-        self.run_id, self.done = run_id, done
+        self.run_id, self.done, self.shows = run_id, done, True
         self.told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     def on_queued(self, _: Connection, queued: pb.Queued) -> None:

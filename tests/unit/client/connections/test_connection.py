@@ -311,6 +311,18 @@ class TestSession:
             shown = await node.next("shown")
             assert shown.cursors[0].stdout_bytes == end, "the next client begins there"
 
+    async def test_what_nobody_was_shown_is_left_for_who_will(self, node: Scripted, connection: Connection) -> None:
+        listener = Listener()
+        listener.shows = False
+        connection.follow(listener, "m", from_shown=True)
+        await node.next("follow")
+        node.say(output=output(0, b"text", 4))
+        await listener.until("output")
+        assert not connection._shown
+        listener.shows = True
+        node.say(output=output(0, b"more", 8))
+        assert (await node.next("shown")).cursors[0].stdout_bytes == 8
+
     async def test_deaths_are_told_to_the_mesh(self, node: Scripted, connection: Connection) -> None:
         died: asyncio.Queue[int] = asyncio.Queue()
         connection.mesh_deaths["m"] = lambda message: died.put_nowait(message.rank)

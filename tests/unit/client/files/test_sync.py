@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from monarch_nb.client.connections.connection import Connection
 from monarch_nb.client.files.local_tree import FileChanged, LocalTree
 from monarch_nb.client.files.sync import SyncedFiles
 from monarch_nb.errors import FilesError, UsageError
+from monarch_nb.proto import files_pb2 as pb
 from unit.client.files.fake_nodes import DISK_FULL, FakeNode, connections, fake_nodes
 
 _numbers = itertools.count()
@@ -73,6 +75,22 @@ class TestWhatGoes:
         assert files.sync().files == 1
         assert nodes[2].content() == {"model.py": b"two!"}
         assert not files.pending().files
+
+    def test_a_node_that_another_client_put_in_the_place_of_one_gets_all_files(
+        self, project: Path, nodes: list[FakeNode]
+    ) -> None:
+        first, second, new = connections(nodes)
+
+        def attached(*there: Connection) -> SyncedFiles:
+            told = {"root": str(project), "reload": True, "said": pb.ReservationFiles()}
+            return SyncedFiles.get("replaced", dict(enumerate(there)), {}, **told)  # type: ignore[arg-type]
+
+        files = attached(first, second)
+        files.sync()
+        assert attached(first, new) is files
+        files.sync()
+        assert nodes[2].content() == nodes[0].content()
+        files.close()
 
 
 class TestNodesThatFail:

@@ -1,6 +1,7 @@
 """An interrupt of a whole mesh: what waits is gone from every node before what runs is interrupted on any."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -38,9 +39,11 @@ class FakeRun:
         self.is_unstopped = self.may_kill = False
         self.owner = ""
         self.is_calls = False
+        self.may_stop: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
 
-    def interrupt(self, kill_stuck: bool) -> InterruptReport:
+    async def stop(self, *, kill_stuck: bool = False) -> InterruptReport:
         self._log.append(f"{'kill' if kill_stuck else 'interrupt'} {self.name}")
+        await self.may_stop()
         return InterruptReport(stopped=self.ranks)
 
     def cancel(self) -> None:
@@ -97,6 +100,31 @@ def test_every_node_has_dropped_what_waits_before_anything_is_interrupted() -> N
     assert sorted(harness.log[:2]) == ["node0 answers Drop", "node1 answers Drop"]
     assert harness.log[2:] == ["cancel run 3", "interrupt actors", "interrupt run 1", "interrupt run 2", "run 3 ended"]
     assert str(report) == "interrupted run 1 on ranks 0-3 and run 2 on ranks 1-2; dropped 1 that waited: run 3"
+
+
+def test_what_takes_long_to_stop_holds_up_no_other_of_its_mesh_or_of_another() -> None:
+    log: list[str] = []
+    harnesses = [Harness({"run 1", "run 2"}), Harness({"run 1", "run 2"})]
+    runs: list[FakeRun] = []
+    for harness in harnesses:
+        harness.log = log
+        harness.add("run 1", 0)
+        harness.add("run 2", 1)
+        runs += harness.runs
+    all_asked = asyncio.Barrier(len(runs))
+    for run in runs:
+        run.may_stop = lambda: asyncio.wait_for(all_asked.wait(), 20)
+    interrupt_parts([harness.part() for harness in harnesses], kill_stuck=False)
+    assert sorted(log) == sorted(["interrupt actors", "interrupt run 1", "interrupt run 2"] * 2)
+
+
+def test_a_part_that_fails_holds_up_no_other() -> None:
+    gone, harness = Harness(MeshNotFound("stopped")), Harness({"run 1"})
+    for each in (gone, harness):
+        each.add("run 1", 0)
+    with pytest.raises(MeshNotFound):
+        interrupt_parts([gone.part(), harness.part()], kill_stuck=False)
+    assert "interrupt run 1" in harness.log
 
 
 def test_a_node_that_does_not_answer_holds_nothing_up() -> None:

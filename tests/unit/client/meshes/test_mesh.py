@@ -141,14 +141,29 @@ def test_stacks_read_well() -> None:
     assert str(report).splitlines()[0].startswith("── ranks 0-2 ─")
 
 
+class Going:
+    """A run that goes on, as this process knows it."""
+
+    done, number, submitted_at, cell_number = False, 0, 0.0, 0
+    title = notebook = owner = ""
+    is_script = is_calls = False
+
+    def __init__(self, run_id: str, ranks: tuple[int, ...]) -> None:
+        self.id, self.ranks = run_id, ranks
+        self.refusal: AccessDenied | None = None
+
+    def left(self) -> tuple[int, ...]:
+        return self.ranks
+
+
 def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = object.__new__(Mesh)
     mesh._part = (0, 1)
     known, new, elsewhere = (
-        SimpleNamespace(id=run_id, ranks=ranks, done=False, refusal=None)
-        for run_id, ranks in (("known", (0,)), ("under way", (1,)), ("under way elsewhere", (2,)))
+        Going(run_id, ranks) for run_id, ranks in (("known", (0,)), ("under way", (1,)), ("under way elsewhere", (2,)))
     )
-    mesh.core = cast(MeshCore, SimpleNamespace(runs={"known": known}, under_way=lambda: [known, new, elsewhere]))
+    runs_here = {run.id: run for run in (known, new, elsewhere)}
+    mesh.core = cast(MeshCore, SimpleNamespace(runs=runs_here, under_way=lambda: [known, new, elsewhere]))
     facts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
         ("over", (0,), (0,)),
         ("known", (0,), ()),
@@ -164,9 +179,17 @@ def test_runs_that_go_on_here_are_asked_for_once(monkeypatch: pytest.MonkeyPatch
         return infos
 
     monkeypatch.setattr(Mesh, "runs", runs)
-    monkeypatch.setattr(past, "follow", lambda mesh, core, info: SimpleNamespace(id=info.run_id, ranks=info.ranks))
+    followed: list[str] = []
+
+    def follow(_: Mesh, __: MeshCore, info: RunInfo) -> Any:
+        followed.append(info.run_id)
+        return Going(info.run_id, info.ranks)
+
+    monkeypatch.setattr(past, "follow", follow)
+    assert [info.run_id for info in mesh.unfinished()] == ["known", "goes on", "under way"]
+    assert (asked, followed) == (1, []), "a question follows nothing"
     assert [run.id for run in mesh.running()] == ["known", "goes on", "under way"]
-    assert asked == 1
+    assert (asked, followed) == (2, ["goes on"])
     assert next(mesh.running()) is known
     known.refusal = AccessDenied("alice no longer shares dev with you")  # and does again
     assert next(mesh.running()) is not known

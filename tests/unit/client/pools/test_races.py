@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
+from monarch_nb import config
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.client.pools.answering import asked
 from monarch_nb.client.pools.leasing import attempts
 from monarch_nb.client.pools.pool import Pool
-from monarch_nb.errors import CapacityError, NodeUnreachable
+from monarch_nb.errors import CapacityError, NodeUnreachable, VersionMismatch
 from monarch_nb.proto import allocator_pb2 as pb
 
 ORDERS = 5
@@ -101,6 +102,37 @@ async def test_two_that_ask_at_once_hear_each_for_itself_who_does_not_answer(mon
     for outcome in await asyncio.gather(pool.ask(), pool.ask(), return_exceptions=True):
         assert isinstance(outcome, NodeUnreachable)
     assert pool.silent == ["host1", "host2"]
+
+
+class Old(Silent):
+    """A node of an older monarch_nb."""
+
+    async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        return pb.StatusReply(node=pb.DescribeReply(node_id=self.name, version="0.0.1", protocol=1))
+
+
+class New(Silent):
+    """One of this monarch_nb."""
+
+    def is_known_as(self, *_: str) -> None: ...
+
+    async def unary(self, method: str, request: Any, timeout_s: float = 0.0) -> Any:
+        return pb.StatusReply(node=pb.DescribeReply(node_id=self.name, address=self.name, protocol=config.PROTOCOL))
+
+
+async def test_a_node_of_another_protocol_is_left_out_and_the_others_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool("lab")
+    nodes = [Old("host1"), New("host2")]
+
+    async def discover() -> Any:
+        return nodes
+
+    monkeypatch.setattr(pool, "discover", discover)
+    assert [reply.node.node_id for _, reply in await pool.ask()] == ["host2"]
+    assert (await pool.why_silent())["host1"].startswith("runs monarch_nb 0.0.1 (protocol 1)")
+    nodes.pop()
+    with pytest.raises(VersionMismatch, match=r"host1 runs monarch_nb 0\.0\.1"):
+        await pool.ask()
 
 
 def test_a_lease_that_comes_after_its_release_is_none() -> None:

@@ -91,6 +91,15 @@ class TestGranting:
             await share(pool, "r", "dev", {"bob": "run"})
         assert node.told == []
 
+    async def test_what_a_node_does_not_take_the_others_take_back(self) -> None:
+        nodes = [FakeNode(), FakeNode(NodeUnreachable("went away"))]
+        held = held_by("me", pb.RIGHT_OWN, nodes=nodes, shares={"carol": pb.RIGHT_READ})
+        pool: Any = FakePool(held)
+        with pytest.raises(NodeUnreachable, match="went away"):
+            await share(pool, "r", "dev", {"bob": "run", "carol": "run"})
+        rights = {request.to: request.right for request in nodes[0].told}
+        assert rights == {"bob": pb.RIGHT_UNSPECIFIED, "carol": pb.RIGHT_READ}, "as before"
+
     async def test_nobody_else_reaches_a_local_pool_or_is_made_an_owner(self) -> None:
         pool: Any = FakePool(held_by("me", pb.RIGHT_OWN, nodes=[FakeNode(identity=None)]))
         with pytest.raises(UsageError, match="nobody else reaches a local pool"):
