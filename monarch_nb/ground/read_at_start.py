@@ -13,10 +13,10 @@ AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "JE_", "MIMALLOC_", "TORCH")
 """And those that libraries read in C when they are loaded. What modules read in Python, a template notes (`noting`)."""
 _WHEN_NEEDED = (
-    *("PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "PYTHONSTARTUP", "PYTHONINSPECT", "TORCH_NCCL_", "TORCH_FR_"),
-    *("TORCHELASTIC_", "TORCH_HOME"),
+    *("PYTHONUNBUFFERED", "PYTHONBREAKPOINT", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONIOENCODING"),
+    *("TORCH_NCCL_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_HOME"),
 )
-"""Of these those that are read when they are needed."""
+"""Of these those that are read when they are needed, or are about streams, which are the rank's own."""
 _AFTER_A_FORK = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """And those for which a rank does after its fork what they ask for (monarch_nb.worker.forking.after_fork)."""
 _OF_A_PROCESS = frozenset(

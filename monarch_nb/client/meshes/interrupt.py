@@ -114,9 +114,10 @@ async def _stop(part: Part, kill_stuck: bool) -> _Stopped:
         actors = await interrupt_actors(part.core, part.ranks, part.suffix, kill_stuck=kill_stuck)
         stopped.messages = actors.messages
     going_on = [run for run in runs if run.id in begun]
-    killed = {run: await run.stop(kill_stuck=True) for run in going_on if kill_stuck and run.may_kill}  # ranks once
+    # One after the other: two runs may doom the same rank.
+    killed = {run: await run.stop_ranks(kill_stuck=True) for run in going_on if kill_stuck and run.may_kill}
     asked = [run for run in going_on if run not in killed]
-    told = killed | dict(zip(asked, await asyncio.gather(*(run.stop() for run in asked)), strict=True))
+    told = killed | dict(zip(asked, await asyncio.gather(*(run.stop_ranks() for run in asked)), strict=True))
     stopped.reports = {run: told[run] for run in going_on}
     if actors is not None:
         stopped.of_actors = await actors.reports(run.id for run in runs)

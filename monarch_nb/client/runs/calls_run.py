@@ -127,7 +127,7 @@ class CallsRun(Run):
         for connection in self._nodes.connections():
             connection.end_calls(self.id)
 
-    async def stop(self, *, kill_stuck: bool = False) -> InterruptReport:
+    async def stop_ranks(self, *, kill_stuck: bool = False) -> InterruptReport:
         """Interrupt what is executed in its name. It goes on itself, as long as who has opened it wants that."""
         before = self.results.keys() | self.finished_before
         left = [rank for rank in self.ranks if rank not in before]

@@ -87,8 +87,6 @@ class Run(PrintedOfRun):
         >>> run.wait_hang(timeout_s=0.1)  # nobody waits for anybody  # doctest: +SKIP
         ''
         >>> print(run.interrupt())  # doctest: +SKIP
-        >>> run.ended_well, run.is_unstopped, run.may_kill  # doctest: +SKIP
-        (False, False, False)
         >>> run.cancel()  # the same without waiting  # doctest: +SKIP
     """
 
@@ -288,7 +286,7 @@ class Run(PrintedOfRun):
         Returns:
             The ranks that stopped, and those that did not.
         """
-        return call(self.stop(kill_stuck=kill_stuck))
+        return call(self.stop_ranks(kill_stuck=kill_stuck))
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait as a blocked cell does. Ctrl-C interrupts the ranks. When some hang, this is said, and another Ctrl-C in
@@ -684,7 +682,7 @@ class Run(PrintedOfRun):
         for connection in self._nodes.connections(rank for rank in self.ranks if rank not in self.results):
             connection.cancel(self.id)
 
-    async def stop(self, *, kill_stuck: bool = False) -> InterruptReport:
+    async def stop_ranks(self, *, kill_stuck: bool = False) -> InterruptReport:
         """As `interrupt`."""
         return await self._freeing.interrupt(kill_stuck)
 

@@ -67,6 +67,7 @@ class Conversation:
         self._sleeper = allocate_lock()
         self._sleeper.acquire()
         self._order: DebugCommand | None = None
+        self._early: DebugCommand | None = None  # came between a stop and the first prompt
         self._executes = False
         self._state = State.FREE
         self._text: list[str] = []
@@ -131,6 +132,10 @@ class Conversation:
                 text += f"\n… {self._characters - len(text):,} characters left out …"
             self._text, self._characters = [text + newline], 0
             self._state, self._executes = State.ASKING, False
+            if self._early is not None:
+                early, self._early = self._early, None
+                self._begin(early)
+                return
             waiting, self._waiting = self._waiting, []
             answer_with = self._answer() if waiting else None
         for _, answer in waiting:
@@ -161,16 +166,22 @@ class Conversation:
         is_question = command.action == DebugCommand.ACTION_LINE and not command.line
         with self._lock:
             if self._state is State.ASKING and not is_question:
-                self._order, self._state, self._executes = command, State.RUNNING, True
-                self._text, self._last_text = [], ""  # the answer is what comes of this line
-                self._sleeper.release()
+                self._begin(command)
+            elif self._state is State.RUNNING and not (self._executes or self._early or is_question):
+                self._early = command
             elif self._state is not State.RUNNING:
                 answer(self._answer())
                 return
-            elif self._executes and command.action == DebugCommand.ACTION_LINE and not is_question:
+            elif (self._executes or self._early) and command.action == DebugCommand.ACTION_LINE and not is_question:
                 answer(DebugAnswer(state=DebugAnswer.STATE_RUNNING, text=NOT_DONE, at=self.stop_now()))
                 return
             self._waiting.append((time.monotonic() + command.wait_s, answer))
+
+    def _begin(self, command: DebugCommand) -> None:
+        """Have pdb do it; the answer is what comes of this alone."""
+        self._order, self._state, self._executes = command, State.RUNNING, True
+        self._text, self._last_text = [], ""
+        self._sleeper.release()
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called."""

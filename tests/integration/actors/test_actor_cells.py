@@ -97,13 +97,19 @@ def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
     assert "SupervisionError" in shown
     assert "rank 3 died" in shown
     trainers.run(STUBBORN)
+    trainers.run(
+        "from monarch_nb.client.runs import calls_run\nusual_s, calls_run.STOP_WAIT_S = calls_run.STOP_WAIT_S, 2.0"
+    )
     cell = trainers.start("stubborn.wait.call().get()")
     trainers.wait(cell, "never stops")
-    trainers.interrupt()
-    trainers.wait(cell, "pressed once")
+    for times in (1, 2):
+        trainers.interrupt()
+        trainers.wait(cell, f"pressed {times}")
+    trainers.wait(cell, "interrupt again within 10 s to kill and restart it")
     trainers.interrupt()
     shown = trainers.wait(cell).replace("\x1b[39m", "")
     assert "killed and restarted rank 1" in shown
+    trainers.run("calls_run.STOP_WAIT_S = usual_s")
 
 
 STUBBORN = """
@@ -111,11 +117,13 @@ class Stubborn(Actor):
     @endpoint
     def wait(self):
         print("never stops", flush=True)
+        times = 0
         while True:
             try:
                 time.sleep(1000)
             except KeyboardInterrupt:
-                print("pressed once", flush=True)
+                times += 1
+                print("pressed", times, flush=True)
 
 stubborn = mesh.slice(hosts=0, procs=1).spawn("stubborn", Stubborn)
 """

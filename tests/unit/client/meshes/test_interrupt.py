@@ -41,7 +41,7 @@ class FakeRun:
         self.is_calls = False
         self.may_stop: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
 
-    async def stop(self, *, kill_stuck: bool = False) -> InterruptReport:
+    async def stop_ranks(self, *, kill_stuck: bool = False) -> InterruptReport:
         self._log.append(f"{'kill' if kill_stuck else 'interrupt'} {self.name}")
         await self.may_stop()
         return InterruptReport(stopped=self.ranks)

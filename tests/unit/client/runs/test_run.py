@@ -355,7 +355,7 @@ class TestResults:
         harness.finished(0)
         if goes == "before":
             harness.run.on_link(harness.nodes[1], up=False)
-        interrupt = asyncio.ensure_future(harness.run.stop(kill_stuck=False))
+        interrupt = asyncio.ensure_future(harness.run.stop_ranks(kill_stuck=False))
         await asyncio.sleep(0)
         harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED)
         if goes == "meanwhile":
@@ -371,7 +371,7 @@ class TestResults:
         monkeypatch.setattr(freeing, "GAP_S", 60.0)
         harness.run.on_link(harness.nodes[1], up=False)
         harness.finished(*range(4))
-        interrupt = asyncio.ensure_future(harness.run.stop(kill_stuck=False))
+        interrupt = asyncio.ensure_future(harness.run.stop_ranks(kill_stuck=False))
         await several_turns()
         harness.run.on_link(harness.nodes[1], up=True)
         harness.finished(*range(4, 8), outcome=run_pb2.OUTCOME_INTERRUPTED)
@@ -385,7 +385,7 @@ class TestResults:
         harness.queued()
         harness.run.on_link(harness.nodes[1], up=False)
         harness.finished(0, 1, outcome=run_pb2.OUTCOME_INTERRUPTED)
-        report = await harness.run.stop(kill_stuck=False)
+        report = await harness.run.stop_ranks(kill_stuck=False)
         assert (list(report.stuck), list(report.unreachable)) == ([2, 3], [4, 5, 6, 7])
         assert not harness.run.wait_freed(0), "ranks 2 and 3 may still stop by themselves"
         harness.finished(2, 3, outcome=run_pb2.OUTCOME_INTERRUPTED, group_aborted=True)
@@ -408,7 +408,7 @@ class TestResults:
             return {}
 
         monkeypatch.setattr(harness.core, "where", where)
-        report = await harness.run.stop(kill_stuck=False)
+        report = await harness.run.stop_ranks(kill_stuck=False)
         assert (report.stopped, report.stuck, report.unreachable) == (tuple(range(7)), {}, {7: "node1"})
 
     async def test_who_handles_an_interrupt_is_left_alone_and_who_can_not_hear_it_is_killed_by_the_next(
@@ -416,7 +416,7 @@ class TestResults:
     ) -> None:
         monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
         harness.core.where = handling(12, but=[3])  # type: ignore[method-assign]
-        report = await harness.run.stop(kill_stuck=False)
+        report = await harness.run.stop_ranks(kill_stuck=False)
         assert (list(report.stuck), list(report.handling), report.kills) == ([3], [0, 1, 2, 4, 5, 6, 7], {3})
         [said] = [notice.text for notice in harness.of(events.Notice) if notice.key == "stuck"]
         assert said == (
@@ -424,9 +424,9 @@ class TestResults:
             "ranks 0-2,4-7 handle the interrupt (since 12 s, at a.py:7)"
         )
         assert harness.run.may_kill
-        assert (await harness.run.stop(kill_stuck=True)).restarted == (3,)
+        assert (await harness.run.stop_ranks(kill_stuck=True)).restarted == (3,)
         monkeypatch.setattr(freeing, "KILLS_WITHIN_S", 0.0)
-        await harness.run.stop(kill_stuck=False)
+        await harness.run.stop_ranks(kill_stuck=False)
         assert not harness.run.may_kill, "a later one is about something else"
 
     async def test_who_goes_on_after_a_second_one_is_killed_by_a_third(
@@ -434,13 +434,13 @@ class TestResults:
     ) -> None:
         monkeypatch.setattr(freeing, "STOP_WAIT_S", 0.0)
         harness.core.where = handling(1)  # type: ignore[method-assign]
-        doomed = [sorted((await harness.run.stop(kill_stuck=False)).kills) for _ in range(2)]
+        doomed = [sorted((await harness.run.stop_ranks(kill_stuck=False)).kills) for _ in range(2)]
         assert doomed == [[], list(range(8))]
 
     async def test_only_ranks_that_can_be_reached_are_killed(self, harness: Harness) -> None:
         harness.finished(0)
         harness.run.on_link(harness.nodes[1], up=False)
-        interrupt = asyncio.ensure_future(harness.run.stop(kill_stuck=True))
+        interrupt = asyncio.ensure_future(harness.run.stop_ranks(kill_stuck=True))
         await asyncio.sleep(0)
         harness.finished(1, 2, 3, outcome=run_pb2.OUTCOME_DIED)
         assert (await asyncio.wait_for(interrupt, 10.0)).restarted == (1, 2, 3)
