@@ -50,7 +50,8 @@ def test_whoever_needs_a_node_starts_it_again_three_times(dev: Reservation, caps
     kill()
     assert main(["status", "--json"]) == 0
     printed = capsys.readouterr()
-    assert [node["state"] for node in json.loads(printed.out)["nodes"]] == ["serves", "serves"]
+    [status] = json.loads(printed.out)
+    assert [node["state"] for node in status["nodes"]] == ["serves", "serves"]
     assert printed.err == f"{SAID}\n"
     kill()
     lines: list[str] = []
