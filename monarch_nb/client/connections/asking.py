@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from monarch_nb.client.connections.connection import Connection
 from monarch_nb.config import patience
 from monarch_nb.errors import NodeUnreachable
+from monarch_nb.ground.rank_sets import listed
 
 STRAGGLER_S = patience(5.0)
 """So much later than another node one may answer. It is long: on a busy machine nodes are slow, and not away."""
@@ -52,22 +53,41 @@ async def answers(calls: Mapping[Connection, Awaitable[T]]) -> dict[Connection, 
 
 
 async def all_or_none(method: str, requests: Mapping[Connection, tuple[Sequence[Any], Sequence[Any]]]) -> None:
-    """Have nodes change something that must be so on all of them. When one fails, all take it back, as far as they
-    answer, and its error is raised.
+    """Have nodes change something that must be so on all of them. When one fails, or Ctrl-C comes meanwhile, all take
+    it back, and the error is raised.
 
     Args:
         requests: to each node, one after the other: what changes it, and what takes that back.
+
+    Raises:
+        NodeUnreachable: one did not answer when it should have taken it back: nobody knows what is so there.
     """
-    failed = await _failures(method, {connection: new for connection, (new, _) in requests.items()})
+    try:
+        failed = await _failures(method, {connection: new for connection, (new, _) in requests.items()})
+    except asyncio.CancelledError:
+        await _take_back(method, requests)
+        raise
     if failed:
-        await _failures(method, {connection: old for connection, (_, old) in requests.items()})
-        raise failed[0]
+        error = next(iter(failed.values()))
+        if unsure := await _take_back(method, requests):
+            names, one = listed([node.name for node in unsure]), next(iter(unsure))
+            way_on = f"it was taken back, which {names} did not confirm: say it again when all nodes answer"
+            raise NodeUnreachable(f"{error}; {way_on}", one.name) from error
+        raise error
 
 
-async def _failures(method: str, requests: Mapping[Connection, Sequence[Any]]) -> list[BaseException]:
+async def _take_back(
+    method: str, requests: Mapping[Connection, tuple[Sequence[Any], Sequence[Any]]]
+) -> dict[Connection, BaseException]:
+    """A second Ctrl-C does not wait for it, but does not end it either."""
+    taking_back = asyncio.ensure_future(_failures(method, {node: old for node, (_, old) in requests.items()}))
+    return await asyncio.shield(taking_back)
+
+
+async def _failures(method: str, requests: Mapping[Connection, Sequence[Any]]) -> dict[Connection, BaseException]:
     async def tell(connection: Connection, told: Sequence[Any]) -> None:
         for request in told:
             await connection.unary(method, request)
 
     ended = await asyncio.gather(*(tell(*each) for each in requests.items()), return_exceptions=True)
-    return [one for one in ended if one is not None]
+    return {node: one for node, one in zip(requests, ended, strict=True) if one is not None}

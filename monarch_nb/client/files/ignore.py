@@ -305,8 +305,9 @@ def _above(root: Path) -> list[tuple[Path, Path, str]]:
     if top is None:
         return []
     way = [parent for parent in reversed(root.parents) if parent.is_relative_to(top)]
-    excludes, info = excludes_file(top), ".git/info/exclude"
-    of_git = [(top, excludes, str(excludes)), (top, _git_directory(top) / "info" / "exclude", info)]
+    git = _git_directory(top)
+    excludes = excludes_file(top, git)
+    of_git = [(top, excludes, str(excludes)), (top, git / "info" / "exclude", ".git/info/exclude")]
     return [*of_git, *((parent, parent / ".gitignore", ".gitignore") for parent in way)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_nb.client.files import ignore
+from monarch_nb.client.files import git_excludes, ignore
 from monarch_nb.client.files.ignore import Patterns, rules_of
 from monarch_nb.client.files.local_tree import LocalTree
 from monarch_nb.client.files.project import Settings
@@ -224,6 +224,35 @@ class TestPatternsForAllRepositories:
         assert b"model.py" not in files_of(tmp_path / "work")
         files[level].write_text(says)
         assert files_of(tmp_path / "work") == {b"model.py", b"big.bin"}
+
+    @needs_git
+    def test_are_asked_for_again_when_an_included_file_has_changed_or_git_was_too_slow(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(home, {"mine": "secrets/\n", ".gitconfig": "[include]\n\tpath = ~/more\n"})
+        monkeypatch.setattr(git_excludes, "ASK_AGAIN_S", 1e-9)
+        assert b"secrets/key" in files_of(tmp_path / "work")
+        (home / "more").write_text("[core]\n\texcludesFile = ~/mine\n")
+        assert b"secrets/key" not in files_of(tmp_path / "work")
+        monkeypatch.setattr(git_excludes, "ASK_AGAIN_S", 1e9)
+        with monkeypatch.context() as slow:
+            slow.setattr(git_excludes, "_GIT_S", 0)
+            assert b"secrets/key" in files_of(tmp_path / "work")
+        assert b"secrets/key" not in files_of(tmp_path / "work")
+
+    @needs_git
+    def test_are_where_the_repository_of_a_linked_work_tree_says(self, home: Path, tmp_path: Path) -> None:
+        write(home, {"mine": "secrets/\n"})
+        linked = tmp_path / "linked"
+        write(tmp_path / "main", {"model.py": ""})
+        git(tmp_path / "main", "init", "-q")
+        who = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
+        git(tmp_path / "main", *who, "commit", "-q", "--allow-empty", "-m", "first")
+        git(tmp_path / "main", "worktree", "add", "-q", str(linked))
+        write(linked, {"secrets/key": ""})
+        assert b"secrets/key" in files_of(linked)
+        git(tmp_path / "main", "config", "core.excludesFile", "~/mine")
+        assert b"secrets/key" not in files_of(linked)
 
     def test_are_weaker_than_those_of_a_repository(self, home: Path, tmp_path: Path) -> None:
         write(home, {".config/git/ignore": "*.bin\nsecrets/\n"})
