@@ -237,6 +237,11 @@ class TrustPaths:
         return self.directory / "node.pem"
 
     @property
+    def start(self) -> Path:
+        """JSON: how the allocator was started, with its environment."""
+        return self.directory / "start.json"
+
+    @property
     def revoked(self) -> Path:
         """The list of revoked certificates, signed by the authority."""
         return self.directory / "revoked.pem"
@@ -337,6 +342,11 @@ class NodePaths:
     def facts(self) -> Path:
         """JSON: written when the allocator serves; `node_id`, `pid`, `start_ticks`, `boot_id`, `address`."""
         return self.directory / "node.json"
+
+    @property
+    def start(self) -> Path:
+        """JSON: how the allocator was started, with its environment."""
+        return self.directory / "start.json"
 
     @property
     def revoked(self) -> Path:

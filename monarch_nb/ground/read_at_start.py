@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -42,19 +43,21 @@ def of_start(wanted: Mapping[str, str], base: Mapping[str, str], noted: Collecti
 
 
 def set_before_imports(source: bytes, modules: Iterable[str], noted: Collection[str]) -> list[str]:
-    """Return the variables that a program sets before it imports any of `modules`, which read them at their import."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
+    """Return the variables that a program sets before it imports any of `modules`, which read them at their import, or
+    a package that may do so: any but Python's own. What a function imports, it may import when all has been set."""
     packages = {module.partition(".")[0] for module in modules}
     names: list[str] = []
-    for statement in tree.body:
-        for node in ast.walk(statement):
-            if packages & set(_imported(node)):
-                return [name for name in dict.fromkeys(names) if _is_read(name, AT_IMPORT, noted)]
+    late = 0
+    try:
+        for node, in_function in _in_order(ast.parse(source)):
             names += _set_by(node)
-    return []
+            if (imported := {*_imported(node)}) - sys.stdlib_module_names:
+                late = len(names)
+            if packages & imported and not in_function:
+                break
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return [name for name in dict.fromkeys(names[:late]) if _is_read(name, AT_IMPORT, noted)]
 
 
 @contextmanager
@@ -96,6 +99,14 @@ def _is_read(name: str, beginnings: tuple[str, ...], noted: Collection[str]) -> 
     return name in noted or name.startswith(beginnings)
 
 
+def _in_order(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield what a program consists of as it stands there, and whether that is in a function."""
+    in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        yield child, in_function
+        yield from _in_order(child, in_function)
+
+
 def _imported(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -109,6 +120,9 @@ def _set_by(node: ast.AST) -> Iterator[str]:
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
                 yield from _constant(target.slice)
+    elif isinstance(node, ast.AugAssign):
+        if isinstance(node.op, ast.BitOr) and isinstance(node.value, ast.Dict) and _is_environ(node.target):
+            yield from _constant(*node.value.keys)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr == "setdefault" and _is_environ(node.func.value):
             yield from _constant(*node.args[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -102,19 +103,42 @@ def start_allocator(
     log_limit: str = "",
 ) -> Starting:
     """Start a node's allocator, detached from this process twice (own session, parent gone); return at once."""
-    pipe, ready_fd = os.pipe()
     command = [sys.executable, "-m", "monarch_nb.allocator", "--directory", str(paths.directory), "--node-id", node_id]
-    command += ["--procs", str(procs), "--gpus", gpus, "--python", sys.executable, "--ready-fd", str(ready_fd)]
+    command += ["--procs", str(procs), "--gpus", gpus, "--python", sys.executable]
     if isolate:
         command += ["--isolate"]
     if log_limit:
         command += ["--log-limit", log_limit]
     for module in preload:
         command += ["--preload", module]
+    environment = daemon_environment()
+    partial = paths.start.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # on a full disk it starts all the same
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"command": command, "environment": environment}, file)
+        partial.replace(paths.start)
+    return _start(paths, node_id, command, environment)
+
+
+def start_again(paths: NodePaths, node_id: str) -> Starting | None:
+    """Start a node's allocator as it was started before, with its Python, arguments and environment, whoever asks; None
+    when that is unknown, or its Python is gone."""
+    try:
+        before = json.loads(paths.start.read_text())
+    except (OSError, ValueError):
+        return None
+    if not os.access(before["command"][0], os.X_OK):
+        return None
+    return _start(paths, node_id, before["command"], before["environment"])
+
+
+def _start(paths: NodePaths, node_id: str, command: Sequence[str], environment: dict[str, str]) -> Starting:
+    pipe, ready_fd = os.pipe()
     try:
         with paths.allocator_log.open("ab") as log:
             log_start = log.tell()
-            detach(command, paths.directory, daemon_environment(), log, [ready_fd])
+            detach([*command, "--ready-fd", str(ready_fd)], paths.directory, environment, log, [ready_fd])
     except BaseException:
         os.close(pipe)
         raise

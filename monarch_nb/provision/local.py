@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ from monarch_nb.config import (
 )
 from monarch_nb.errors import CapacityError, NodeUnreachable, PoolError, UsageError
 from monarch_nb.ground.cpus import usable_cpus
-from monarch_nb.ground.interrupting import at_waits
+from monarch_nb.ground.interrupting import at_waits, pause
 from monarch_nb.ground.rank_sets import counted, listed
 from monarch_nb.provision import MOST_NODES, MOST_PROCS, Node, Option, Progress
 from monarch_nb.provision.known import SHAPE_FILE, check_known, why_no_local_pool
@@ -50,6 +51,9 @@ _QUIET_S = cadence(5.0)
 MOST_HEALINGS, HEALINGS_WITHIN_S = 3, gap(600.0)
 """So often in so long allocators that died are started again though nobody has asked for it: what killed them may do it
 again."""
+HEALING_WAIT_S = patience(5.0)
+"""Who does so waits so long for others that change the pool."""
+_LOOK_S = cadence(0.05)
 _HEALINGS = "healings"
 """In the pool's directory: when that was, one time in a line."""
 WARM_TIMEOUT_S = patience(180.0)
@@ -234,7 +238,7 @@ class LocalProvisioner:
 
     def heal(self, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> None:
         """Start the allocators again that died, for whoever needs a node now and has not asked for this: at most three
-        times in ten minutes, and an error is told as well.
+        times in ten minutes. Errors are told, too, and nobody waits long while somebody else changes the pool.
 
         Args:
             pool: its name.
@@ -243,13 +247,13 @@ class LocalProvisioner:
         if not _lost(self.nodes(pool=pool)):
             return
         say = progress or _silent
-        with _exclusive(say):
-            directory, lost = _checked_directory(pool), _lost(self.nodes(pool=pool))
-            if lost and _may_heal(directory):
-                try:
+        try:
+            with _exclusive(say, HEALING_WAIT_S):
+                directory, lost = _checked_directory(pool), _lost(self.nodes(pool=pool))
+                if lost and _may_heal(directory):
                     _revive(directory, lost, say)
-                except PoolError as error:
-                    say(str(error))
+        except (PoolError, OSError) as error:
+            say(str(error))
 
     def down(self, force: bool = False, *, pool: str = DEFAULT_POOL, progress: Progress | None = None) -> int:
         """End every node with all its ranks and remove its files; return how many nodes there were. What ranks wrote
@@ -418,12 +422,13 @@ def _died(node_ids: Sequence[str]) -> str:
 
 
 def _revive(directory: Path, nodes: Sequence[Node], say: Progress) -> bool:
-    """Start the allocators again that died; return whether there were such. Only an allocator knows which processes are
-    its own: it adopts them, and then can end them."""
+    """Start the allocators again that died, as they were; return whether there were such. Only an allocator knows which
+    processes are its own: it adopts them, and then can end them."""
     dead = [node.node_id for node in nodes if not node.alive]
     if dead:
         say(_died(dead))
-        _start(directory, dead, _read_shape(directory) or PoolShape(1, "none"), say, until_warm=False)
+        shape = _read_shape(directory) or PoolShape(1, "none")
+        _start(directory, dead, shape, say, until_warm=False, as_before=True)
     return bool(dead)
 
 
@@ -436,12 +441,17 @@ def _may_heal(directory: Path) -> bool:
     """Return whether allocators may be started again once more, and note that they are. Where there is no room for the
     note, somebody has to ask."""
     note, now = directory / _HEALINGS, time.time()
+    times: list[float] = []
+    with suppress(FileNotFoundError, ValueError):
+        times = [float(each) for each in note.read_text().split()]
+    recent = [each for each in times if 0 <= now - each < HEALINGS_WITHIN_S]
+    if len(recent) >= MOST_HEALINGS:
+        return False
     with suppress(OSError):
-        times = note.read_text().split() if note.exists() else []
-        recent = [each for each in times if 0 <= now - float(each) < HEALINGS_WITHIN_S]
-        if len(recent) < MOST_HEALINGS:
-            note.write_text("\n".join([*recent, str(now)]))
-            return True
+        partial = note.with_suffix(".partial")
+        partial.write_text("\n".join(map(str, [*recent, now])))
+        partial.replace(note)
+        return True
     return False
 
 
@@ -480,8 +490,16 @@ def _make_anew(directory: Path, before: Sequence[Node], count: int, shape: PoolS
     _start(directory, node_ids, shape, say, until_warm=True)
 
 
-def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Progress, *, until_warm: bool) -> None:
-    from monarch_nb.provision.daemons import Starting, start_allocator, wait_for_lines
+def _start(
+    directory: Path,
+    node_ids: Iterable[str],
+    shape: PoolShape,
+    say: Progress,
+    *,
+    until_warm: bool,
+    as_before: bool = False,
+) -> None:
+    from monarch_nb.provision.daemons import Starting, start_again, start_allocator, wait_for_lines
 
     began = time.monotonic()
     ready: list[str] = []
@@ -493,8 +511,11 @@ def _start(directory: Path, node_ids: Iterable[str], shape: PoolShape, say: Prog
         say(f"{one.node_id} is ready ({len(ready)} of {len(starting)}, {time.monotonic() - began:.1f} s)")
 
     def launch(node_id: str) -> Starting:
+        paths = NodePaths(private_directory(directory / node_id))
+        if as_before and (again := start_again(paths, node_id)) is not None:
+            return again
         return start_allocator(
-            NodePaths(private_directory(directory / node_id)),
+            paths,
             node_id,
             shape.procs,
             shape.gpus if node_id == "node0" else "none",
@@ -572,24 +593,37 @@ def _keep(node: Node) -> Iterator[Path]:
         yield path.rename(target / f"{path.name}-{node.node_id}")
 
 
-def _exclusive(say: Progress) -> AbstractContextManager[None]:
+def _exclusive(say: Progress, within_s: float = math.inf) -> AbstractContextManager[None]:
     """One process at a time changes the pools of a home."""
-    return _locked(home_directory(), fcntl.LOCK_EX, say, "another process is starting or ending the pool")
+    return _locked(home_directory(), fcntl.LOCK_EX, say, "another process is starting or ending the pool", within_s)
 
 
 @contextmanager
-def _locked(directory: Path, kind: int, say: Progress, why: str) -> Iterator[None]:
-    """Hold a lock on a directory; waiting for another can be interrupted."""
+def _locked(directory: Path, kind: int, say: Progress, why: str, within_s: float = math.inf) -> Iterator[None]:
+    """Hold a lock on a directory; waiting for another can be interrupted.
+
+    Raises:
+        PoolError: the other has held it for `within_s`.
+    """
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _take(handle, kind):
             say(f"waiting: {why}")
-            fcntl.flock(handle, kind)
+            deadline = time.monotonic() + within_s
+            while not _take(handle, kind):
+                if time.monotonic() > deadline:
+                    raise PoolError(f"{why}, for more than {within_s:g} s")
+                pause(_LOOK_S)
         yield
     finally:
         os.close(handle)
+
+
+def _take(handle: int, kind: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _silent(_: str) -> None:

@@ -151,10 +151,8 @@ class Forking:
         wanted, program = {**spec.environment}, b""
         if script is not None:
             wanted |= script.environment
-            if not script.module:
-                program = await asyncio.to_thread(
-                    _text, script.directory or start_directory(spec, workspace), script.path
-                )
+            directory = Path(script.directory or start_directory(spec, workspace))
+            program = await asyncio.to_thread(program_text, script, directory)
         preload, own, late = await templates.needs_own(python, spec.preload, wanted, program)
         if script is not None and late:
             say(
@@ -166,8 +164,17 @@ class Forking:
         return await templates.template(python, preload, own)
 
 
-def _text(directory: str | Path, path: str) -> bytes:
-    """Return a script's text; empty when it can not be read, which who runs it says."""
-    with contextlib.suppress(OSError):
-        return Path(directory, os.path.expanduser(path)).read_bytes()
-    return b""
+def program_text(script: run_pb2.Script, directory: Path) -> bytes:
+    """Return what Python executes of a script that it finds in this directory; nothing of what it finds elsewhere, or
+    what can not be read, which who runs it says."""
+    files = [directory / os.path.expanduser(script.path)]
+    if script.module:
+        parts = script.path.split(".")
+        packages = [directory.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+        files = [*(package / "__init__.py" for package in packages), packages[-1] / "__main__.py"]
+        files.append(Path(f"{packages[-1]}.py"))
+    texts = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            texts.append(file.read_bytes())
+    return b"\n".join(texts)

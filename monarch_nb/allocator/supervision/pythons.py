@@ -24,7 +24,7 @@ def python_identity(python: str) -> tuple[str, ...]:
 
 
 def template_key(python: str, preload: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the short name of a template: one per python, preload list, and environment of its own."""
+    """Return the short name of a template: one per python, preload list, and environment when it starts."""
     own = [f"{name}={value}" for name, value in sorted(environment.items())]
     return hashlib.sha256("\0".join([*python_identity(python), *preload, *own]).encode()).hexdigest()[:8]
 

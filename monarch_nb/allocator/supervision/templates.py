@@ -65,7 +65,7 @@ class Templates:
             SpawnError: it did not start; the message ends with its log.
         """
         environment = environment or {}
-        key = template_key(python, preload, environment)
+        key = _key(python, preload, environment)
         if keep:
             self._kept.add(key)
         self._end_when_unused(key)
@@ -94,7 +94,7 @@ class Templates:
 
     def has(self, python: str, preload: Sequence[str], environment: Mapping[str, str]) -> bool:
         """Return whether there is such a template, or will soon be."""
-        return self._is_there(template_key(python, preload, environment))
+        return self._is_there(_key(python, preload, environment))
 
     def _is_there(self, key: str) -> bool:
         task = self._links.get(key)
@@ -226,6 +226,11 @@ class Templates:
             end.cancel()
         for task in [*self._links.values(), *self._forgetting]:
             task.cancel()
+
+
+def _key(python: str, preload: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the name of a template. One that an allocator with another environment has left is another one."""
+    return template_key(python, preload, of_start(_base() | {**environment}, {}, environment))
 
 
 def _base() -> dict[str, str]:

@@ -80,8 +80,7 @@ async def _take_back(
     method: str, requests: Mapping[Connection, tuple[Sequence[Any], Sequence[Any]]]
 ) -> dict[Connection, BaseException]:
     """A second Ctrl-C does not wait for it, but does not end it either."""
-    taking_back = asyncio.ensure_future(_failures(method, {node: old for node, (_, old) in requests.items()}))
-    return await asyncio.shield(taking_back)
+    return await asyncio.shield(_failures(method, {node: old for node, (_, old) in requests.items()}))
 
 
 async def _failures(method: str, requests: Mapping[Connection, Sequence[Any]]) -> dict[Connection, BaseException]:

@@ -13,7 +13,7 @@ from monarch_nb.config import cadence, patience
 
 _GIT_S = patience(5.0)
 ASK_AGAIN_S = cadence(10.0)
-"""Git's files include others, of which only git knows: it is asked again after this time, even if they are as before."""
+"""Git's files include others, of which only git knows: so it is asked again after this time."""
 
 
 def excludes_file(top: Path, git: Path) -> Path:

@@ -201,6 +201,77 @@ def test_daemons_do_not_inherit_a_notebook_a_rank_or_a_task(monkeypatch: pytest.
     assert {*daemon_environment()} & (ties | kept) == kept
 
 
+class TestAgain:
+    @pytest.fixture
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
+        """What was started: its command without the number of the pipe, and its environment."""
+        started: list[tuple[list[str], dict[str, str]]] = []
+        monkeypatch.setattr(
+            daemons, "detach", lambda command, _1, environment, *_2: started.append((command[:-1], environment))
+        )
+        return started
+
+    def test_it_is_started_as_before_whoever_asks(
+        self, tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        paths = NodePaths(tmp_path)
+        monkeypatch.setenv("HF_HOME", "/of\udcff/ann")
+        daemons.start_allocator(paths, "node0", 3, "none", ["torch"], isolate=True).close()
+        assert paths.start.stat().st_mode & 0o777 == 0o600, "it has secrets"
+        monkeypatch.setenv("HF_HOME", "/elsewhere")
+        monkeypatch.setattr("sys.executable", "/another/python")
+        again = daemons.start_again(paths, "node0")
+        assert again is not None
+        again.close()
+        assert started[0] == started[1]
+        assert started[1][1]["HF_HOME"] == "/of\udcff/ann"
+
+    @pytest.mark.parametrize("start", [None, '{"command": [', '{"command": ["/gone/python"], "environment": {}}'])
+    def test_it_is_unknown_how(self, start: str | None, tmp_path: Path, started: list[Any]) -> None:
+        if start is not None:
+            NodePaths(tmp_path).start.write_text(start)
+        assert daemons.start_again(NodePaths(tmp_path), "node0") is None
+        assert not started
+
+
+class TestHealing:
+    @pytest.fixture(autouse=True)
+    def lost(self, home: Path) -> Node:
+        """A node whose allocator died."""
+        node = home / "local" / "node0"
+        (home / "local").mkdir(0o700)
+        node.mkdir(0o700)
+        NodePaths(node).facts.write_text('{"pid": 1, "start_ticks": 0, "boot_id": ""}')
+        return LocalProvisioner().nodes()[0]
+
+    def test_errors_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device", "/x/allocator.log")
+
+        monkeypatch.setattr(daemons, "detach", full)
+        told: list[str] = []
+        LocalProvisioner().heal(progress=told.append)
+        assert told[0] == "the allocator of node0 died; a new one adopts its ranks"
+        assert "No space left on device: '/x/allocator.log'" in told[1]
+
+    def test_it_does_not_wait_long_for_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local, "HEALING_WAIT_S", 0.0)
+        told: list[str] = []
+        with local._exclusive(print):
+            LocalProvisioner().heal(progress=told.append)
+        why = "another process is starting or ending the pool"
+        assert told == [f"waiting: {why}", f"{why}, for more than 0 s"]
+
+    @pytest.mark.parametrize("note", ["", "17.0 17", "9e9\n1.", "torn\n"])
+    def test_a_torn_note_is_none(self, note: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        starts: list[object] = []
+        monkeypatch.setattr(local, "_revive", lambda *_: starts.append(_))
+        (home / "local" / "healings").write_text(note)
+        for _ in range(5):
+            LocalProvisioner().heal()
+        assert len(starts) == 3
+
+
 class TestOptions:
     def test_of_a_form_are_what_up_does_by_itself_and_what_a_pool_that_is_there_is(self, home: Path) -> None:
         options = {option.name: option for option in LocalProvisioner().options()}

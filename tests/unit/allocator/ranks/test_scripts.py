@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from monarch_nb.allocator.ranks import scripts
+from monarch_nb.allocator.ranks.forking import program_text
 from monarch_nb.allocator.ranks.scripts import Scripts
 from monarch_nb.allocator.state.state import NodeState
 from monarch_nb.allocator.supervision.supervisor import RankProcess
@@ -83,3 +85,17 @@ async def test_where_one_has_ended_well_the_others_go_on_and_are_killed_by_name_
     assert (node.links[1].told, node.killed) == ([], [])
     assert scripts_.kill("another", [0, 1]) == []
     assert [process.rank for process in scripts_.kill("run", [1])] == [1]
+
+
+def test_what_python_executes_of_a_script_or_of_a_module_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "package/sub").mkdir(parents=True)
+    for name in ("train", "package/__init__", "package/train", "package/sub/__init__", "package/sub/__main__"):
+        (tmp_path / f"{name}.py").write_text(f"{name}.py")
+
+    def texts(path: str, *, module: bool = True) -> list[str]:
+        return program_text(run_pb2.Script(path=path, module=module), tmp_path).decode().split()
+
+    assert texts("train.py", module=False) == texts("train") == ["train.py"]
+    assert texts("package.train") == ["package/__init__.py", "package/train.py"]
+    assert texts("package.sub") == ["package/__init__.py", "package/sub/__init__.py", "package/sub/__main__.py"]
+    assert texts("json.tool") == texts("no.py", module=False) == []

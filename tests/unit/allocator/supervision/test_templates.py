@@ -69,6 +69,16 @@ async def test_there_is_one_for_each_environment(templates: FakeTemplates) -> No
     assert templates.has("python", ["torch"], {"PYTHONHASHSEED": "0"})
 
 
+async def test_what_an_allocator_with_another_environment_has_left_is_another_one(
+    templates: FakeTemplates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await templates.template("python", ["torch"])
+    monkeypatch.setenv("WINDOWID", "7")
+    assert templates.has("python", ["torch"], {})
+    monkeypatch.setenv("TORCH_LOGS", "+dynamo")
+    assert not templates.has("python", ["torch"], {})
+
+
 async def test_what_nobody_needs_ends_but_for_the_nodes_own(
     templates: FakeTemplates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
