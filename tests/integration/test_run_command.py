@@ -74,10 +74,10 @@ def test_ranks_are_reserved_for_the_scripts_time(terminal: Terminal) -> None:
     assert "PET_NNODES=4 (in the environment)" in errors
     assert "monarch-nb run --nodes 4 --procs 2 holds that many" in errors
     (terminal.directory / "fails.py").write_text("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)\n")
-    status, out, _ = terminal.run("--procs", "2", "fails.py")
-    assert status == 7
-    assert "exited with code 7" in out
-    assert "\x1b" not in out, "no colours in a pipe"
+    status, out, errors = terminal.run("--procs", "2", "fails.py")
+    assert (status, out) == (7, "")
+    assert "exited with code 7" in errors
+    assert "\x1b" not in errors, "no colours in a pipe"
     assert terminal.run("--procs", "1", "--no-python", "sh", "-c", "kill -9 $$")[0] == 128 + signal.SIGKILL
 
 
@@ -120,9 +120,9 @@ def test_on_what_is_held(terminal: Terminal) -> None:
         name = terminal.directory.name
         status, out, _ = terminal.run("hello.py")
         assert (status, rows(out)) == (0, {f"hello [] 4 {name}": [0, 1, 2, 3]})
-        status, out, _ = terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")
-        shown = {"ranks 2-3 of the mesh are the script's ranks 0-1": [], f"hello ['dev'] 2 {name}": [2, 3]}
-        assert (status, rows(out)) == (0, shown)
+        status, out, errors = terminal.run("dev", "-t", "hosts=1", "hello.py", "dev")
+        assert (status, rows(out)) == (0, {f"hello ['dev'] 2 {name}": [2, 3]})
+        assert "ranks 2-3 of the mesh are the script's ranks 0-1" in errors
         (terminal.directory / "part").mkdir()
         (terminal.directory / "part" / "there.py").write_text(HELLO)
         inside = Terminal(terminal.directory / "part")
@@ -159,9 +159,17 @@ def test_a_script_that_stops_asks_at_a_terminal(terminal: Terminal) -> None:
     assert terminal.run("--procs", "2", "--on-breakpoint=error", "stops.py")[0] == 1
 
 
+def test_pipes_have_what_one_rank_writes_as_python_would(terminal: Terminal) -> None:
+    code = "import sys\nprint('one')\nprint('two', file=sys.stderr)\nprint('three')\nsys.exit('four')\n"
+    (terminal.directory / "both.py").write_text(code)
+    status, out, errors = terminal.run("--procs", "1", "both.py")
+    assert (status, out) == (1, "one\nthree\n")
+    assert errors.partition("starting 1 rank\n")[2].startswith("two\nfour\n")
+
+
 def test_in_a_pipe_every_line_is_whole_also_where_stdout_has_few_characters(terminal: Terminal) -> None:
     code = "print('caf\\u00e9 \\u2713')\nprint('x' * 300_000)\nfor n in range(20_000): print('line', n)\n"
     (terminal.directory / "few.py").write_text(code)
     status, out, errors = terminal.run("--nodes", "1", "--procs", "1", "few.py", PYTHONIOENCODING="ascii")
     lines = ["caf\\xe9 \\u2713", "x" * 300_000, *(f"line {n}" for n in range(20_000))]
-    assert (status, out) == (0, "".join(f"[0] {line}\n" for line in lines)), errors
+    assert (status, out) == (0, "".join(f"{line}\n" for line in lines)), errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import secrets
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from monarch_nb.notebook.output.view import Publish
 
 
 def printing(*, colours: bool = True) -> Publish:
-    """Return what prints the text of each bundle below the one before.
+    """Return what prints the text of each bundle below the one before, on the stream that its metadata name.
 
     Args:
         colours: the terminal knows their codes; else they are left out.
@@ -25,7 +26,8 @@ def printing(*, colours: bool = True) -> Publish:
 
     def publish(bundle: dict[str, Any], update: bool, number: int = 0, metadata: dict[str, Any] | None = None) -> None:
         text = bundle["text/plain"]
-        put(f"{text if colours else escapes.strip(text)}\n")
+        stream = sys.stderr if (metadata or {}).get("name") == "stderr" else sys.stdout
+        put(f"{text if colours else escapes.strip(text)}\n", stream)
 
     return publish
 

@@ -170,18 +170,17 @@ def _bundle(part: list[Piece] | Own, log: LogOf | None) -> Bundle:
 
 
 def plain_lines(rows: Sequence[Row], ranks: int, colours: bool = False, log: LogOf | None = None) -> str:
-    """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours."""
-    width = _width(rows, ranks)
+    """Return `rows` as text, for output that only grows; `colours` keeps ANSI colours. What one rank alone prints is as
+    it wrote it."""
+    width = _width(rows, ranks) if ranks.bit_count() > 1 else 0
     return "\n".join(_plain_row(row, width, str if colours else escapes.strip, log) for row in _merged(rows))
 
 
-def plain_ending(fold: Fold, show_failures: bool) -> str:
-    """Return the results (and failures) as text, to come after all rows."""
-    pieces = [
-        *result_pieces(folded(fold.results(), fold.without_value()), {}),
-        *_failures(fold, "full" if show_failures else "none"),
-    ]
-    return "\n".join(piece.plain for piece in pieces)
+def plain_ending(fold: Fold, show_failures: bool) -> tuple[str, str]:
+    """Return the results as text, to come after all rows, and the failures."""
+    results = result_pieces(folded(fold.results(), fold.without_value()), {})
+    failures = _failures(fold, "full" if show_failures else "none")
+    return "\n".join(piece.plain for piece in results), "\n".join(piece.plain for piece in failures)
 
 
 def arranged(rows: list[Row], group: Group) -> list[Row]:
@@ -310,6 +309,10 @@ def _gutter(row: Row, again: bool, width: int) -> str:
 
 def _plain_row(row: Row, width: int, clean: Callable[[str], str], log: LogOf | None) -> str:
     match row:
+        case TextRow() if not width:
+            return clean(row.text)
+        case DisplayRow() if not width:
+            return escapes.strip(mime.plain_text(row.data))
         case TextRow():
             label = label_of_ranks(row.ranks)
             if row.stream == "stderr":

@@ -9,6 +9,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from monarch_nb.client.connections.events import (
@@ -21,6 +23,7 @@ from monarch_nb.client.connections.events import (
     LinesOfMany,
     Notice,
     Result,
+    Stream,
     Text,
     TextOfMany,
     takes_many,
@@ -32,7 +35,7 @@ from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Bundle, Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
-from monarch_nb.notebook.output.rows import bits
+from monarch_nb.notebook.output.rows import Row, TextRow, bits
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 
 if TYPE_CHECKING:
@@ -410,18 +413,25 @@ class RunView:
         """Publish the lines that have become final, in a terminal; return their size."""
         if not self._stream and not self._over:
             return 0
-        rows = arranged(self._fold.take(now_s), self._group)
-        parts = [plain_lines(rows, self._fold.ranks, colours=True, log=self._log_of())] if rows else []
+        parts: list[tuple[Stream, str]] = []
+        for stream, rows in groupby(arranged(self._fold.take(now_s), self._group), _stream_of):
+            parts.append((stream, plain_lines([*rows], self._fold.ranks, colours=True, log=self._log_of())))
         for notice in self._fold.notices.values():
             if notice not in self._told:
                 self._told.add(notice)
-                parts.append(notice)
+                parts.append(("stderr", notice))
         if self._over and not self._ending_told:
             self._ending_told = True
-            parts += filter(None, [self._told_aside(), plain_ending(self._fold, self._show_failures)])
-        if parts:
-            self._publish({"text/plain": "\n".join(parts)}, False)
-        return sum(map(len, parts))
+            results, failures = plain_ending(self._fold, self._show_failures)
+            ending: list[tuple[Stream, str]] = [
+                ("stderr", self._told_aside()),
+                ("stdout", results),
+                ("stderr", failures),
+            ]
+            parts += [part for part in ending if part[1]]
+        for stream, of_stream in groupby(parts, itemgetter(0)):
+            self._publish({"text/plain": "\n".join(text for _, text in of_stream)}, False, metadata={"name": stream})
+        return sum(len(text) for _, text in parts)
 
     def _status(self, now_s: float) -> str:
         if self._of_calls:
@@ -448,6 +458,10 @@ class RunView:
             return f"queued{time_passed}"
         finished = f" · {good} finished" if good else ""
         return f"● running on {on}{time_passed}{finished}{failed}"
+
+
+def _stream_of(row: Row) -> Stream:
+    return "stderr" if isinstance(row, TextRow) and row.stream == "stderr" else "stdout"
 
 
 def _status_step_s(elapsed_s: float) -> int:

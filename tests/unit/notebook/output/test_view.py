@@ -445,4 +445,4 @@ def test_a_terminal_or_a_file_has_lines_whole() -> None:
     cell = _Cell(1, terminal=True)
     cell.print("x" * 300_000 + "\n")
     cell.finish(1, close=True)
-    assert cell.texts[0] == "[0] " + "x" * 300_000
+    assert cell.texts[0] == "x" * 300_000
