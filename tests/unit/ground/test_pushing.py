@@ -109,6 +109,25 @@ def test_they_do_what_a_cell_of_the_ranks_would_do(mains: Mains, names: str, val
     assert there is not mains.there
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def __getstate__(self): return {}\n  def __setstate__(self, state): seen.append(scaled(1))",
+        "def __init__(self): seen.append(scaled(1))\n  def __reduce__(self): return type(self), ()",
+        "def __hash__(self): return len(seen) + scaled(1)",
+        "def __init_subclass__(cls): seen.append(scaled(1))",
+    ],
+)
+def test_what_unpickling_calls_has_its_globals(mains: Mains, code: str) -> None:
+    mains.define(mains.here, "import math\nseen = []\ndef scaled(by): return math.floor(factor * by)\nfactor = 3\n")
+    mains.define(mains.here, f"class Odd:\n  {code}\nclass Odder(Odd): pass\nodd, odds = Odder(), {{Odd(), Odder()}}\n")
+    for factor in (3, 5):
+        there = mains.push("odds", "odd", factor=factor)
+        assert there.odd in {there.odd}
+        assert {type(each).__name__ for each in there.odds} == {"Odd", "Odder"}
+        assert there.scaled(2) == 2 * factor
+
+
 def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     mains.define(mains.there, CELL)
     theirs, made = mains.there.Net, mains.there.Deep()  # type: ignore[attr-defined]
