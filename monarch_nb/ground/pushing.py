@@ -41,7 +41,7 @@ class PushPickler(Pickler):
         **options: Any,
     ) -> None:
         super().__init__(file, **options)
-        self._main = vars(sys.modules["__main__"])
+        self._main: dict[str, object] = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _Namespace()  # where cloudpickle looks up what becomes a function's globals
         self._variables, self._left_out, self._needed = variables, left_out, needed
         self._files: dict[str, FunctionType] = {}
@@ -53,7 +53,7 @@ class PushPickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
         """As cloudpickle's; a class of `__main__` is the receiver's of that name."""
         reduced = super().reducer_override(value)
-        if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) == value:
+        if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) is value:
             make, arguments, state, _, _, set_state = reduced
             is_pushed = any(each is value for each in self._variables.values())
             only = _fingerprint(value) if is_pushed else None

@@ -142,6 +142,11 @@ def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     assert there.Net().share == 2.1
 
 
+def test_an_array_may_have_the_name_of_a_class(mains: Mains) -> None:
+    mains.define(mains.here, "import numpy as np\nnet = Net()\nNet = np.zeros(3)\n")
+    assert mains.push("net").net.share == 0.2
+
+
 def test_what_can_not_be_pickled_is_the_ranks_own_or_missed(mains: Mains) -> None:
     with pytest.raises(NameError, match=r"needs lock, and lock \(lock\) can not be pickled: .*; define it on the"):
         mains.push("locked")
