@@ -157,6 +157,12 @@ def test_what_can_not_be_pickled_is_the_ranks_own_or_missed(mains: Mains) -> Non
         mains.push("lock")
 
 
+def test_only_what_can_not_be_pickled_itself_is_missed(mains: Mains) -> None:
+    mains.define(mains.here, "def outer(): return locked() + lr\n")
+    mains.define(mains.there, "import threading\nlock = threading.Lock()")
+    assert mains.push("outer").outer() == 5.1
+
+
 def test_source_comes_along(mains: Mains, monkeypatch: pytest.MonkeyPatch) -> None:
     mains.define(mains.here, "def fails():\n    return 1 / 0  # here\n")
     name = mains.here.fails.__code__.co_filename  # type: ignore[attr-defined]
