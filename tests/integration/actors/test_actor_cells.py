@@ -34,6 +34,14 @@ class Trainer(Actor):
         time.sleep(seconds)
 
     @endpoint
+    def save(self):
+        try:
+            print("saves", flush=True)
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            return "saved"
+
+    @endpoint
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -90,6 +98,12 @@ def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     trainers.interrupt()
     assert "CancelledError: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
     assert "rank 3: 3" in trainers.run("await trainers.step.call(1)"), "pressed once: no rank was killed"
+    cell = trainers.start("print(sorted(set((await trainers.save.call()).values())))\nawait asyncio.sleep(1000)")
+    trainers.wait(cell, "[0-3] saves")
+    trainers.interrupt()
+    trainers.wait(cell, "['saved']")
+    trainers.interrupt()
+    assert "CancelledError" in trainers.wait(cell), "who has handled one press is reached by the next"
 
 
 def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:
