@@ -70,6 +70,25 @@ def test_the_example(trainers: Kernel) -> None:
     eventually(lambda: "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors"))  # just after its answer
 
 
+def test_a_class_of_a_cell_has_the_notebooks_globals_and_imports_the_ranks(trainers: Kernel) -> None:
+    trainers.run("%%mesh\nscale, factor = 10 * (rank + 1), 100")
+    helped = """
+def helper(x):
+    return factor * x
+
+class Helped(Actor):
+    @endpoint
+    def both(self):
+        from __main__ import scale
+        return helper(scale)
+
+factor = {}
+mesh.spawn("helped", Helped).both.call().get()
+"""
+    assert "rank 3: 80" in trainers.run(helped.format(2))
+    assert "rank 3: 120" in trainers.run(helped.format(3)), "as they are when it is spawned"
+
+
 def test_an_error_names_the_ranks_and_output_lands_in_the_cell_that_called(trainers: Kernel) -> None:
     shown = trainers.run("trainers.fail.call().get()")
     assert "trainers.fail failed on ranks 0-3 of 4" in shown
