@@ -21,6 +21,9 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _theirs: set[int] = set()
 """Ids of the receiver's classes that stand for one that is being unpickled: they stay as they are."""
 
+_came_along: dict[str, FunctionType] = {}
+"""Functions that the receiver has from an earlier push alone: who edits one and pushes again means the new one."""
+
 
 class PushPickler(Pickler):
     """Pickles variables for `arrive`.
@@ -122,7 +125,11 @@ def _set_function_state(
     set_state(made, own)
     made.__globals__["__builtins__"] = builtins  # cloudpickle makes it a dictionary
     for name, value in needed.items():
-        made.__globals__.setdefault(name, value)
+        known = _came_along.get(name)
+        if name not in made.__globals__ or (known is not None and made.__globals__[name] is known):
+            made.__globals__[name] = value
+            if isinstance(value, FunctionType):
+                _came_along[name] = value
 
 
 def _their_class(name: str, only: object, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

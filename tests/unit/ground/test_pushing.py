@@ -86,6 +86,14 @@ def test_globals_are_the_ranks_and_what_they_lack_comes_along(mains: Mains) -> N
     assert vars(there)["__builtins__"] is builtins
 
 
+def test_a_helper_that_came_along_is_renewed_and_the_ranks_own_is_not(mains: Mains) -> None:
+    mains.push("step")
+    mains.define(mains.here, "lr = 9\ndef helper(): return 'edited'\n")
+    assert mains.push("step").step() == (0.1, 5, "edited", True), "values that are there may have changed there"
+    mains.define(mains.there, "def helper(): return 'own'\n")
+    assert mains.push("step").step() == (0.1, 5, "own", True)
+
+
 @pytest.mark.parametrize(
     ("names", "value"),
     [
