@@ -254,7 +254,9 @@ def at_waits() -> Iterator[None]:
     if not is_main or _held_back is not None or not callable(before):
         yield
         return
-    held = HeldBack(before)
+    # ipykernel's handler would cancel a cell that awaits only when it awaits again.
+    cell = _awaiting_cell()
+    held = HeldBack(signal.default_int_handler if cell is not None and cell is asyncio.current_task() else before)
     signal.signal(signal.SIGINT, held)
     _held_back = held
     is_interrupted = False
@@ -326,9 +328,8 @@ class AwaitedPresses:
     def go_on(self) -> None:
         """Whom the newest has cancelled goes on. The next one cancels again: ipykernel would do that once in a cell."""
         task = asyncio.current_task()
-        cell = next((each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == _CELL), task)
         assert task is not None
-        assert cell is not None
+        cell = _awaiting_cell() or task
         for each in {task, cell}:
             each.uncancel()
         if self.is_kernel:
@@ -337,6 +338,13 @@ class AwaitedPresses:
     async def kernel_ends(self) -> bool:
         """Return whether the one that has just come was Jupyter's, which ends this kernel (see `kernel_ends`)."""
         return _is_ending() or (self.is_kernel and await _in_time(self._shutdown, SHUTDOWN_NOTICE_S))
+
+
+def _awaiting_cell() -> asyncio.Task[Any] | None:
+    """Return the task in which IPython executes a cell that awaits, if it does so in this thread."""
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        return next((each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == _CELL), None)
+    return None
 
 
 def _cancelling(cell: asyncio.Task[Any]) -> Callable[[int, FrameType | None], None]:

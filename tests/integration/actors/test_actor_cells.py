@@ -117,6 +117,10 @@ def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     trainers.interrupt()
     assert "CancelledError: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
     assert "rank 3: 3" in trainers.run("await trainers.step.call(1)"), "pressed once: no rank was killed"
+    cell = trainers.start("await asyncio.sleep(0)\ntrainers.wait.call(1000).get()")
+    trainers.wait(cell, "[0-3] waits")
+    trainers.interrupt()
+    assert "KeyboardInterrupt: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
     cell = trainers.start("print(sorted(set((await trainers.save.call()).values())))\nawait asyncio.sleep(1000)")
     trainers.wait(cell, "[0-3] saves")
     trainers.interrupt()

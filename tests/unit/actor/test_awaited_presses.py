@@ -107,6 +107,17 @@ async def test_a_cell_that_handled_one_ends_well(execute: Execute) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+async def test_a_cell_that_awaits_is_interrupted_where_it_waits_without_await(execute: Execute) -> None:
+    async def cell() -> None:
+        with pytest.raises(KeyboardInterrupt), interrupting.at_waits():
+            signal.raise_signal(signal.SIGINT)
+        press()
+        await asyncio.sleep(TIMEOUT_S)
+
+    with pytest.raises(asyncio.CancelledError):
+        await execute(cell())
+
+
 async def test_a_timeout_after_the_press_of_one_that_waits_beside_it_is_no_press() -> None:
     tag = Handles(1)
     call: Any = SimpleNamespace(tag=tag, title="trainers.step", unanswered=(), waits_for_itself=None)
