@@ -106,15 +106,18 @@ class Future(Generic[R]):
         if not self._outcome.is_resolved():
             self._refuse_to_wait_for_itself()
             with at_awaits(loop) as presses:
+                seen = presses.count if presses is not None else 0
                 try:
                     yield from self._resolved(loop, _questions()).__await__()
                 except asyncio.CancelledError:
                     tag = self._call.tag if self._call is not None else None
-                    if presses is None or not presses.count or tag is None or not tag.runs or current() is not None:
+                    is_pressed = presses is not None and presses.count > seen
+                    if presses is None or not is_pressed or tag is None or not tag.runs or current() is not None:
                         raise
                     if did := (yield from self._interrupt(loop, tag, presses).__await__()):
                         # Told as ipykernel tells it: KeyboardInterrupt in a task would end the loop.
                         raise asyncio.CancelledError(did) from None
+                    presses.go_on()
         value: R = self._outcome.value()
         return value
 

@@ -114,6 +114,8 @@ _held_back: HeldBack | None = None
 _ending_kernel: object = None
 """IPython's kernel that was told to shut down."""
 
+_CELL = "run_cell_async"
+"""What IPython calls the coroutine of a cell."""
 SHUTDOWN_NOTICE_S = 0.3
 """How long after a Ctrl-C a kernel waits to hear that it is shut down: Jupyter says so at once."""
 
@@ -252,7 +254,9 @@ def at_waits() -> Iterator[None]:
     if not is_main or _held_back is not None or not callable(before):
         yield
         return
-    held = HeldBack(before)
+    # ipykernel's handler would cancel a cell that awaits only when it awaits again.
+    cell = _awaiting_cell()
+    held = HeldBack(signal.default_int_handler if cell is not None and cell is asyncio.current_task() else before)
     signal.signal(signal.SIGINT, held)
     _held_back = held
     is_interrupted = False
@@ -321,9 +325,37 @@ class AwaitedPresses:
         self._pressed.clear()
         return await _in_time(self._pressed, timeout_s)
 
+    def go_on(self) -> None:
+        """Whom the newest has cancelled goes on. The next one cancels again: ipykernel would do that once in a cell."""
+        task = asyncio.current_task()
+        assert task is not None
+        cell = _awaiting_cell() or task
+        for each in {task, cell}:
+            each.uncancel()
+        if self.is_kernel:
+            self.before = _cancelling(cell)
+
     async def kernel_ends(self) -> bool:
         """Return whether the one that has just come was Jupyter's, which ends this kernel (see `kernel_ends`)."""
         return _is_ending() or (self.is_kernel and await _in_time(self._shutdown, SHUTDOWN_NOTICE_S))
+
+
+def _awaiting_cell() -> asyncio.Task[Any] | None:
+    """Return the task in which IPython executes a cell that awaits, if it does so in this thread."""
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        return next((each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", "") == _CELL), None)
+    return None
+
+
+def _cancelling(cell: asyncio.Task[Any]) -> Callable[[int, FrameType | None], None]:
+    """Return a handler of SIGINT, as ipykernel's, that cancels a cell at the first one."""
+    left = [cell.cancel]
+
+    def on_press(number: int, frame: FrameType | None) -> None:
+        while left:
+            cell.get_loop().call_soon_threadsafe(left.pop())
+
+    return on_press
 
 
 async def _in_time(event: asyncio.Event, timeout_s: float) -> bool:
@@ -351,5 +383,6 @@ def at_awaits(loop: asyncio.AbstractEventLoop) -> Iterator[AwaitedPresses | None
         with _hearing_of_shutdown(presses.shut_down) as presses.is_kernel:
             yield presses
     finally:
-        if signal.getsignal(signal.SIGINT) is presses:  # else it was changed back by who waits for the whole cell
-            signal.signal(signal.SIGINT, before)
+        installed: object = signal.getsignal(signal.SIGINT)
+        if installed is presses:  # else it was changed back by who waits for the whole cell
+            signal.signal(signal.SIGINT, presses.before)

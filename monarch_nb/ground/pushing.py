@@ -21,6 +21,9 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _theirs: set[int] = set()
 """Ids of the receiver's classes that stand for one that is being unpickled: they stay as they are."""
 
+_came_along: dict[str, FunctionType] = {}
+"""Functions that the receiver has from an earlier push alone: who edits one and pushes again means the new one."""
+
 
 class PushPickler(Pickler):
     """Pickles variables for `arrive`.
@@ -41,20 +44,19 @@ class PushPickler(Pickler):
         **options: Any,
     ) -> None:
         super().__init__(file, **options)
-        self._main = vars(sys.modules["__main__"])
+        self._main: dict[str, object] = vars(sys.modules["__main__"])
         self.globals_ref[id(self._main)] = _Namespace()  # where cloudpickle looks up what becomes a function's globals
         self._variables, self._left_out, self._needed = variables, left_out, needed
-        self._unsent: dict[str, Any] = {}
         self._files: dict[str, FunctionType] = {}
 
     def dump_variables(self) -> None:
         """Write them, what they need, and the source of all functions."""
-        self.dump(_Lazily(lambda: (arrive, (dict(self._variables), _Lazily(self._more), _Lazily(self._sources)))))
+        self.dump(_Lazily(lambda: (arrive, (dict(self._variables), _Lazily(self._missed), _Lazily(self._sources)))))
 
     def reducer_override(self, value: Any) -> Any:
         """As cloudpickle's; a class of `__main__` is the receiver's of that name."""
         reduced = super().reducer_override(value)
-        if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) == value:
+        if isinstance(value, type) and value.__module__ == "__main__" and self._main.get(value.__name__) is value:
             make, arguments, state, _, _, set_state = reduced
             is_pushed = any(each is value for each in self._variables.values())
             only = _fingerprint(value) if is_pushed else None
@@ -62,39 +64,36 @@ class PushPickler(Pickler):
         return reduced
 
     def _dynamic_function_reduce(self, function: FunctionType) -> Any:
-        make, arguments, (attributes, slots), *rest = super()._dynamic_function_reduce(function)
+        """As cloudpickle's. What it needs comes with each function: it may be called before all is unpickled."""
+        make, arguments, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(function)
         self._files.setdefault(function.__code__.co_filename, function)
+        needed = {}
         if function.__globals__ is self._main:
-            needed = slots["__globals__"].keys() - self._variables.keys() - self._needed.keys()
-            for name in needed:
-                self._needed[name] = self._main[name]
-                self._unsent[name] = _LeftOut(self._left_out[name]) if name in self._left_out else self._main[name]
-            slots = slots | {"__globals__": {}}
-        return make, arguments, (attributes, slots), *rest
+            own, slots = slots["__globals__"], slots | {"__globals__": {}}
+            self._needed.update({name: value for name, value in own.items() if name not in self._variables})
+            needed = {name: self._variables.get(name, own[name]) for name in own if name not in self._left_out}
+        return make, arguments, (set_state, (attributes, slots), needed), None, None, _set_function_state
 
-    def _more(self) -> Any:
-        """Reduce what is needed by what was pickled up to now, and what that needs in turn."""
-        unsent, self._unsent = self._unsent, {}
-        return (_joined, (unsent, _Lazily(self._more))) if unsent else (dict, ())
+    def _missed(self) -> Any:
+        return dict, ({name: why for name, why in self._left_out.items() if name in self._needed},)
 
     def _sources(self) -> Any:
         return dict, (list(sources_of(self._files).items()),)
 
 
-def arrive(variables: dict[str, Any], needed: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
-    """In pickles: return what was pushed; what it needs is there from now on.
+def arrive(variables: dict[str, Any], missed: Mapping[str, str], sources: Sources) -> dict[str, Any]:
+    """In pickles: return what was pushed.
+
+    Args:
+        missed: what it needs and could not be pickled, and why.
 
     Raises:
-        NameError: something is needed that could not be pickled, and is not here.
+        NameError: some of that is not here.
     """
-    namespace = _namespace()
-    namespace["__builtins__"] = builtins  # cloudpickle makes it a dictionary
-    lacking = {name: value for name, value in needed.items() if name not in namespace}
-    for name, value in lacking.items():
-        if isinstance(value, _LeftOut):
-            raise NameError(f"what is pushed needs {name}, and {name} {value.why}; define it on the ranks first")
+    for name, why in missed.items():
+        if name not in _namespace():
+            raise NameError(f"what is pushed needs {name}, and {name} {why}; define it on the ranks first")
     remember_sources(sources)
-    namespace.update(lacking)
     return variables
 
 
@@ -115,19 +114,22 @@ class _Namespace(dict[str, Any]):
         return _namespace, ()
 
 
-class _LeftOut:
-    """Stands for what could not be pickled."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-
 def _namespace() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def _joined(some: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    return some | others
+def _set_function_state(
+    made: FunctionType, state: tuple[Callable[[FunctionType, Any], object], Any, Mapping[str, Any]]
+) -> None:
+    set_state, own, needed = state
+    set_state(made, own)
+    made.__globals__["__builtins__"] = builtins  # cloudpickle makes it a dictionary
+    for name, value in needed.items():
+        known = _came_along.get(name)
+        if name not in made.__globals__ or (known is not None and made.__globals__[name] is known):
+            made.__globals__[name] = value
+            if isinstance(value, FunctionType):
+                _came_along[name] = value
 
 
 def _their_class(name: str, only: object, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:

@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_nb.branches.folding import ranges_of
 from monarch_nb.client.connections.bridge import post
-from monarch_nb.client.connections.connection import Connection
+from monarch_nb.client.connections.connection import GAP_S, Connection
 from monarch_nb.client.connections.tree import FollowedThrough
 from monarch_nb.client.runs.interrupts.freeing import STOP_WAIT_S
 from monarch_nb.client.runs.interrupts.interrupt_report import InterruptReport, sorted_out
@@ -131,15 +131,14 @@ class CallsRun(Run):
         """Interrupt what is executed in its name. It goes on itself, as long as who has opened it wants that."""
         before = self.results.keys() | self.finished_before
         left = [rank for rank in self.ranks if rank not in before]
-        reachable = self._nodes.reachable(left)
         restarted: list[int] = []
         if kill_stuck:
-            executing = await self._executing(reachable)
+            executing = await self._executing(self._nodes.reachable(left))
             restarted = [rank for rank in executing if rank in self._freeing.doomed.ranks] or list(executing)
             await self.mesh.core.restart(restarted)
         else:
             self.send_interrupt()
-        executing = await self._still_executing(reachable)
+        reachable, executing = await self._still_executing(left)
         stuck, handling = sorted_out(executing, executing)
         told = self._freeing.doomed.judge(InterruptReport(stuck=stuck, handling=handling))
         self._freeing.is_unstopped = bool(executing)
@@ -162,10 +161,15 @@ class CallsRun(Run):
         idle = (run_pb2.Where.STATE_UNSPECIFIED, run_pb2.Where.STATE_IDLE)
         return {rank: where for rank, where in told.items() if where.state not in idle}
 
-    async def _still_executing(self, ranks: list[int]) -> dict[int, run_pb2.Where]:
-        """Wait a few seconds until nothing is executed in its name; return what is."""
+    async def _still_executing(self, ranks: list[int]) -> tuple[list[int], dict[int, run_pb2.Where]]:
+        """Wait a few seconds until nothing is executed in its name; return the ranks that can be reached, and what they
+        execute. Nodes that do not answer have the time to start an allocator."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + STOP_WAIT_S
-        while (executing := await self._executing(ranks)) and loop.time() < until_s:
+        since_s = loop.time()
+        while True:
+            reachable = self._nodes.reachable(ranks)
+            executing = await self._executing(reachable)
+            waits_s = max(STOP_WAIT_S if executing else 0.0, GAP_S if len(reachable) < len(ranks) else 0.0)
+            if loop.time() - since_s >= waits_s:
+                return reachable, executing
             await asyncio.sleep(LOOK_S)
-        return executing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,11 +51,9 @@ def _packed(
 
 
 def _why_not(value: Any) -> str:
-    """Return why a value can not be pickled; empty when it can."""
-    from monarch_nb.ground.pickling import dumps
-
+    """Return why a value can not be pickled, whatever it needs; empty when it can."""
     try:
-        pack_pickle(value, dumps)
+        _packed({"": value}, left_out=dict.fromkeys(vars(sys.modules["__main__"]), ""), needed={})
     except Exception as error:  # noqa: BLE001 -- whatever its __reduce__ raises
         return f"({type(value).__name__}) can not be pickled: {error}"
     return ""

@@ -309,8 +309,8 @@ class Run(PrintedOfRun):
             if self.done:
                 self.collected()
             if self.ended_well:
-                if not self._listeners:
-                    sys.stderr.write(f"{handled_by(report.stopped)}\n")
+                if not self._listeners and (said := handled_by(report.stopped)):
+                    sys.stderr.write(f"{said}\n")
                 return True
             causes = [each for each in self.failures if each.kind == "error" and not each.is_consequence]
             failed = [f"rank {each.rank} {each.line}" for each in causes]

@@ -118,7 +118,8 @@ class Conversation:
         by_s = time.monotonic() + GOES_ON_S
         with self._lock:
             self._state = state
-            self._executes = self._executes and state is State.RUNNING
+            if state is not State.RUNNING:
+                self._executes, self._early = False, None
             if state is State.FREE:
                 self._waiting = [(min(deadline, by_s), answer) for deadline, answer in self._waiting]
         if state is State.OVER:

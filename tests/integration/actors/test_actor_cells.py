@@ -34,6 +34,14 @@ class Trainer(Actor):
         time.sleep(seconds)
 
     @endpoint
+    def save(self):
+        try:
+            print("saves", flush=True)
+            time.sleep(1000)
+        except KeyboardInterrupt:
+            return "saved"
+
+    @endpoint
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -60,6 +68,25 @@ def test_the_example(trainers: Kernel) -> None:
     assert "[0-1] step 1" in trainers.wait(cell, "[0-1] step 1")
     assert "0.0003" in trainers.run('%%mesh\nactors["trainers"].lr')
     eventually(lambda: "trainers  Trainer  main  0-3    idle" in trainers.run("%mesh actors"))  # just after its answer
+
+
+def test_a_class_of_a_cell_has_the_notebooks_globals_and_imports_the_ranks(trainers: Kernel) -> None:
+    trainers.run("%%mesh\nscale, factor = 10 * (rank + 1), 100")
+    helped = """
+def helper(x):
+    return factor * x
+
+class Helped(Actor):
+    @endpoint
+    def both(self):
+        from __main__ import scale
+        return helper(scale)
+
+factor = {}
+mesh.spawn("helped", Helped).both.call().get()
+"""
+    assert "rank 3: 80" in trainers.run(helped.format(2))
+    assert "rank 3: 120" in trainers.run(helped.format(3)), "as they are when it is spawned"
 
 
 def test_an_error_names_the_ranks_and_output_lands_in_the_cell_that_called(trainers: Kernel) -> None:
@@ -90,6 +117,16 @@ def test_an_interrupt_reaches_the_endpoints(trainers: Kernel) -> None:
     trainers.interrupt()
     assert "CancelledError: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
     assert "rank 3: 3" in trainers.run("await trainers.step.call(1)"), "pressed once: no rank was killed"
+    cell = trainers.start("await asyncio.sleep(0)\ntrainers.wait.call(1000).get()")
+    trainers.wait(cell, "[0-3] waits")
+    trainers.interrupt()
+    assert "KeyboardInterrupt: interrupted trainers.wait" in trainers.wait(cell).replace("\x1b[39m", "")
+    cell = trainers.start("print(sorted(set((await trainers.save.call()).values())))\nawait asyncio.sleep(1000)")
+    trainers.wait(cell, "[0-3] saves")
+    trainers.interrupt()
+    trainers.wait(cell, "['saved']")
+    trainers.interrupt()
+    assert "CancelledError" in trainers.wait(cell), "who has handled one press is reached by the next"
 
 
 def test_a_rank_that_dies_fails_the_call_and_is_named(trainers: Kernel) -> None:

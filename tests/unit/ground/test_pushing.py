@@ -86,6 +86,14 @@ def test_globals_are_the_ranks_and_what_they_lack_comes_along(mains: Mains) -> N
     assert vars(there)["__builtins__"] is builtins
 
 
+def test_a_helper_that_came_along_is_renewed_and_the_ranks_own_is_not(mains: Mains) -> None:
+    mains.push("step")
+    mains.define(mains.here, "lr = 9\ndef helper(): return 'edited'\n")
+    assert mains.push("step").step() == (0.1, 5, "edited", True), "values that are there may have changed there"
+    mains.define(mains.there, "def helper(): return 'own'\n")
+    assert mains.push("step").step() == (0.1, 5, "own", True)
+
+
 @pytest.mark.parametrize(
     ("names", "value"),
     [
@@ -109,6 +117,25 @@ def test_they_do_what_a_cell_of_the_ranks_would_do(mains: Mains, names: str, val
     assert there is not mains.there
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def __getstate__(self): return {}\n  def __setstate__(self, state): seen.append(scaled(1))",
+        "def __init__(self): seen.append(scaled(1))\n  def __reduce__(self): return type(self), ()",
+        "def __hash__(self): return len(seen) + scaled(1)",
+        "def __init_subclass__(cls): seen.append(scaled(1))",
+    ],
+)
+def test_what_unpickling_calls_has_its_globals(mains: Mains, code: str) -> None:
+    mains.define(mains.here, "import math\nseen = []\ndef scaled(by): return math.floor(factor * by)\nfactor = 3\n")
+    mains.define(mains.here, f"class Odd:\n  {code}\nclass Odder(Odd): pass\nodd, odds = Odder(), {{Odd(), Odder()}}\n")
+    for factor in (3, 5):
+        there = mains.push("odds", "odd", factor=factor)
+        assert there.odd in {there.odd}
+        assert {type(each).__name__ for each in there.odds} == {"Odd", "Odder"}
+        assert there.scaled(2) == 2 * factor
+
+
 def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     mains.define(mains.there, CELL)
     theirs, made = mains.there.Net, mains.there.Deep()  # type: ignore[attr-defined]
@@ -123,6 +150,11 @@ def test_a_class_that_the_ranks_have_is_theirs(mains: Mains) -> None:
     assert there.Net().share == 2.1
 
 
+def test_an_array_may_have_the_name_of_a_class(mains: Mains) -> None:
+    mains.define(mains.here, "import numpy as np\nnet = Net()\nNet = np.zeros(3)\n")
+    assert mains.push("net").net.share == 0.2
+
+
 def test_what_can_not_be_pickled_is_the_ranks_own_or_missed(mains: Mains) -> None:
     with pytest.raises(NameError, match=r"needs lock, and lock \(lock\) can not be pickled: .*; define it on the"):
         mains.push("locked")
@@ -131,6 +163,12 @@ def test_what_can_not_be_pickled_is_the_ranks_own_or_missed(mains: Mains) -> Non
     assert mains.push("locked").locked() == 5
     with pytest.raises(PickleError, match=r"^lock \(lock\) can not be pickled: .*; build it on the ranks instead"):
         mains.push("lock")
+
+
+def test_only_what_can_not_be_pickled_itself_is_missed(mains: Mains) -> None:
+    mains.define(mains.here, "def outer(): return locked() + lr\n")
+    mains.define(mains.there, "import threading\nlock = threading.Lock()")
+    assert mains.push("outer").outer() == 5.1
 
 
 def test_source_comes_along(mains: Mains, monkeypatch: pytest.MonkeyPatch) -> None:

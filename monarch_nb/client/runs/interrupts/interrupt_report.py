@@ -204,8 +204,9 @@ def sorted_out(ranks: Iterable[int], where: Mapping[int, run_pb2.Where]) -> tupl
 
 
 def handled_by(ranks: Iterable[int]) -> str:
-    """Return what is to be said of a run that was interrupted and has ended well."""
-    return f"interrupted; {name_ranks(sorted(ranks))} went on to the end"
+    """Return what is to be said of a run that was interrupted and has ended well: nothing if it had ended before."""
+    chosen = list(ranks)
+    return f"interrupted; {name_ranks(chosen)} went on to the end" if chosen else ""
 
 
 def left_by_kernel(name: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monarch_nb.client.runs import calls_run
 from monarch_nb.client.runs.calls_run import CallsRun
 from monarch_nb.errors import MeshNotFound
 from monarch_nb.proto import allocator_pb2 as pb
 from monarch_nb.proto import run_pb2
 from monarch_nb.shape import Extent
-from unit.client.runs.run_harness import FakeConnection, FakeCore
+from unit.client.runs.run_harness import FakeConnection, FakeCore, several_turns
 
 
 class Node(FakeConnection):
@@ -81,3 +83,29 @@ class TestPrinted:
         run.on_refused(run.mesh.core.connections[0], MeshNotFound("released"))
         assert run._printed.is_set()
         assert run.mesh.core.is_over, "the next cell opens no run there"
+
+
+class TestPress:
+    async def test_a_node_that_is_away_has_the_time_to_come_back(
+        self, run: CallsRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calls_run, "GAP_S", 60.0)
+        monkeypatch.setattr(calls_run, "LOOK_S", 0.0)
+        sent = run.mesh.core.connections[1].sent
+        link(run, 1, up=False)
+        press = asyncio.create_task(run.stop_ranks())
+        await several_turns()
+        assert sent[-1] == ("cancel", "run-id"), "it hears of it when it is there again"
+        link(run, 1, up=True)
+        report = await press
+        assert (report.stopped, report.unreachable) == (tuple(range(8)), {})
+        assert sent[-1] == ("withdraw", "run-id")
+
+    async def test_one_that_stays_away_is_not_interrupted_later(
+        self, run: CallsRun, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calls_run, "GAP_S", 0.0)
+        link(run, 1, up=False)
+        report = await run.stop_ranks()
+        assert (report.stopped, [*report.unreachable]) == ((0, 1, 2, 3), [4, 5, 6, 7])
+        assert run.mesh.core.connections[1].sent[-1] == ("withdraw", "run-id")

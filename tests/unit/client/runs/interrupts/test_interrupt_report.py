@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport
+from monarch_nb.client.runs.interrupts.interrupt_report import PRESS, InterruptReport, handled_by
 
 RUN, AGAIN = "run 34, cell [3]", "within 10 s to kill and restart"
 ABORTED = "process group aborted: call dist.init_process_group() again and wrap DDP models again"
@@ -81,3 +81,8 @@ class TestInterruptReport:
     def test_ranks_that_finished_since_are_neither_stuck_nor_out_of_reach(self) -> None:
         report = InterruptReport(stopped=(0,), stuck={1: "at a.py:1"}, unreachable={2: "node1", 3: "node1"})
         assert report.as_of([0, 1, 2]) == InterruptReport(stopped=(0, 1, 2), unreachable={3: "node1"})
+
+
+def test_of_a_run_that_had_ended_before_the_press_nothing_is_said() -> None:
+    assert handled_by([1, 0]) == "interrupted; ranks 0-1 went on to the end"
+    assert handled_by(()) == ""
