@@ -117,7 +117,7 @@ class Fold:
         self._results: dict[bytes, ResultGroup] = {}
         self._rows: list[Row] = []
         self._places = Places()
-        self._displays: dict[tuple[int, str], list[DisplayRow]] = {}
+        self._displays: dict[tuple[int, str], list[DisplayRow | ElidedRow]] = {}
         self._sequence = 0
         self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
         self._dropped_displays: Counter[int] = Counter()
@@ -418,7 +418,7 @@ class Fold:
         self._bound_displays()
 
     def shows_display(self, update: Display) -> bool:
-        """Return whether what it updates is here; else it is shown as a new one."""
+        """Return whether what it updates is here, be it among what is not kept; else it is shown as a new one."""
         shown = self._displays.get((update.rank, update.display_id or ""), ())
         return any(row.ranks >> update.rank & 1 for row in shown)
 
@@ -426,8 +426,8 @@ class Fold:
         shown = self._displays.get((lane.number, event.display_id or ""), [])
         key = _digest([event.data, event.metadata])
         for index, row in enumerate(shown):
-            if not row.ranks & lane.ranks:
-                continue  # dropped
+            if not row.ranks & lane.ranks or isinstance(row, ElidedRow):
+                continue  # dropped, or not kept
             self._leave(row, lane)
             same = self._places.living(key, row.position)
             shown[index] = same if isinstance(same, DisplayRow) else self._insert_display(row.position, event, key)
@@ -445,12 +445,15 @@ class Fold:
         beyond = displays_beyond([row for row in self._rows if isinstance(row, DisplayRow) and row.ranks])
         if not beyond:
             return
+        elided: dict[Row, ElidedRow] = {}
         for row in beyond:
             what = ElidedRow(row.ranks, row.position, row.sequence, None, displays=Counter(members(row.ranks)))
             what.text = str(row.data.get("text/plain", ""))[:200].partition("\n")[0]
             self._rows.append(what)
+            elided[row] = what
             row.ranks, row.data = 0, {}
-        self._displays = {key: rows for key, rows in self._displays.items() if any(row.ranks for row in rows)}
+        displays = {key: [elided.get(row, row) for row in rows] for key, rows in self._displays.items()}
+        self._displays = {key: rows for key, rows in displays.items() if any(row.ranks for row in rows)}
 
     def _clear(self, lane: Lane) -> None:
         """As clear_output: nothing stays of what the rank showed."""
