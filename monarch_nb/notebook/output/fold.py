@@ -50,6 +50,7 @@ from monarch_nb.notebook.output.rows import (
     position_of,
     put_all,
     shown_of,
+    size_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, goes_up, whole_lines
 
@@ -435,8 +436,7 @@ class Fold:
         self._bound_displays()
 
     def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
-        size_bytes = sum(len(value) if isinstance(value, str) else len(str(value)) for value in event.data.values())
-        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_bytes)
+        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_of(event.data))
         self._insert(row)
         return row
 

@@ -32,7 +32,7 @@ from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Bundle, Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
-from monarch_nb.notebook.output.rows import bits
+from monarch_nb.notebook.output.rows import bits, size_of
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 
 if TYPE_CHECKING:
@@ -384,7 +384,7 @@ class RunView:
             is_there = number < len(before)
             if not is_there or bundle != before[number]:
                 self._publish(bundle.data, is_there, number, bundle.metadata)
-                size += sum(len(content) for content in bundle.data.values() if isinstance(content, str))
+                size += size_of(bundle.data)
         self._shown = shown
         return size
 
