@@ -67,6 +67,7 @@ _MANY_TEXTS = 150_000
 """Rows are settled, which takes time, only if so many lines are left after rows in the middle were dropped: those of
 128 ranks are fewer."""
 _UNSETTLED_ROWS = 50
+_LINE_BYTES = 200
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
@@ -130,6 +131,12 @@ class Fold:
     def ranks(self) -> int:
         """Bit set of the run's ranks."""
         return self._lanes.ranks
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory its lines and displays take."""
+        displays = sum(row.size_bytes for row in self._rows if isinstance(row, DisplayRow) and row.ranks)
+        return displays + _LINE_BYTES * (len(self._rows) + self._texts)
 
     # ---- events ----
 

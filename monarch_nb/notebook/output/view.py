@@ -230,6 +230,11 @@ class RunView:
         """Return whether it shows what a display of a run on that mesh updates."""
         return mesh_id == self._mesh_id and self.can_add and self._fold.shows_display(display)
 
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return self._fold.size_bytes
+
     def _shown_of(self, event: Event) -> Event | None:
         """Return what of an event is shown, None for nothing."""
         match event:

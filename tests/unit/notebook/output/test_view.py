@@ -2,9 +2,12 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
@@ -379,6 +382,29 @@ def test_an_update_of_a_display_that_is_gone_shows_in_the_cell_that_makes_it() -
     assert "old" in first.html
     assert "newer" in second.html
     assert not third.published
+
+
+def test_of_cells_that_take_too_much_memory_the_oldest_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(displays, "_MAX_BYTES", 50_000)
+    cells = _cells(*["large"] * 4)
+    charts = [replace(_chart("x" * 10_000), display_id=str(number)) for number in range(4)]
+    for cell, chart in zip(cells, charts, strict=True):
+        cell.view.on_event(chart)
+        cell.finish(close=True)
+    shown_in = [displays.view_of("large", chart) for chart in charts]
+    assert shown_in == [None, *(cell.view for cell in cells[1:])]
+
+
+def test_a_cell_may_begin_while_another_looks_for_a_display() -> None:
+    class View(SimpleNamespace):
+        def shows_display(self, *_: object) -> bool:
+            displays.forget("of two")
+            return False
+
+    for cell in ("of one", "of two"):
+        displays.keep(View(cell=cell, size_bytes=0))
+    assert displays.view_of("mesh", _chart("new", "update")) is None
+    displays.forget("of one")
 
 
 # ---- what the front end shows by itself ----
