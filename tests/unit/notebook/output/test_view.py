@@ -430,12 +430,12 @@ def test_a_large_chart_that_changes_all_the_time_is_sent_seldom_be_it_text_or_js
     points = "x" * 4_800_000
     for mime_type, content in (("text/html", points), ("application/vnd.plotly.v1+json", {"data": [points]})):
         cell = _Cell(1)
-        for count in range(100):
+        for count in range(30):
             kind: Any = "update" if count else "show"
             cell.view.on_event(Display(0, kind, {mime_type: content, "text/plain": str(count)}, display_id="chart"))
             cell.pass_time(0.1)
         sent = [when for when, bundle, _ in cell.published if len(str(bundle.get(mime_type))) > 4_000_000]
-        assert len(sent) == 5, mime_type
+        assert len(sent) == 2, mime_type
         assert all(later - earlier > 2.3 for earlier, later in pairwise(sent))
 
 
