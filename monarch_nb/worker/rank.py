@@ -374,7 +374,8 @@ class Rank:
         result.group_aborted = active.group_aborted and not active.is_script
         result.duration_s = time.monotonic() - active.started_s
         result.end.CopyFrom(output.cursor())
-        result.untouched = output.is_untouched(result.end, self._loop)
+        output.end(result.end, self._loop)
+        result.untouched = output.untouched
         result.notice = output.notice
         self._activities.forget_groups(active)
 

@@ -88,6 +88,9 @@ def test_output_of_a_thread_lands_in_the_cell_that_runs(kernel: Kernel, make_gat
     assert kernel.text(telling_cell) == "[0-3] told"
     silent_cell = kernel.start(f"%%mesh\n{in_a_thread(silent)}")
     kernel.wait(silent_cell)
+    empty_cell = kernel.start("%%mesh\nx = 1")
+    kernel.wait(empty_cell)
+    assert kernel.outputs(empty_cell) == [], "no area of output, although threads of another cell may print"
     silent.open(4)
     kernel.wait(silent_cell, "[3] from the thread 3")
 

@@ -50,6 +50,7 @@ from monarch_nb.notebook.output.rows import (
     position_of,
     put_all,
     shown_of,
+    size_of,
 )
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, goes_up, whole_lines
 
@@ -66,6 +67,7 @@ _MANY_TEXTS = 150_000
 """Rows are settled, which takes time, only if so many lines are left after rows in the middle were dropped: those of
 128 ranks are fewer."""
 _UNSETTLED_ROWS = 50
+_LINE_BYTES = 200
 _END = 1 << 62
 
 _WITHOUT_DIGITS = dict.fromkeys(map(ord, "0123456789"))
@@ -117,7 +119,7 @@ class Fold:
         self._results: dict[bytes, ResultGroup] = {}
         self._rows: list[Row] = []
         self._places = Places()
-        self._displays: dict[tuple[int, str], list[DisplayRow]] = {}
+        self._displays: dict[tuple[int, str], list[DisplayRow | ElidedRow]] = {}
         self._sequence = 0
         self._dropped: Counter[int] = Counter()  # lines in the gap, by rank set
         self._dropped_displays: Counter[int] = Counter()
@@ -129,6 +131,12 @@ class Fold:
     def ranks(self) -> int:
         """Bit set of the run's ranks."""
         return self._lanes.ranks
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory its lines and displays take."""
+        displays = sum(row.size_bytes for row in self._rows if isinstance(row, DisplayRow) and row.ranks)
+        return displays + _LINE_BYTES * (len(self._rows) + self._texts)
 
     # ---- events ----
 
@@ -418,7 +426,7 @@ class Fold:
         self._bound_displays()
 
     def shows_display(self, update: Display) -> bool:
-        """Return whether what it updates is here; else it is shown as a new one."""
+        """Return whether what it updates is here, be it among what is not kept; else it is shown as a new one."""
         shown = self._displays.get((update.rank, update.display_id or ""), ())
         return any(row.ranks >> update.rank & 1 for row in shown)
 
@@ -426,8 +434,8 @@ class Fold:
         shown = self._displays.get((lane.number, event.display_id or ""), [])
         key = _digest([event.data, event.metadata])
         for index, row in enumerate(shown):
-            if not row.ranks & lane.ranks:
-                continue  # dropped
+            if not row.ranks & lane.ranks or isinstance(row, ElidedRow):
+                continue  # dropped, or not kept
             self._leave(row, lane)
             same = self._places.living(key, row.position)
             shown[index] = same if isinstance(same, DisplayRow) else self._insert_display(row.position, event, key)
@@ -435,8 +443,7 @@ class Fold:
         self._bound_displays()
 
     def _insert_display(self, position: Position, event: Display, key: bytes) -> DisplayRow:
-        size_bytes = sum(len(value) if isinstance(value, str) else len(str(value)) for value in event.data.values())
-        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_bytes)
+        row = DisplayRow(0, position, self._sequence, key, event.data, event.metadata, size_of(event.data))
         self._insert(row)
         return row
 
@@ -445,12 +452,15 @@ class Fold:
         beyond = displays_beyond([row for row in self._rows if isinstance(row, DisplayRow) and row.ranks])
         if not beyond:
             return
+        elided: dict[Row, ElidedRow] = {}
         for row in beyond:
             what = ElidedRow(row.ranks, row.position, row.sequence, None, displays=Counter(members(row.ranks)))
             what.text = str(row.data.get("text/plain", ""))[:200].partition("\n")[0]
             self._rows.append(what)
+            elided[row] = what
             row.ranks, row.data = 0, {}
-        self._displays = {key: rows for key, rows in self._displays.items() if any(row.ranks for row in rows)}
+        displays = {key: [elided.get(row, row) for row in rows] for key, rows in self._displays.items()}
+        self._displays = {key: rows for key, rows in displays.items() if any(row.ranks for row in rows)}
 
     def _clear(self, lane: Lane) -> None:
         """As clear_output: nothing stays of what the rank showed."""

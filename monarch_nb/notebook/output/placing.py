@@ -22,7 +22,7 @@ from monarch_nb.notebook.output.rows import Position, Row, TextRow, position_of
 
 WINDOW_S = 0.5
 _MAX_FRESH_ROWS = 8
-_MAX_PLACES = 4_000
+_MIN_PLACES = 4_000
 _RECENT_ROWS = 8
 LAST_ROWS_OF_ALL = 256
 """Among dropped rows the newest of every rank stay: so many in all."""
@@ -105,7 +105,7 @@ class Places:
         self._mark, self._mark_s = 0, 0.0
         self._rows: dict[Hashable, list[Row]] = {}  # by key, in order of position
         self._variants: dict[Hashable, list[Position]] = {}  # where there are rows that differ in their digits only
-        self._count = 0  # of places in all variants
+        self._count, self._most = 0, _MIN_PLACES  # places in all variants; those of rows that are gone go beyond it
 
     def close_old(self, now_s: float) -> None:
         """Close the rows that are older than the window."""
@@ -213,13 +213,19 @@ class Places:
         return True
 
     def _add_variant(self, variant: Hashable, place: Position) -> None:
-        if self._count >= _MAX_PLACES:
-            living = {row.position for rows in self._rows.values() for row in rows if row.ranks}
-            kept = {each: [place for place in places if place in living] for each, places in self._variants.items()}
-            self._variants = {each: places for each, places in kept.items() if places}
-            self._count = sum(map(len, self._variants.values()))
+        if self._count >= self._most:
+            self._forget_places()
         self._count += 1
         insort(self._variants.setdefault(variant, []), place)
+
+    def _forget_places(self) -> None:
+        """Forget the places of rows that are gone. As many as are left come before the next time: where no row goes,
+        a line costs the same in a long flood."""
+        living = {row.position for rows in self._rows.values() for row in rows if row.ranks}
+        kept = {each: [place for place in places if place in living] for each, places in self._variants.items()}
+        self._variants = {each: places for each, places in kept.items() if places}
+        self._count = sum(map(len, self._variants.values()))
+        self._most = max(_MIN_PLACES, 2 * self._count)
 
 
 def _after(rows: list[Row], after: Position, last_line: int) -> Row | None:

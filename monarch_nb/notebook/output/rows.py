@@ -274,6 +274,11 @@ def displays_beyond(shown: list[DisplayRow]) -> list[DisplayRow]:
     return beyond
 
 
+def size_of(bundle: Mapping[str, Any]) -> int:
+    """Return about how many bytes the contents of a MIME bundle take, be they text or JSON."""
+    return sum(len(content if isinstance(content, str) else str(content)) for content in bundle.values())
+
+
 def position_of(row: Row) -> Position:
     """Search sorted rows by this."""
     return row.position

@@ -217,25 +217,33 @@ class Screen:
 class _PlainLine:
     """A line without control codes, its beginning kept, all of it counted and digested."""
 
-    __slots__ = ("characters", "digest", "kept", "longest")
+    __slots__ = ("_pieces", "characters", "digest", "longest")
 
     def __init__(self, longest: int, text: str = "") -> None:
         self.longest = longest
-        self.kept, self.characters, self.digest = "", 0, 0
+        self._pieces: list[str] = []  # joined when the line is asked for: it may be 50 MB that come bit by bit
+        self.characters = self.digest = 0
         self.add(text)
+
+    @property
+    def kept(self) -> str:
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     def add(self, text: str) -> None:
         if not text:
             return
-        self.kept = (self.kept + text) if self.characters <= self.longest else self.kept
+        if self.characters <= self.longest:
+            self._pieces.append(text)
         self.characters += len(text)
         if self.characters > self.longest:
             self._digest(text)
 
     def _digest(self, text: str) -> None:
-        before = self.kept if self.characters == len(self.kept) else text
+        kept = self.kept
+        before = kept if self.characters == len(kept) else text
         self.digest = zlib.crc32(before.encode(errors="surrogatepass"), self.digest)
-        self.kept = self.kept[: self.longest]
+        self._pieces = [kept[: self.longest]]
 
     def text(self) -> str:
         if self.characters <= self.longest:
@@ -244,7 +252,7 @@ class _PlainLine:
 
     def take(self) -> str:
         text = self.text()
-        self.kept, self.characters, self.digest = "", 0, 0
+        self._pieces, self.characters, self.digest = [], 0, 0
         return text
 
 

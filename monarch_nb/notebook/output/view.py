@@ -35,7 +35,7 @@ from monarch_nb.notebook.output import displays
 from monarch_nb.notebook.output.fold import Fold
 from monarch_nb.notebook.output.render import Bundle, Group, LogOf, arranged, plain_ending, plain_lines, render
 from monarch_nb.notebook.output.resuming import HOLD_S, Held
-from monarch_nb.notebook.output.rows import Row, TextRow, bits
+from monarch_nb.notebook.output.rows import Row, TextRow, bits, size_of
 from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS
 
 if TYPE_CHECKING:
@@ -233,6 +233,11 @@ class RunView:
         """Return whether it shows what a display of a run on that mesh updates."""
         return mesh_id == self._mesh_id and self.can_add and self._fold.shows_display(display)
 
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory it takes."""
+        return self._fold.size_bytes
+
     def _shown_of(self, event: Event) -> Event | None:
         """Return what of an event is shown, None for nothing."""
         match event:
@@ -387,7 +392,7 @@ class RunView:
             is_there = number < len(before)
             if not is_there or bundle != before[number]:
                 self._publish(bundle.data, is_there, number, bundle.metadata)
-                size += sum(len(content) for content in bundle.data.values() if isinstance(content, str))
+                size += size_of(bundle.data)
         self._shown = shown
         return size
 

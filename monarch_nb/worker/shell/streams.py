@@ -3,7 +3,8 @@
 `sys.stdout` and `sys.stderr` are made once and live for ever, so a logging handler made in run 3 still works in run 30.
 Each write goes to the run of its context: asyncio tasks copy the context of the cell that made them. A thread writes to
 the run of the code that started it as long as that goes on, and then to the newest: pools and heartbeats outlive the
-cell that made them (`install` patches `Thread.start`, because threads inherit no context before 3.14).
+cell that made them (`install` patches `Thread.start`, because threads inherit no context before 3.14). When the newest
+has ended without a trace, so that its cell shows nothing, the thread writes to its own again.
 File descriptors 1 and 2 point at the newest run of the main thread, so that C++ libraries and child processes are
 caught too. They are the process's, not a thread's: when an endpoint starts a process they point at its run until it
 ends; what C++ code prints meanwhile goes there as well.
@@ -74,6 +75,7 @@ class RunOutput:
         has_started_processes: whether a process was started that may write here.
         going: how many runs and endpoints that write here have not ended.
         is_lent: whether endpoints that belong to no run have written here.
+        untouched: its run has ended and said so: nobody looks for what is written here.
         run_id: of the run that writes here now.
         on_breakpoint: what `breakpoint()` does in it.
         passed: the breakpoints that were passed in it, and it was said.
@@ -89,6 +91,7 @@ class RunOutput:
         self.has_started_processes = False
         self.going = 0
         self.is_lent = False
+        self.untouched = False
         self.passed: set[str] = set()
         self.shown: dict[str, bytes] = {}
         self._base = str(run_file(Path(directory), number, rank, ""))
@@ -103,6 +106,7 @@ class RunOutput:
         """A run begins that writes here."""
         self.run_id, self.on_breakpoint = run_id, on_breakpoint
         self.passed.clear()
+        self.untouched = False
         self.goes_on(1)
 
     def goes_on(self, change: int) -> None:
@@ -177,21 +181,22 @@ class RunOutput:
         marks = os.fstat(self._descriptor(_MARKS)).st_size if self._descriptors[_MARKS] is not None else 0
         return Cursor(stdout_bytes=self._size_bytes(0), stderr_bytes=self._size_bytes(1), marks_bytes=marks)
 
-    def is_untouched(self, end: Cursor, loop: "RankLoop") -> bool:
-        """Return whether nothing was written and nothing is left that could still write: the next run may use it.
+    def end(self, end: Cursor, loop: "RankLoop") -> None:
+        """Its run has ended: it is untouched if nothing was written and nothing that the run left behind could still
+        write. Then the next run may use it.
 
         Args:
             end: what `cursor` has just said.
             loop: the main thread's, whose tasks and timers count.
         """
-        return not (
+        self.untouched = not (
             end.stdout_bytes
             or end.stderr_bytes
             or end.marks_bytes
             or self.notice
             or self.has_started_processes
             or self.is_lent
-            or any(_may_print_later(thread) for thread in threading.enumerate())
+            or any(_output_of(thread) is self and not _is_own(thread) for thread in threading.enumerate())
             or (loop.has_had_tasks and bool(asyncio.all_tasks(loop) - {asyncio.current_task(loop)}))
             or len(getattr(loop, "_scheduled", ())) > 0
         )
@@ -456,7 +461,7 @@ def current_output() -> RunOutput:
     started_in = _output_of(threading.current_thread())
     if started_in is None:
         return newest_output()
-    return started_in if started_in.going or _latest is None else _latest
+    return started_in if started_in.going or _latest is None or _latest.untouched else _latest
 
 
 def newest_output() -> RunOutput:
@@ -469,10 +474,8 @@ def _output_of(thread: threading.Thread) -> RunOutput | None:
     return getattr(thread, _THREAD_ATTRIBUTE, None)
 
 
-def _may_print_later(thread: threading.Thread) -> bool:
-    """Return whether what a thread prints goes to runs that come: the one that started it has ended."""
-    started_in = _output_of(thread)
-    return started_in is not None and not started_in.going and not thread.name.startswith(_OWN_THREADS)
+def _is_own(thread: threading.Thread) -> bool:
+    return thread.name.startswith(_OWN_THREADS)
 
 
 def begin_output(output: RunOutput) -> None:

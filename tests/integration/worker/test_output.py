@@ -107,17 +107,21 @@ def test_a_thread_prints_to_the_run_that_started_it_while_that_goes_on_then_to_t
     assert rank.text("out", 3) == "quiet\n"
 
 
-def test_a_thread_of_an_earlier_run_prints_between_runs_to_the_last(rank: RankProcess, tmp_path: Path) -> None:
+def test_between_runs_a_thread_prints_to_the_last_or_to_its_own_when_the_last_left_no_trace(
+    rank: RankProcess, tmp_path: Path
+) -> None:
     with closing(Gate(tmp_path)) as gate:
-        rank.ok(
-            f"import threading\ndef late():\n    {gate.wait}\n    print('late')\n"
+        started = rank.run(
+            f"import threading\ndef late():\n    {gate.wait}\n    print('one')\n    {gate.wait}\n    print('two')\n"
             "thread = threading.Thread(target=late); thread.start()"
         )
-        assert not rank.run("x = 1").untouched, "what the thread prints later is to be seen in its cell"
+        assert not started.untouched, "what the thread prints later is to be seen in its cell"
+        assert rank.run("x = 1").untouched, "a cell is silent whatever an earlier one left behind"
         gate.open()
-        wait_for(rank, "late\n", number=2)
-    rank.ok("thread.join()")
-    assert rank.run("x = 2").untouched
+        wait_for(rank, "one\n", number=1)
+        rank.ok("print('loud')")
+        gate.open()
+        wait_for(rank, "loud\ntwo\n", number=3)
 
 
 POOLS = {

@@ -79,3 +79,20 @@ def test_many_displays_are_named_but_not_kept() -> None:
     elided = [row for row in fold.rows() if isinstance(row, ElidedRow)]
     assert len(elided) == 30
     assert elided[0].text == "<Figure>"
+
+
+def test_updates_of_displays_beyond_those_kept_move_no_others_out() -> None:
+    handles = [str(count) for count in range(30)]
+    fold = fold_of(1, *(Display(0, "show", _picture(handle), display_id=handle) for handle in handles))
+    shown = _pictures(fold)
+    for handle in handles:
+        update = Display(0, "update", _picture(f"{handle}+"), display_id=handle)
+        assert fold.shows_display(update)
+        fold.add(update)
+    assert _pictures(fold) == [(ranks, f"{name}+") for ranks, name in shown]
+    assert len([row for row in fold.rows() if isinstance(row, ElidedRow)]) == 10
+    fold.add(Display(0, "clear"))
+    update = Display(0, "update", _picture("new"), display_id=handles[10])
+    assert not fold.shows_display(update), "what is not shown was cleared, too"
+    fold.add(update)
+    assert _pictures(fold) == [((0,), "new")]

@@ -16,6 +16,7 @@ from monarch_nb.client.connections.events import (
     Text,
 )
 from monarch_nb.notebook.output.fold import Fold
+from monarch_nb.notebook.output.placing import Places
 from monarch_nb.notebook.output.rows import ElidedRow, Row, TextRow, members
 from unit.notebook.output.folds import of_rank, packed, shown_of
 
@@ -185,3 +186,23 @@ def test_the_newest_lines_of_every_rank_are_shown_at_the_end() -> None:
         for rank in range(4):
             shown = [text for _, text in of_rank(rows, rank)]
             assert shown[-60:] == [f"line {number} of rank {rank}" for number in range(total - 60, total)], seed
+
+
+def test_where_nothing_is_left_out_the_places_of_lines_are_gone_through_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone_through = []
+    forget_places = Places._forget_places
+
+    def counting(places: Places) -> None:
+        gone_through.append(places._count)
+        forget_places(places)
+
+    monkeypatch.setattr(Places, "_forget_places", counting)
+    fold = Fold(range(1), drops=False)
+    fold.add(Text(0, "stdout", "".join(f"line {count}\n" for count in range(9_000))))
+    assert gone_through == [4_000, 8_000]
+    assert len(fold.take()) == 9_000
+    fold.add(Text(0, "stdout", "".join(f"line {count}\n" for count in range(9_000, 19_000))))
+    assert gone_through == [4_000, 8_000, 16_000]
+    assert fold._places._count == 10_000, "what was taken needs none"

@@ -1,12 +1,13 @@
 """Pieces of text become the lines that a terminal would show."""
 
 import io
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen
+from monarch_nb.notebook.output.terminal import MAX_LINE_CHARACTERS, CutLine, Screen, _PlainLine
 
 
 class _Log:
@@ -73,6 +74,23 @@ def test_a_plain_line_that_is_very_long_is_cut_and_counted() -> None:
     assert isinstance(line, CutLine)
     assert isinstance(in_pieces, CutLine)
     assert (in_pieces, in_pieces.digest) == (line, line.digest)
+
+
+def test_a_line_without_end_is_not_copied_for_each_of_its_pieces() -> None:
+    copied = []
+
+    class Piece(str):
+        def __radd__(self, before: str) -> str:
+            copied.append(len(before))
+            return str(before) + str(self)
+
+    line = _PlainLine(sys.maxsize)
+    for _ in range(100):
+        line.add(Piece("x" * 10))
+    assert line.text() == "x" * 1000
+    line.add(Piece("end"))
+    assert line.take() == "x" * 1000 + "end"
+    assert (line.text(), copied) == ("", [])
 
 
 def test_long_lines_that_differ_at_the_end_have_other_digests() -> None:

@@ -2,9 +2,12 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from monarch_nb.client.connections.events import (
     QUEUE_NOTICE,
@@ -381,6 +384,29 @@ def test_an_update_of_a_display_that_is_gone_shows_in_the_cell_that_makes_it() -
     assert not third.published
 
 
+def test_of_cells_that_take_too_much_memory_the_oldest_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(displays, "_MAX_BYTES", 50_000)
+    cells = _cells(*["large"] * 4)
+    charts = [replace(_chart("x" * 10_000), display_id=str(number)) for number in range(4)]
+    for cell, chart in zip(cells, charts, strict=True):
+        cell.view.on_event(chart)
+        cell.finish(close=True)
+    shown_in = [displays.view_of("large", chart) for chart in charts]
+    assert shown_in == [None, *(cell.view for cell in cells[1:])]
+
+
+def test_a_cell_may_begin_while_another_looks_for_a_display() -> None:
+    class View(SimpleNamespace):
+        def shows_display(self, *_: object) -> bool:
+            displays.forget("of two")
+            return False
+
+    for cell in ("of one", "of two"):
+        displays.keep(View(cell=cell, size_bytes=0))
+    assert displays.view_of("mesh", _chart("new", "update")) is None
+    displays.forget("of one")
+
+
 # ---- what the front end shows by itself ----
 
 
@@ -398,6 +424,19 @@ def test_a_large_chart_is_sent_once_whatever_is_printed_and_again_when_it_change
     cell.view.on_event(Display(0, "update", {"text/html": "y" * 4_800_000}, display_id="chart"))
     cell.pass_time(5)
     assert cell.displays[1]["text/html"][0] == "y"
+
+
+def test_a_large_chart_that_changes_all_the_time_is_sent_seldom_be_it_text_or_json() -> None:
+    points = "x" * 4_800_000
+    for mime_type, content in (("text/html", points), ("application/vnd.plotly.v1+json", {"data": [points]})):
+        cell = _Cell(1)
+        for count in range(30):
+            kind: Any = "update" if count else "show"
+            cell.view.on_event(Display(0, kind, {mime_type: content, "text/plain": str(count)}, display_id="chart"))
+            cell.pass_time(0.1)
+        sent = [when for when, bundle, _ in cell.published if len(str(bundle.get(mime_type))) > 4_000_000]
+        assert len(sent) == 2, mime_type
+        assert all(later - earlier > 2.3 for earlier, later in pairwise(sent))
 
 
 def test_a_cell_that_has_returned_gets_no_more_displays() -> None:
