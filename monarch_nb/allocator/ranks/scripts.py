@@ -172,7 +172,7 @@ class Scripts:
         if status == 0:
             result.outcome = run_pb2.OUTCOME_OK
             return result
-        if process.is_interrupted and not process.killed_by_us:
+        if process.interrupted_at is not None and not process.killed_by_us:
             result.outcome = run_pb2.OUTCOME_INTERRUPTED
             result.failure.name, result.failure.message = KeyboardInterrupt.__name__, "interrupted"
             return result
@@ -199,7 +199,7 @@ class Scripts:
             task.add_done_callback(self._interrupting.discard)
 
     async def _interrupt(self, process: RankProcess) -> None:
-        process.is_interrupted = True
+        process.interrupted_at = time.monotonic()
         request = wire.ControlRequest(interrupt=wire.InterruptRun(run_id=process.mesh_id))
         reply = await process.link.control(request, patience(2.0))
         if reply is None and not process.link.is_open:  # it is another program by now (os.execv)

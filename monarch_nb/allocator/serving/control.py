@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import Sequence
 
 from monarch_nb.allocator.node import Node
@@ -13,6 +15,7 @@ from monarch_nb.allocator.supervision.supervisor import RankProcess
 from monarch_nb.config import STACKS_SIGNAL, cadence, patience
 from monarch_nb.errors import UsageError
 from monarch_nb.proto import allocator_pb2 as pb
+from monarch_nb.proto import run_pb2
 from monarch_nb.proto import worker_pb2 as wire
 
 
@@ -94,6 +97,9 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
     if reply is None and request.WhichOneof("message") == "stack":
         stack = await _stack_from_outside(node, process)
         return pb.RankReply(rank=rank, answered=bool(stack), stack=stack)
+    if reply is None and request.WhichOneof("message") == "where":
+        where = _where_from_outside(process)
+        return pb.RankReply(rank=rank, answered=where is not None, where=where)
     if reply is None:
         return pb.RankReply(rank=rank)
     script = node.scripts.at_work(mesh, rank) if request.HasField("stops") else None
@@ -114,6 +120,15 @@ async def _control_rank(node: Node, request: pb.ControlRanksRequest, mesh: Mesh,
         saves=reply.saves if reply.HasField("saves") else None,
         looks=reply.looks if reply.HasField("looks") else None,
     )
+
+
+def _where_from_outside(process: RankProcess) -> run_pb2.Where | None:
+    """Return what is known of another program (os.execv, a shell) that was interrupted: one that catches SIGINT handles
+    it, and has its time."""
+    interrupted_at, pid = process.interrupted_at, process.record.process.pid
+    if interrupted_at is None or process.link.is_open or not signals.is_caught(pid, signal.SIGINT):
+        return None
+    return run_pb2.Where(state=run_pb2.Where.STATE_RUNNING, handles_s=int(time.monotonic() - interrupted_at))
 
 
 async def _stack_from_outside(node: Node, process: RankProcess) -> str:

@@ -44,6 +44,7 @@ class RankProcess:
     """A living rank, or the process of a script beside it: then `mesh_id` is the run's id.
 
     Attributes:
+        interrupted_at: when a script was last told to stop.
         ending: ends it for good, once that has begun.
     """
 
@@ -55,7 +56,7 @@ class RankProcess:
     oom_kills_before: int
     limit_kills_before: int = 0
     killed_by_us: bool = False
-    is_interrupted: bool = False
+    interrupted_at: float | None = None
     ending: asyncio.Task[None] | None = None
 
     @property

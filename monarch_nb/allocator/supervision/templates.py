@@ -200,6 +200,7 @@ class Templates:
     def _end(self, key: str) -> None:
         self._ends.pop(key, None)
         if key not in self._kept and (watch := self._watches.get(key)) is not None:
+            self._links.pop(key, None)  # whoever needs one from now on gets another, though its end is yet to be seen
             watch.kill()  # it holds nothing worth saving
 
     def forget_exit(self, pid: int) -> None:

@@ -200,7 +200,7 @@ class Activities:
         with self._lock:
             if freed is not None and freed not in self._all:
                 return
-            waiting = {each: name for each in self if (name := _collective(each))}
+            waiting = {each: name for each in self if (name := collective_of(each))}
             if freed is not None:
                 waiting.setdefault(freed, collective)
 
@@ -223,7 +223,7 @@ class Activities:
     def free_if_hung(self, activity: Activity) -> None:
         """Break this rank's process groups if an activity that is interrupted hangs in a collective. On the control
         thread."""
-        collective, blocked, still = _collective(activity), activity.is_blocked(), activity.is_still()
+        collective, blocked, still = collective_of(activity), activity.is_blocked(), activity.is_still()
         if collective and collective != "backward":
             hangs = True
         elif collective or activity.may_wait_unseen():
@@ -236,7 +236,8 @@ class Activities:
             self.break_groups("interrupted", freed=activity, collective=collective or "")
 
 
-def _collective(activity: Activity) -> str | None:
+def collective_of(activity: Activity) -> str | None:
+    """Return the collective that its thread waits in."""
     frame = activity.frame()
     return breaking.collective(frame) if frame is not None else None
 

@@ -19,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch_nb.config import cadence
-from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity
+from monarch_nb.worker.control.activities import PRESS_INTERVAL_S, Activities, Activity, collective_of
 from monarch_nb.worker.groups import forming
 from monarch_nb.worker.mail.post import is_sending
 from monarch_nb.worker.shell.failures import RunInterrupted
@@ -39,13 +39,14 @@ class ActiveRun(Activity):
         is_script: the process ends with it.
         has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
+        handler_poked: a handler of the user's was sent its SIGINT.
     """
 
     def __init__(self, run_id: str, *, is_script: bool = False, has_status: bool = False) -> None:
         main = threading.main_thread().ident or 0
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script, self.has_status = is_script, is_script or has_status
-        self.forced = False
+        self.forced = self.handler_poked = False
 
     @property
     def was_left_alone(self) -> bool:
@@ -106,7 +107,7 @@ class Interrupter:
             return False
         active.interrupted_by = by
         active.request()
-        active.forced = False
+        active.forced = active.handler_poked = False
         self.press()
         return True
 
@@ -129,10 +130,7 @@ class Interrupter:
         if active.requested_at is None:
             return active.abort is not None
         if self._has_own_handler():
-            if not active.delivered:
-                active.deliver()
-                active.poke()
-            return False
+            return self._tell_handler(active)
         waited_s = active.waited_s()
         if waited_s >= PRESS_INTERVAL_S:
             self._activities.free_if_hung(active)
@@ -144,6 +142,22 @@ class Interrupter:
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
                 self._force(active)
         return True
+
+    def _tell_handler(self, active: ActiveRun) -> bool:
+        """Have the user's handler called, once; return whether it waits for that: Python calls it when a collective has
+        returned, and one that hangs must be broken first."""
+        if active.delivered:
+            return False
+        has_moved = not active.is_still()
+        waits = collective_of(active) is not None and not (active.handler_poked and has_moved)
+        if not waits:
+            active.deliver()
+        if not active.handler_poked:
+            active.handler_poked = True
+            active.poke()
+        elif waits and active.waited_s() >= _FORCE_AFTER_S:
+            self._activities.free_if_hung(active)
+        return waits
 
     def finished(self) -> None:
         """The active run has ended. On the main thread, which waits for what is being done to that run."""

@@ -19,13 +19,23 @@ _own: list[str] = []
 
 def learn() -> None:
     """In the template, before it forks."""
+    here = sys.path if sys.flags.safe_path else sys.path[1:]
+    own = _of_interpreter()
+    _own[:] = own + [path for path in here if path not in own]
+
+
+def _of_interpreter() -> list[str]:
+    """Return what a new interpreter has; nothing where none starts, as on a disk that hangs: then the template's own
+    paths are the best that is known."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment["PYTHONSAFEPATH"] = "1"  # no directory of a script
     command = [sys.executable, "-c", r"import os, sys; os.write(1, os.fsencode('\0'.join(['', *sys.path])))"]
-    asked = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=_ASK_TIMEOUT_S, check=True)
-    own = os.fsdecode(asked.stdout).split("\0")[1:]  # a sitecustomize may have printed before
-    here = sys.path if sys.flags.safe_path else sys.path[1:]
-    _own[:] = own + [path for path in here if path not in own]
+    try:
+        asked = subprocess.run(command, env=environment, stdout=subprocess.PIPE, timeout=_ASK_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"sys.path of {sys.executable} is not known, the template's is taken: {error}\n")
+        return []
+    return os.fsdecode(asked.stdout).split("\0")[1:]  # a sitecustomize may have printed before
 
 
 def of_environment(environment: Mapping[str, str]) -> list[str]:

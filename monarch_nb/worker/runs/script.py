@@ -71,7 +71,7 @@ class Program:
                 if error is None and isinstance(raised, KeyboardInterrupt):
                     status, error = INTERRUPTED, raised
                 else:
-                    traceback.print_exception(raised)
+                    _print(raised)
         for stream in (sys.stdout, sys.stderr):
             if not _is_flushed(stream):
                 status = _OUTPUT_LOST
@@ -172,7 +172,7 @@ def exit_status(error: BaseException | None) -> int:
     if error.code is None or isinstance(error.code, int):
         code = error.code or 0
         return (code if -sys.maxsize <= code <= sys.maxsize else -1) & 0xFF
-    sys.stderr.write(f"{error.code}\n")
+    _say(f"{error.code}\n")
     return 1
 
 
@@ -190,17 +190,32 @@ def _tell(error: BaseException | None, *, is_shown: bool) -> int:
     hook = getattr(sys, "excepthook", None)
     try:
         if hook is None:
-            sys.stderr.write("sys.excepthook is missing\n")
+            _say("sys.excepthook is missing\n")
         elif hook is not sys.__excepthook__ or not is_shown:
             call(hook, type(error), error, error.__traceback__)
     except SystemExit as chosen:
         return exit_status(chosen)
     except BaseException as raised:  # noqa: BLE001 -- as Python
-        sys.stderr.write("Error in sys.excepthook:\n")
-        traceback.print_exception(raised.with_traceback(_from_the_program(raised.__traceback__)))
-        sys.stderr.write("\nOriginal exception was:\n")
-        traceback.print_exception(error)
+        _say("Error in sys.excepthook:\n")
+        _print(raised.with_traceback(_from_the_program(raised.__traceback__)))
+        _say("\nOriginal exception was:\n")
+        _print(error)
     return exit_status(error)
+
+
+def _say(text: str) -> None:
+    """Write to standard error, as Python: to its descriptor when `sys.stderr` is None or closed, else nowhere. The end
+    goes on."""
+    try:
+        sys.stderr.write(text)
+    except Exception:  # noqa: BLE001 -- a stream of the program's
+        with suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+
+
+def _print(error: BaseException) -> None:
+    if sys.stderr is not None:
+        _say("".join(traceback.format_exception(error)))
 
 
 def _from_the_program(trace: TracebackType | None) -> TracebackType | None:
@@ -216,9 +231,8 @@ def _is_flushed(stream: Any) -> bool:
         if stream is not None and not getattr(stream, "closed", False):
             call(stream.flush)
     except BaseException as error:  # noqa: BLE001 -- as Python
-        with suppress(Exception):
-            sys.stderr.write(f"Exception ignored in: {stream!r}\n")
-            traceback.print_exception(error.with_traceback(None))
+        _say(f"Exception ignored in: {stream!r}\n")
+        _print(error.with_traceback(None))
         return False
     return True
 

@@ -92,3 +92,14 @@ async def test_what_nobody_needs_ends_but_for_the_nodes_own(
     while not another.ended:
         await asyncio.sleep(0)
     assert own.ended == []
+
+
+async def test_one_that_ends_is_asked_for_nothing_more(
+    templates: FakeTemplates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates_module, "UNUSED_S", 0.0)
+    first: Any = await templates.template("python", ["torch"])
+    while not first.ended:
+        await asyncio.sleep(0)
+    assert not templates.has("python", ["torch"], {})  # although its end is yet to be seen
+    assert await templates.template("python", ["torch"]) is not first
