@@ -39,14 +39,13 @@ class ActiveRun(Activity):
         is_script: the process ends with it.
         has_status: its value is the exit status of a program, also when that failed.
         forced: the exception was forced on the main thread.
-        handler_poked: a handler of the user's was sent its SIGINT.
     """
 
     def __init__(self, run_id: str, *, is_script: bool = False, has_status: bool = False) -> None:
         main = threading.main_thread().ident or 0
         super().__init__(run_id=run_id, thread=main, makes_another=not is_script)
         self.is_script, self.has_status = is_script, is_script or has_status
-        self.forced = self.handler_poked = False
+        self.forced = False
 
     @property
     def was_left_alone(self) -> bool:
@@ -106,8 +105,11 @@ class Interrupter:
         if active is None or run_id not in ("", active.run_id):
             return False
         active.interrupted_by = by
+        if active.delivered and self._has_own_handler() and collective_of(active) and active.is_still():
+            self._activities.free_if_hung(active)  # Python calls the handler, which was told before, only then
+            return True
         active.request()
-        active.forced = active.handler_poked = False
+        active.forced = False
         self.press()
         return True
 
@@ -130,7 +132,11 @@ class Interrupter:
         if active.requested_at is None:
             return active.abort is not None
         if self._has_own_handler():
-            return self._tell_handler(active)
+            if not active.delivered:
+                active.deliver()
+                active.is_still()  # from now on
+                active.poke()
+            return False
         waited_s = active.waited_s()
         if waited_s >= PRESS_INTERVAL_S:
             self._activities.free_if_hung(active)
@@ -142,22 +148,6 @@ class Interrupter:
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
                 self._force(active)
         return True
-
-    def _tell_handler(self, active: ActiveRun) -> bool:
-        """Have the user's handler called, once; return whether it waits for that: Python calls it when a collective has
-        returned, and one that hangs must be broken first."""
-        if active.delivered:
-            return False
-        has_moved = not active.is_still()
-        waits = collective_of(active) is not None and not (active.handler_poked and has_moved)
-        if not waits:
-            active.deliver()
-        if not active.handler_poked:
-            active.handler_poked = True
-            active.poke()
-        elif waits and active.waited_s() >= _FORCE_AFTER_S:
-            self._activities.free_if_hung(active)
-        return waits
 
     def finished(self) -> None:
         """The active run has ended. On the main thread, which waits for what is being done to that run."""

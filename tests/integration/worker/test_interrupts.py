@@ -221,6 +221,24 @@ def test_a_hung_collective_is_freed_and_the_next_group_works(template: TemplateP
     assert ranks[0].ok("kept.item()") == 1
 
 
+def test_a_handler_of_the_users_waits_for_its_collective_and_a_second_press_frees_it(template: TemplateProcess) -> None:
+    ranks = template.fork_mesh(2)
+    run_all(ranks, JOIN)
+    code = "import signal\ncalls = []\nsignal.signal(signal.SIGINT, lambda *_: calls.append(1))\n"
+    for _ in range(2):
+        ranks[0].submit(f"{code}dist.all_reduce(torch.ones(1))")
+        ranks[0].wait_hung()
+        ranks[0].interrupt()
+        assert ranks[0].where().HasField("handles_s"), "its peer may be about to come"
+        ranks[0].interrupt()
+        result = ranks[0].result()
+        assert (result.failure.name, result.group_aborted) == ("KeyboardInterrupt", True)
+        assert ranks[0].ok("calls") == [1]
+        ranks[1].abort_groups("rank 0 was interrupted")
+        results = run_all(ranks, f"dist.init_process_group('gloo')\n{REDUCE}")
+        assert [result.outcome for result in results] == [OUTCOME_OK, OUTCOME_OK]
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
     with held_port() as port:
