@@ -239,7 +239,8 @@ def _run(
 
 
 def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
-    """Return the exit status of a script's run: 0, that of the rank that failed first, or 130 after Ctrl-C.
+    """Return the exit status of a script's run: 0, that of the rank that failed first, or after Ctrl-C that with which a
+    rank has answered, else 130.
 
     Raises:
         MonarchNbError: it was not started.
@@ -247,13 +248,16 @@ def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
     try:
         run.raise_failures()
     except RunFailed:
-        if is_interrupted:  # what was killed since was killed by the next Ctrl-C
-            return _INTERRUPTED
         statuses = dict(zip(run.ranks, run.kept_values, strict=True))
         for result in run.results.values():  # in the order in which they came
             failure = result.failure
-            if failure is not None and failure.kind in ("error", "died"):
-                return 128 + failure.signal if failure.signal else failure.exit_code or statuses[failure.rank] or 1
+            if failure is None:
+                continue
+            status = failure.exit_code or statuses[failure.rank] or 1
+            if is_interrupted and not failure.signal and status != 1:  # else the next Ctrl-C killed it, or a peer's end
+                return status
+            if not is_interrupted and failure.kind in ("error", "died"):
+                return 128 + failure.signal if failure.signal else status
         return _INTERRUPTED
     return 0 if run.done else _INTERRUPTED
 

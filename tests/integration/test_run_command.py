@@ -114,6 +114,27 @@ def test_a_signal_ends_the_script_and_gives_back(terminal: Terminal) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["--no-python", "bash", "-c", "trap 'echo saved; exit 3' INT; echo under way; while :; do sleep 0.1; done"],
+        ["saves.py"],
+    ],
+    ids=["bash", "python"],
+)
+def test_who_handles_ctrl_c_has_its_own_exit_status(program: list[str], terminal: Terminal) -> None:
+    (terminal.directory / "saves.py").write_text(
+        "import sys, time\ntry:\n    print('under way', flush=True)\n    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n    print('saved')\n    sys.exit(3)\n"
+    )
+    process = terminal.start("--procs", "1", *program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "under way\n"
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=100)
+    assert (out, process.returncode) == ("saved\n", 3), errors
+
+
 def test_on_what_is_held(terminal: Terminal) -> None:
     dev = monarch_nb.reserve("dev", nodes=2, procs=2, directory=terminal.directory)
     try:

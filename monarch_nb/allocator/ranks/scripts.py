@@ -40,6 +40,8 @@ from monarch_nb.times import duration
 UNATTENDED_S = gap(10.0)
 """Clients end the other ranks sooner when one has failed; a node does it after this time, and kills after it again."""
 WORTH_A_WORD_BYTES = 1 << 30
+_ENDED_BY_SIGINT = 128 + signal.SIGINT
+"""The exit code of a shell whose command was."""
 
 
 @dataclass
@@ -172,7 +174,8 @@ class Scripts:
         if status == 0:
             result.outcome = run_pb2.OUTCOME_OK
             return result
-        if process.interrupted_at is not None and not process.killed_by_us:
+        has_handled = status is not None and os.WIFEXITED(status) and os.WEXITSTATUS(status) != _ENDED_BY_SIGINT
+        if process.interrupted_at is not None and not (process.killed_by_us or has_handled):
             result.outcome = run_pb2.OUTCOME_INTERRUPTED
             result.failure.name, result.failure.message = KeyboardInterrupt.__name__, "interrupted"
             return result

@@ -305,18 +305,23 @@ def failure(rank: int, kind: str = "error", **facts: int) -> RankFailure:
 
 
 @pytest.mark.parametrize(
-    ("failures", "status"),
+    ("failures", "status", "after_ctrl_c"),
     [
-        ([failure(0, "died", exit_code=7), failure(1)], 7),
-        ([failure(0, "interrupted"), failure(2, "died", signal=9)], 137),
-        ([failure(0, "interrupted"), failure(1, "cancelled")], 130),
+        ([failure(0, "died", exit_code=7), failure(1)], 7, 7),
+        ([failure(2), failure(0, "died", exit_code=7)], 1, 7),  # what it did to its peers is no answer
+        ([failure(1)], 3, 3),
+        ([failure(0), failure(2)], 1, 130),
+        ([failure(0, "interrupted"), failure(2, "died", signal=9)], 137, 130),  # killed by the next Ctrl-C
+        ([failure(0, "interrupted"), failure(2, "cancelled")], 130, 130),
     ],
 )
-def test_the_status_of_run_is_that_of_the_rank_that_failed_first(failures: list[RankFailure], status: int) -> None:
+def test_the_status_of_run_is_that_of_the_rank_that_failed_first(
+    failures: list[RankFailure], status: int, after_ctrl_c: int
+) -> None:
     def raise_failures() -> None:
         raise RunFailed(failures=failures)
 
     results = {each.rank: Result(each.rank, "error", 0.1, failure=each) for each in failures}
     run = SimpleNamespace(raise_failures=raise_failures, results=results, ranks=(0, 1, 2), kept_values=[0, 3, None])
     assert exit_status(run) == status  # type: ignore[arg-type]
-    assert exit_status(run, is_interrupted=True) == 130  # type: ignore[arg-type]
+    assert exit_status(run, is_interrupted=True) == after_ctrl_c  # type: ignore[arg-type]
