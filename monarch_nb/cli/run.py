@@ -239,8 +239,8 @@ def _run(
 
 
 def exit_status(run: Run, *, is_interrupted: bool = False) -> int:
-    """Return the exit status of a script's run: 0, that of the rank that failed first, or after Ctrl-C that with which a
-    rank has answered, else 130.
+    """Return the exit status of a script's run: 0, that of the rank that failed first, or after Ctrl-C that with which
+    a rank has answered, else 130.
 
     Raises:
         MonarchNbError: it was not started.

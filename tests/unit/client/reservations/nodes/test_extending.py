@@ -13,6 +13,8 @@ from monarch_nb.proto import allocator_pb2 as pb
 
 
 class Node:
+    name = "node"
+
     def __init__(self, *, fails: bool = False) -> None:
         self.fails, self.limits_s = fails, list[float]()
 
