@@ -128,14 +128,14 @@ class Interrupter:
         if active is None:
             return False
         if active.abort is not None and not active.abort_delivered:
-            active.poke()
+            self._poke(active)
         if active.requested_at is None:
             return active.abort is not None
         if self._has_own_handler():
             if not active.delivered:
                 active.deliver()
                 active.is_still()  # from now on
-                active.poke()
+                self._poke(active)
             return False
         waited_s = active.waited_s()
         if waited_s >= PRESS_INTERVAL_S:
@@ -143,8 +143,7 @@ class Interrupter:
         if not active.delivered:
             if active.task is not None:
                 self._loop.call_soon_threadsafe(self._cancel, active)
-            if self.active is active:
-                active.poke()
+            self._poke(active)
             if waited_s >= _FORCE_AFTER_S and not active.forced and self._handler_was_replaced():
                 self._force(active)
         return True
@@ -160,6 +159,11 @@ class Interrupter:
         if active.forced:
             raise_in_thread(active.thread, None)
 
+    def _poke(self, active: ActiveRun) -> None:
+        with self._forcing:
+            if self.active is active:  # else the next run would take it for an interrupt of its own
+                active.poke()
+
     def _force(self, active: ActiveRun) -> None:
         with self._forcing:
             if self.active is active:  # else the next run would be hit
@@ -174,8 +178,8 @@ class Interrupter:
             return
         if active.is_due and self._runs_user_code(frame):
             raise active.take_due()
-        if active.is_script and active.was_left_alone and self._runs_user_code(frame):
-            raise KeyboardInterrupt  # of the program's own, as of a watchdog that calls interrupt_main()
+        if active.was_left_alone and self._runs_user_code(frame):
+            raise KeyboardInterrupt  # of user code's own, as of a watchdog that calls interrupt_main()
         if active.requested_at is None or active.delivered:
             return
         if active.waited_s() > _FORCE_AFTER_S and self._user_code.line_of_stack(outwards(frame)):

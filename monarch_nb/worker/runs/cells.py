@@ -108,6 +108,7 @@ class CellRunner:
         shell = self._shell
         shell.execution_count = cell.cell_number or number
         shell.running_code = cell.code
+        shell.user_ns.setdefault("get_ipython", shell.get_ipython)  # magics need it, and people delete all names
         self._compiler.kind = "cell" if cell.cell_number else "run"
         if cell.HasField("script"):
             return Transformed("", statements=[])

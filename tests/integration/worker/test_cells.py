@@ -391,6 +391,12 @@ def test_cells_inside_cells(rank: RankProcess) -> None:
     assert rank.ok("get_ipython().run_cell('y = 6 * 7'); y") == 42
 
 
+def test_magics_work_after_a_cell_has_deleted_all_names(rank: RankProcess) -> None:
+    for _ in range(2):
+        rank.ok("for name in list(globals()):\n    if not name.startswith('__'):\n        del globals()[name]")
+        assert rank.ok("x = !echo 3\nx[0]") == "3"
+
+
 def test_reset_keeps_what_every_rank_starts_with(rank: RankProcess) -> None:
     rank.ok("x = 1\nrank")
     rank.ok("%reset -f")

@@ -1,11 +1,10 @@
-# Watchdogs and timeouts send SIGINT to their own process, which takes it as Ctrl-C.
+# A watchdog interrupts its own process, in a cell, too.
+# ways: script live cell
 import _thread
-import atexit
 import os
 import signal
 import threading
 
-atexit.register(print, "exit function")
 watchdog = threading.Thread(target=_thread.interrupt_main)
 for interrupt in (lambda: os.kill(os.getpid(), signal.SIGINT), watchdog.start):
     try:
