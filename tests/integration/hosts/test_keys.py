@@ -30,10 +30,10 @@ def test_no_key_is_in_a_log_or_a_traceback(three: Lab, tmp_path: Path, capsys: p
     main(["pool", "join", str(three.config / "missing.pem")])
     (tmp_path / "broken.pem").write_bytes(b"x" + next(three.config.rglob("identity.pem")).read_bytes()[:-9])
     main(["pool", "join", str(tmp_path / "broken.pem")])
-    dev.release()
+    kept = {path: path.read_text(errors="replace") for path in three.home.rglob("*") if path.is_file()}
+    dev.release()  # which removes them, in its own time
     shown = "".join([*capsys.readouterr(), str(failed.value), *(one.log.read_text() for one in three.allocators)])
     assert "ZeroDivisionError" in shown
-    kept = {path: path.read_text(errors="replace") for path in three.home.rglob("*") if path.is_file()}
     for key in keys:
         assert key not in shown
         assert [path for path, content in kept.items() if key in content] == []
